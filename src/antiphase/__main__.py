@@ -1,0 +1,5 @@
+"""``python -m antiphase``, which torchrun needs."""
+
+from antiphase.cli import main
+
+main()

@@ -1,0 +1,205 @@
+"""Auto-PGD: projected gradient ascent whose step size looks after itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from antiphase.attacks import engine, objectives
+from antiphase.attacks.objectives import Objective, TargetedObjective
+from antiphase.attacks.oracle import Classifier, Oracle
+from antiphase.attacks.projections import project, random_point, steepest
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.rows import Rows
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
+
+_NAMES = {"cross_entropy": "apgd-ce", "dlr": "apgd-dlr", "margin": "apgd-margin"}
+_TARGETED_NAMES = {"cross_entropy": "apgd-t-ce", "dlr": "apgd-t", "margin": "apgd-t-margin"}
+
+
+def apgd(
+    model: Classifier,
+    images: Float[Tensor, "samples ..."],
+    labels: Int64[Tensor, " samples"] | None,
+    threat: Threat = Threat(),  # noqa: B008 (frozen)
+    *,
+    steps: int = 100,
+    objective: str | Objective | TargetedObjective | None = None,
+    targets: int | None = None,
+    restarts: int = 1,
+    rho: float = 0.75,
+    momentum: float = 0.75,
+    seed: int = 0,
+    ids: Int64[Tensor, " samples"] | None = None,
+    batch_size: int | None = None,
+    early_stop: bool = True,
+    progress: bool | str = False,
+    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+) -> AttackResult:
+    """Climb the loss with momentum, halving the step size whenever progress stalls.
+
+    From a random x₀ and with η₀ = 2ε: z = Π(x_t + η·d_t) and
+    x_{t+1} = Π(x_t + a·(z − x_t) + (1 − a)·(x_t − x_{t−1})),
+    with d_t the sign of the gradient (linf) or the gradient over its length (l2), and a = 1 at first.
+    At the checkpoints of :func:`checkpoints` η is halved, and the search goes on from its best iterate,
+    where the loss rose in fewer than ρ of the steps since the last checkpoint, or where η was kept there
+    and the highest loss has not changed since. A sample falls at the first iterate that changes the
+    prediction. ``steps`` steps cost ``steps + 1`` forward passes at most, and one to confirm the verdict.
+
+    APGD-CE is the default, APGD-DLR ``objective="dlr"``, APGD-T ``targets=9``.
+
+    Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
+    Parameter-free Attacks*, ICML 2020, Algorithm 1; the defaults are AutoAttack's.
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε (finite) and bounds.
+        steps: at least 1.
+        objective: what is maximised: ``"cross_entropy"``, ``"dlr"``, ``"margin"`` or a callable of
+            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number a
+            sample. Where not given, cross-entropy, and DLR with ``targets``.
+        targets: how many of the runners-up on the clean image are aimed at, one after the other; None
+            only moves away from the label.
+        restarts: how often each search is tried from another random start.
+        rho: ρ, the share of rising steps below which η is halved, in (0, 1).
+        momentum: a, in (0, 1]; 1 is none.
+        seed: of the random starts.
+        ids: keys of the samples' random streams; positions where not given.
+        batch_size: rows that go through the model at once; does not affect verdicts.
+        early_stop: whether a sample ends at its first adversarial iterate; if not, all steps are taken
+            and the adversarial iterate of highest loss is kept.
+        progress: whether to show a progress bar on stderr; a text is shown beside it.
+        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+
+    Raises:
+        UserError: for parameters or images out of range, and for DLR with too few classes.
+    """
+    if steps < 1 or restarts < 1 or (targets is not None and targets < 1):
+        raise UserError(f"steps {steps}, restarts {restarts}, targets {targets}: expected at least 1 of each")
+    if not 0 < rho < 1 or not 0 < momentum <= 1:
+        raise UserError(f"rho {rho} and momentum {momentum}: expected 0 < rho < 1 and 0 < momentum <= 1")
+    if threat.eps == float("inf"):
+        raise UserError("eps inf: APGD needs a finite budget; for the least perturbation use FAB")
+    objective = objective or ("dlr" if targets else "cross_entropy")
+    search = _Apgd(threat, objective, steps, targets, restarts, rho, momentum)
+    settings: dict[str, Any] = {
+        "steps": steps, "objective": objective if isinstance(objective, str) else "custom",
+        "targets": targets, "restarts": restarts, "rho": rho, "momentum": momentum,
+        "seed": seed, "early_stop": early_stop,
+    }  # fmt: skip
+    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
+    return engine.run(model, images, labels, threat, search, settings, options, ids=ids)
+
+
+def checkpoints(steps: int) -> list[int]:
+    """Return after which steps APGD judges its step size.
+
+    w_j = ⌈p_j·steps⌉ with p₁ = 0.22 and p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
+
+    >>> checkpoints(100)
+    [22, 41, 57, 70, 80, 87, 93, 99]
+    """
+    after: list[int] = []
+    share, interval = 22, 22  # in hundredths, where the ceiling is exact
+    while share <= 100:
+        after.append(-(-share * steps // 100))
+        interval = max(interval - 3, 6)
+        share += interval
+    return sorted(set(after))
+
+
+class _Apgd:
+    """APGD's state.
+
+    ``x`` and the iterate before it (``previous``), steps taken (``t``) and the step size; the iterate of
+    highest loss, from which the search goes on after a halving (``peak``, with its gradient and loss);
+    and since the last checkpoint how often the loss ``rises``, its height then and whether η was halved.
+    """
+
+    def __init__(
+        self, threat: Threat, objective: str | Objective | TargetedObjective, steps: int,
+        targets: int | None, restarts: int, rho: float, momentum: float,
+    ) -> None:  # fmt: skip
+        self.threat, self.steps, self.rho, self.momentum = threat, steps, rho, momentum
+        self.targets, self.restarts = targets or 0, restarts
+        if targets:
+            self.objective = objectives.resolve_targeted(objective)  # pyright: ignore[reportArgumentType]
+        else:
+            plain = objectives.resolve(objective)  # pyright: ignore[reportArgumentType]
+            self.objective = lambda logits, labels, targets: plain(logits, labels)
+        names, custom = (_TARGETED_NAMES, "apgd-t-custom") if targets else (_NAMES, "apgd-custom")
+        self.name = names[objective] if isinstance(objective, str) else custom
+        after = checkpoints(steps)
+        self.interval = torch.zeros(steps + 1, dtype=torch.int64)  # before each checkpoint; 0 is none
+        self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))
+
+    def start(self, rows: Rows) -> None:
+        """Draw x₀."""
+        clean, eps, threat = rows["clean"], rows["eps"], self.threat
+        x = random_point(clean, eps, threat.norm, threat.bounds, rows["key"])
+        for name in ("x", "previous", "peak", "best"):
+            rows[name] = x.clone()
+        rows["peak_gradient"] = torch.zeros_like(x)
+        for name in ("loss", "last_loss", "peak_loss", "checkpoint_loss"):
+            rows[name] = torch.full_like(eps, -torch.inf)
+        rows["step_size"] = 2.0 * eps
+        for name in ("t", "rises"):
+            rows[name] = torch.zeros_like(rows["label"])
+        for name in ("halved", "found", "done"):
+            rows[name] = torch.zeros_like(rows["label"], dtype=torch.bool)
+
+    def step(self, rows: Rows, oracle: Oracle) -> None:
+        """Judge the iterate and the step size, then move."""
+        loss, logits, gradient = oracle.gradient(
+            rows, rows["x"], lambda logits: self.objective(logits, rows["label"], rows["target"])
+        )
+        adversarial = logits.argmax(1) != rows["label"]
+        # an adversarial iterate beats one that is not; among equals the higher loss wins
+        better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))
+        rows.put("best", better, rows["x"])
+        rows.put("loss", better, loss)
+        rows["found"] = rows["found"] | adversarial
+        rows["done"] = rows["t"] == self.steps
+
+        rows["rises"] = rows["rises"] + ((loss > rows["last_loss"]) & (rows["t"] > 0))
+        rows["last_loss"] = loss
+        higher = loss > rows["peak_loss"]
+        rows.put("peak", higher, rows["x"])
+        rows.put("peak_gradient", higher, gradient)
+        rows.put("peak_loss", higher, loss)
+        halve = self._judge(rows)
+        rows["step_size"] = torch.where(halve, 0.5 * rows["step_size"], rows["step_size"])
+        rows.put("x", halve, rows["peak"])
+        self._move(rows, torch.where(_like(halve, gradient), rows["peak_gradient"], gradient))
+
+    def _judge(self, rows: Rows) -> Tensor:
+        """Return which rows are at a checkpoint where their step size is to be halved."""
+        interval = self.interval.to(rows["t"].device)[rows["t"].clamp(max=self.steps)]
+        checkpoint = interval > 0
+        few_rises = rows["rises"] < self.rho * interval
+        stuck = ~rows["halved"] & (rows["peak_loss"] == rows["checkpoint_loss"])
+        halve = checkpoint & (few_rises | stuck)
+        rows.put("halved", checkpoint, halve)
+        rows.put("checkpoint_loss", checkpoint, rows["peak_loss"])
+        rows.put("rises", checkpoint, torch.zeros_like(rows["rises"]))
+        return halve
+
+    def _move(self, rows: Rows, gradient: Tensor) -> None:
+        x, clean, eps, threat = rows["x"], rows["clean"], rows["eps"], self.threat
+        stride = _like(rows["step_size"], x) * steepest(gradient, threat.norm)
+        ahead = project(x + stride, clean, eps, threat.norm, threat.bounds)
+        a = _like(torch.where(rows["t"] > 0, self.momentum, 1.0).to(x.dtype), x)
+        mixed = x + a * (ahead - x) + (1.0 - a) * (x - rows["previous"])
+        rows["x"] = project(mixed, clean, eps, threat.norm, threat.bounds)
+        rows["previous"] = x
+        rows["t"] = rows["t"] + 1
+
+
+def _like(values: Tensor, x: Tensor) -> Tensor:
+    """Shape one value a row so that it broadcasts over the row."""
+    return values.view(-1, *[1] * (x.ndim - 1))

@@ -1,0 +1,253 @@
+"""FAB: the fast adaptive boundary attack, which looks for the nearest adversarial example."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from antiphase.attacks import engine
+from antiphase.attacks.objectives import targeted_margin
+from antiphase.attacks.oracle import Classifier, Loss, Oracle
+from antiphase.attacks.projections import random_point
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.rows import Rows
+from antiphase.attacks.threat import TOLERANCE, Norm, Threat, row_norm
+from antiphase.errors import UserError
+
+MOST_CLASSES = 100  # untargeted FAB spends one backward pass for each other class at every step
+_RESTART_SCALE: dict[Norm, float] = {"linf": 0.3, "l2": 1.0}  # stands in for an infinite ε; FAB's own default
+
+
+def fab(
+    model: Classifier,
+    images: Float[Tensor, "samples ..."],
+    labels: Int64[Tensor, " samples"] | None,
+    threat: Threat = Threat(),  # noqa: B008 (frozen)
+    *,
+    steps: int = 100,
+    targets: int | None = None,
+    restarts: int = 1,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    seed: int = 0,
+    ids: Int64[Tensor, " samples"] | None = None,
+    batch_size: int | None = None,
+    early_stop: bool | None = None,
+    progress: bool | str = False,
+    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+) -> AttackResult:
+    """Step onto the linearised decision boundary again and again, pulled towards the clean image x₀.
+
+    At x the boundary to class s is linearised as the plane f_s + ⟨∇f_s, z − x⟩ = 0, f_s the logit of s less
+    the label's. Where x is adversarial its distance is noted and x ← x₀ + β(x − x₀). With d the shortest
+    step from x onto the nearest plane within the bounds, d₀ the same from x₀, and
+    α = min(‖d‖ / (‖d‖ + ‖d₀‖), α_max): x ← (1 − α)(x + η·d) + α(x₀ + η·d₀), clipped to the bounds.
+    The search does not know ε: it succeeds where the nearest adversarial example found lies within it.
+    Where none does, the nearest is returned all the same.
+
+    ``steps`` steps cost ``steps + 1`` forward and backward passes at most (without targets, a backward
+    pass for each other class), and one forward pass to confirm the verdict. The paper linearises once
+    more after x was pulled back, for another forward pass a step; the plane at the crossing, which lies
+    nearer to the boundary, led to distances as small on a DiffViT (dev/LOG.md).
+
+    Source: F. Croce, M. Hein, *Minimally Distorted Adversarial Examples with a Fast Adaptive Boundary
+    Attack*, ICML 2020, Algorithm 1, without its final search; the defaults are AutoAttack's.
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε and bounds; an infinite ε asks for the least perturbation.
+        steps: at least 1.
+        targets: how many of the runners-up on the clean image are aimed at, one after the other (FAB-T);
+            None heads for the nearest class at every step.
+        restarts: how often each search is tried; the first starts at x₀, later ones at a random point
+            within ε/2 of it.
+        alpha_max: the greatest pull towards x₀, in [0, 1].
+        eta: by how much a step overshoots the plane, at least 1.
+        beta: how much of the distance is left after a crossing, in (0, 1).
+        seed: of the random starts.
+        ids: keys of the samples' random streams; positions where not given.
+        batch_size: rows that go through the model at once; does not affect verdicts.
+        early_stop: whether a sample ends at its first adversarial iterate within ε; if not, all steps
+            are taken and the nearest is kept. Where not given, only with a finite ε.
+        progress: whether to show a progress bar on stderr; a text is shown beside it.
+        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+
+    Raises:
+        UserError: for parameters or images out of range, and without targets for more than 100 classes.
+    """
+    if steps < 1 or restarts < 1 or (targets is not None and targets < 1):
+        raise UserError(f"steps {steps}, restarts {restarts}, targets {targets}: expected at least 1 of each")
+    if not (0 <= alpha_max <= 1 and eta >= 1 and 0 < beta < 1):
+        raise UserError(
+            f"alpha_max {alpha_max}, eta {eta}, beta {beta}: expected alpha_max in [0, 1], eta of at least 1 "
+            "and beta in (0, 1)"
+        )
+    if early_stop is None:
+        early_stop = math.isfinite(threat.eps)
+    search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
+    settings: dict[str, Any] = {
+        "steps": steps, "targets": targets, "restarts": restarts, "alpha_max": alpha_max, "eta": eta,
+        "beta": beta, "seed": seed, "early_stop": early_stop,
+    }  # fmt: skip
+    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
+    return engine.run(model, images, labels, threat, search, settings, options, ids=ids)
+
+
+def step_onto_plane(
+    x: Float[Tensor, "batch ..."],
+    value: Float64[Tensor, " batch"],
+    gradient: Float[Tensor, "batch ..."],
+    norm: Norm,
+    bounds: tuple[float, float],
+) -> Float[Tensor, "batch ..."]:
+    """Return the shortest step d, in ``norm``, with value + ⟨gradient, d⟩ = 0 and x + d within the bounds.
+
+    Where no such step exists, the one that comes nearest to the plane: every pixel at its bound.
+
+    Pixel i moves against sign(value)·gᵢ by min(t·vᵢ, rᵢ), where rᵢ is its room before the bound and vᵢ is 1
+    for linf and |gᵢ| for l2 (the optimality conditions of the projection). What is gained along the
+    gradient, Σ |gᵢ|·min(t·vᵢ, rᵢ), is concave in t, so that Newton's iteration from 0 rises to the t at
+    which it equals |value| and is there, exactly, as soon as no more pixels reach their bound.
+
+    Args:
+        x: points within the bounds.
+        value: of the linear function at x.
+        gradient: of it.
+        norm: in which the step is shortest.
+        bounds: of a pixel.
+    """
+    direction = -gradient.sign() * _like(value.sign(), x).to(x.dtype)
+    room = torch.where(direction > 0, bounds[1] - x, x - bounds[0]).flatten(1)
+    weight = gradient.abs().flatten(1)
+    speed = torch.ones_like(weight) if norm == "linf" else weight
+    full, rate, wanted = (weight * room).double(), (weight * speed).double(), value.abs()
+    t = torch.zeros_like(wanted)
+    largest = torch.finfo(x.dtype).max ** 0.75  # stands in for infinity, which times 0 would be NaN
+    stopped = room <= 0
+    while True:
+        gained = (full * stopped).sum(1)
+        slope = (rate * ~stopped).sum(1)
+        t = torch.maximum(t, (wanted - gained) / slope.clamp_min(torch.finfo(slope.dtype).tiny))
+        t = t.clamp(max=largest)
+        # t goes to x's precision before it meets the pixels: sums in float64 may differ in their last bit
+        # with the size of the batch, and this rounds the difference away
+        move = t.to(x.dtype)[:, None] * speed
+        more = stopped | (move >= room)
+        if torch.equal(more, stopped):
+            return direction * torch.minimum(move, room).view_as(x)
+        stopped = more
+
+
+class _Fab:
+    """FAB's state: the iterate ``x`` and how many steps it has taken (``t``); ``loss`` is −distance."""
+
+    def __init__(
+        self, threat: Threat, steps: int, targets: int | None, restarts: int,
+        alpha_max: float, eta: float, beta: float,
+    ) -> None:  # fmt: skip
+        self.threat, self.steps = threat, steps
+        self.targets, self.restarts = targets or 0, restarts
+        self.alpha_max, self.eta, self.beta = alpha_max, eta, beta
+        self.classes: int | None = None  # known once the model has been asked
+        self.name = "fab-t" if targets else "fab"
+
+    def start(self, rows: Rows) -> None:
+        """Start at the clean image, from the first restart on at a random point near it."""
+        clean, eps, threat = rows["clean"], rows["eps"], self.threat
+        radius = 0.5 * eps.clamp(max=_RESTART_SCALE[threat.norm]) if math.isinf(threat.eps) else 0.5 * eps
+        near = random_point(clean, radius, threat.norm, threat.bounds, rows["key"])
+        restart = rows["restart"] > 0
+        rows["x"] = torch.where(_like(restart, clean), near, clean)
+        rows["best"] = clean.clone()
+        rows["loss"] = torch.full_like(eps, -torch.inf)
+        rows["t"] = torch.zeros_like(rows["label"])
+        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
+        rows["done"] = rows["found"].clone()
+
+    def step(self, rows: Rows, oracle: Oracle) -> None:
+        """Note the iterate where it has crossed the boundary, then step onto the boundary seen from it."""
+        x, clean = rows["x"], rows["clean"]
+        values, logits, gradients = oracle.gradients(rows, x, self._differences(rows, oracle))
+        adversarial = logits.argmax(1) != rows["label"]
+        distance = self.threat.distance(x, clean)
+        nearer = adversarial & (-distance > rows["loss"])
+        rows.put("best", nearer, x)
+        rows.put("loss", nearer, -distance)
+        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + TOLERANCE))
+        rows["done"] = rows["t"] == self.steps
+        rows.put("x", adversarial, clean + self.beta * (x - clean))
+        value, gradient = _nearest(values, gradients, rows["x"] - x, self.threat.norm)
+        rows["x"] = self._towards(rows, value, gradient)
+        rows["t"] = rows["t"] + 1
+
+    def _towards(
+        self, rows: Rows, value: Float64[Tensor, " batch"], gradient: Float[Tensor, "batch ..."]
+    ) -> Float[Tensor, "batch ..."]:
+        """Step onto the linearised boundary and beyond, from x and from the clean image, and mix the two."""
+        x, clean, threat = rows["x"], rows["clean"], self.threat
+        value_at_clean = value + _inner(gradient, clean - x)
+        step = step_onto_plane(x, value, gradient, threat.norm, threat.bounds)
+        clean_step = step_onto_plane(clean, value_at_clean, gradient, threat.norm, threat.bounds)
+        length = row_norm(step, threat.norm).clamp_min(1e-8)
+        clean_length = row_norm(clean_step, threat.norm).clamp_min(1e-8)
+        alpha = _like((length / (length + clean_length)).clamp(max=self.alpha_max), x)
+        mixed = (1.0 - alpha) * (x + self.eta * step) + alpha * (clean + self.eta * clean_step)
+        return mixed.clamp(*threat.bounds)
+
+    def _differences(self, rows: Rows, oracle: Oracle) -> list[Loss]:
+        """Return, as functions of the logits, the target's logit less the label's, or each other class's."""
+        if self.targets:
+            return [lambda logits: targeted_margin(logits, rows["label"], rows["target"])]
+        self.classes = self.classes or oracle.logits(rows["x"][:1]).shape[1]
+        classes = self.classes
+        if classes > MOST_CLASSES:
+            raise UserError(
+                f"untargeted FAB on {classes} classes would need {classes - 1} backward passes a step: "
+                "use FAB-T, targets=9"
+            )
+
+        def other(index: int) -> Loss:
+            return lambda logits: targeted_margin(logits, rows["label"], index + (rows["label"] <= index))
+
+        return [other(index) for index in range(classes - 1)]
+
+
+def _nearest(
+    values: list[Float[Tensor, " batch"]],
+    gradients: list[Float[Tensor, "batch ..."]],
+    shift: Float[Tensor, "batch ..."],
+    norm: Norm,
+) -> tuple[Float64[Tensor, " batch"], Float[Tensor, "batch ..."]]:
+    """Return each row's nearest plane as seen after a shift: its value there and its gradient."""
+    moved = [value.double() + _inner(slope, shift) for value, slope in zip(values, gradients, strict=True)]
+    reach = [_reach(value, slope, norm) for value, slope in zip(moved, gradients, strict=True)]
+    chosen = torch.stack(reach, 1).argmin(1)
+    value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
+    gradient = gradients[0]
+    for index, slope in enumerate(gradients[1:], start=1):
+        gradient = torch.where(_like(chosen == index, slope), slope, gradient)
+    return value, gradient
+
+
+def _reach(
+    value: Float64[Tensor, " batch"], gradient: Float[Tensor, "batch ..."], norm: Norm
+) -> Float64[Tensor, " batch"]:
+    """Return the distance from a point to the plane through ``value`` and ``gradient``, bounds aside."""
+    flat = gradient.double().flatten(1)
+    dual = flat.abs().sum(1) if norm == "linf" else flat.square().sum(1).sqrt()
+    return value.abs() / dual.clamp_min(1e-12)
+
+
+def _inner(a: Float[Tensor, "batch ..."], b: Float[Tensor, "batch ..."]) -> Float64[Tensor, " batch"]:
+    return (a.double() * b.double()).flatten(1).sum(1)
+
+
+def _like(values: Tensor, x: Tensor) -> Tensor:
+    """Shape one value a row so that it broadcasts over the row."""
+    return values.view(-1, *[1] * (x.ndim - 1))

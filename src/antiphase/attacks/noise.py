@@ -1,0 +1,113 @@
+"""Random noise of the same budget: the control that shows what an attack adds."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from antiphase.attacks import engine
+from antiphase.attacks.objectives import margin
+from antiphase.attacks.oracle import Classifier, Oracle
+from antiphase.attacks.projections import project, random_point
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.rows import Rows
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
+from antiphase.streams import normal, sample_keys, uniform
+
+NoiseKind = Literal["uniform", "gaussian", "sign"]
+_KINDS = ("uniform", "gaussian", "sign")
+
+
+def noise(
+    model: Classifier,
+    images: Float[Tensor, "samples ..."],
+    labels: Int64[Tensor, " samples"] | None,
+    threat: Threat = Threat(),  # noqa: B008 (frozen)
+    *,
+    kind: NoiseKind = "uniform",
+    draws: int = 1,
+    seed: int = 0,
+    ids: Int64[Tensor, " samples"] | None = None,
+    batch_size: int | None = None,
+    early_stop: bool = True,
+    progress: bool | str = False,
+    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+) -> AttackResult:
+    """Add noise that knows nothing of the model, and give it the verdicts of an attack.
+
+    With Π the projection onto the threat's set and z one number a pixel:
+
+    - ``"uniform"``: a point drawn uniformly from the ε-ball;
+    - ``"gaussian"``: Π(x + ε·z), z standard normal (in l2 nearly always of length ε before the bounds);
+    - ``"sign"``: Π(x + ε·z), z = ±1, a random corner of the linf ball (in l2 of length ε).
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε (finite) and bounds.
+        kind: of noise.
+        draws: how many a sample is tried with, at least 1; a sample falls at the first that changes its
+            prediction.
+        seed: of the noise.
+        ids: keys of the samples' random streams; positions where not given.
+        batch_size: rows that go through the model at once; does not affect verdicts.
+        early_stop: whether a sample ends at its first adversarial draw; if not, that of greatest margin
+            is kept.
+        progress: whether to show a progress bar on stderr; a text is shown beside it.
+        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+
+    Raises:
+        UserError: for parameters or images out of range.
+    """
+    if kind not in _KINDS:
+        raise UserError(f"kind {kind!r}: expected one of {', '.join(_KINDS)}")
+    if draws < 1:
+        raise UserError(f"draws {draws}: expected at least 1")
+    if threat.eps == float("inf"):
+        raise UserError("eps inf: noise needs a finite budget")
+    settings: dict[str, Any] = {"kind": kind, "draws": draws, "seed": seed, "early_stop": early_stop}
+    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
+    return engine.run(model, images, labels, threat, _Noise(threat, kind, draws), settings, options, ids=ids)
+
+
+class _Noise:
+    """How many draws a row has had (``t``), and the one of greatest margin."""
+
+    targets = 0
+    restarts = 1
+
+    def __init__(self, threat: Threat, kind: NoiseKind, draws: int) -> None:
+        self.threat, self.kind, self.draws = threat, kind, draws
+        self.name = f"noise-{kind}"
+
+    def start(self, rows: Rows) -> None:
+        rows["t"] = torch.zeros_like(rows["label"])
+        rows["best"] = rows["clean"].clone()
+        rows["loss"] = torch.full_like(rows["eps"], -torch.inf)
+        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
+        rows["done"] = rows["found"].clone()
+
+    def step(self, rows: Rows, oracle: Oracle) -> None:
+        x = self._draw(rows)
+        logits = oracle.forward(rows, x)
+        loss = margin(logits, rows["label"])
+        better = loss > rows["loss"]
+        rows.put("best", better, x)
+        rows.put("loss", better, loss)
+        rows["found"] = rows["found"] | (better & (logits.argmax(1) != rows["label"]))
+        rows["t"] = rows["t"] + 1
+        rows["done"] = rows["t"] == self.draws
+
+    def _draw(self, rows: Rows) -> Tensor:
+        clean, eps, threat = rows["clean"], rows["eps"], self.threat
+        keys = sample_keys(rows["key"], rows["t"])
+        if self.kind == "uniform":
+            return random_point(clean, eps, threat.norm, threat.bounds, keys)
+        size = clean[0].numel()
+        z = normal(keys, size) if self.kind == "gaussian" else 1 - 2 * (uniform(keys, size) < 0.5).float()
+        x = clean + eps.view(-1, *[1] * (clean.ndim - 1)) * z.to(clean.dtype).view_as(clean)
+        return project(x, clean, eps, threat.norm, threat.bounds)

@@ -1,0 +1,67 @@
+"""Onto the set that a threat allows, and random points and steepest directions in it, one ε for each row."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from antiphase.attacks.threat import Norm, row_norm
+from antiphase.streams import normal, uniform
+
+
+def project(
+    x: Float[Tensor, "batch *shape"],
+    clean: Float[Tensor, "batch *shape"],
+    eps: Float[Tensor, " batch"],
+    norm: Norm,
+    bounds: tuple[float, float],
+) -> Float[Tensor, "batch *shape"]:
+    """Return the nearest point of the ε-ball for linf; for l2 the ball first, then the bounds.
+
+    Both orders stay in the set: clipping to bounds that hold the clean image never lengthens the change.
+    """
+    eps = _like(eps, x)
+    if norm == "linf":
+        return torch.minimum(torch.maximum(x, clean - eps), clean + eps).clamp(*bounds)
+    delta = x - clean
+    length = _like(row_norm(delta, "l2"), x)
+    return (clean + delta * (eps / length.clamp_min(1e-12)).clamp(max=1.0)).clamp(*bounds)
+
+
+def steepest(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, "batch *shape"]:
+    """Return the direction of unit norm that raises the loss fastest: the sign (linf) or g/‖g‖₂ (l2)."""
+    if norm == "linf":
+        return gradient.sign()
+    return gradient / _like(row_norm(gradient, "l2"), gradient).clamp_min(1e-12)
+
+
+def random_point(
+    clean: Float[Tensor, "batch *shape"],
+    eps: Float[Tensor, " batch"],
+    norm: Norm,
+    bounds: tuple[float, float],
+    keys: Int64[Tensor, " batch"],
+) -> Float[Tensor, "batch *shape"]:
+    """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds.
+
+    Args:
+        clean: centres.
+        eps: radii.
+        norm: of the ball.
+        bounds: of a pixel.
+        keys: one random stream a row (see :mod:`antiphase.streams`).
+    """
+    size = clean[0].numel()
+    if norm == "linf":
+        delta = 2.0 * uniform(keys, size) - 1.0
+    else:
+        delta = normal(keys, size)
+        # in float64: torch's powers differ in their last bit with a number's place in the tensor
+        radius = (uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
+        delta = delta / row_norm(delta, "l2")[:, None] * radius
+    x = clean + delta.to(clean.dtype).view_as(clean) * _like(eps, clean)
+    return project(x, clean, eps, norm, bounds)
+
+
+def _like(values: Float[Tensor, " batch"], x: Tensor) -> Tensor:
+    """Shape one value a row so that it broadcasts over the row."""
+    return values.view(-1, *[1] * (x.ndim - 1))

@@ -1,0 +1,29 @@
+"""Tensors that belong together row by row: the state of a batch under attack."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class Rows(dict[str, Tensor]):
+    """Named tensors whose first axis is the same batch of samples."""
+
+    def __len__(self) -> int:
+        """Number of rows (not of names)."""
+        return next(iter(self.values())).shape[0] if super().__len__() else 0
+
+    def take(self, index: Tensor) -> Self:
+        """Return the rows that a boolean mask or a list of positions selects."""
+        return type(self)({name: tensor[index] for name, tensor in self.items()})
+
+    def join(self, other: Self) -> Self:
+        """Return these rows followed by the other's, which have the same names."""
+        if not len(self):
+            return other
+        return type(self)({name: torch.cat([tensor, other[name]]) for name, tensor in self.items()})
+
+    def put(self, name: str, mask: Tensor, values: Tensor) -> None:
+        """Replace a tensor's rows where ``mask`` holds by the same rows of ``values``."""
+        old = self[name]
+        self[name] = torch.where(mask.view(-1, *[1] * (old.ndim - 1)), values, old)

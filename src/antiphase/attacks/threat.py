@@ -1,0 +1,76 @@
+"""What an attacker may do: the norm, the budget and the range of a pixel."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from antiphase.errors import UserError
+
+Norm = Literal["linf", "l2"]
+TOLERANCE = 1e-6  # of the norm, for the rounding of x + δ in float32
+
+
+@dataclass(frozen=True)
+class Threat:
+    """All images within ``eps`` of the clean one, in ``norm``, with every pixel within ``bounds``.
+
+    Args:
+        norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean length of the change).
+        eps: budget, at least 0, in units of the [0, 1] pixel; infinite for attacks that minimise the norm.
+        bounds: least and greatest value of a pixel.
+
+    Raises:
+        UserError: for an unknown norm, a negative budget, or empty bounds.
+    """
+
+    norm: Norm = "linf"
+    eps: float = 8 / 255
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("linf", "l2"):
+            raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
+        if math.isnan(self.eps) or self.eps < 0:
+            raise UserError(f"eps {self.eps}: expected a number of at least 0, in units of the [0, 1] pixel")
+        if not self.bounds[0] < self.bounds[1]:
+            raise UserError(f"bounds {self.bounds}: expected (least, greatest)")
+
+    def distance(
+        self, adversarial: Float[Tensor, "batch *shape"], clean: Float[Tensor, "batch *shape"]
+    ) -> Float[Tensor, " batch"]:
+        """Return ‖adversarial − clean‖ of each sample."""
+        return row_norm(adversarial - clean, self.norm)
+
+    def allows(
+        self,
+        adversarial: Float[Tensor, "batch *shape"],
+        clean: Float[Tensor, "batch *shape"],
+        eps: Float[Tensor, " batch"] | float | None = None,
+    ) -> Bool[Tensor, " batch"]:
+        """Return whether each sample is within ``eps`` + 1e-6 of its clean image and within the bounds.
+
+        A NaN is never allowed.
+
+        Args:
+            adversarial: the perturbed images.
+            clean: the clean images.
+            eps: a budget for each sample in place of the threat's own.
+        """
+        flat = adversarial.flatten(1)
+        inside = ((flat >= self.bounds[0]) & (flat <= self.bounds[1])).all(1)
+        return inside & (self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + TOLERANCE)
+
+
+def row_norm(delta: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, " batch"]:
+    """Return the norm of each row.
+
+    Sums run in float64: in float32 a long row summed by two threads differs in the last bits from one
+    summed by one, and how many threads share a row depends on the size of the batch.
+    """
+    flat = delta.flatten(1)
+    if norm == "linf":
+        return flat.abs().amax(1)
+    return flat.double().square().sum(1).sqrt().to(delta.dtype)

@@ -1,0 +1,19 @@
+"""The mechanism: differential attention as functions and modules. Imports nothing else of the package."""
+
+from antiphase.attention.functional import combine, differential_attention, softmax_maps
+from antiphase.attention.lambdas import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
+from antiphase.attention.modules import AttentionMaps, DifferentialAttention, SoftmaxAttention
+
+__all__ = [
+    "AttentionMaps",
+    "DifferentialAttention",
+    "FixedLambda",
+    "ScalarLambda",
+    "SoftmaxAttention",
+    "VectorLambda",
+    "combine",
+    "constant",
+    "depth_scheduled",
+    "differential_attention",
+    "softmax_maps",
+]

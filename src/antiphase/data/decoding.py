@@ -1,0 +1,63 @@
+"""From an image file to 8-bit pixels of a fixed shape."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from antiphase.errors import UserError
+
+_MODES = {1: "L", 3: "RGB"}
+
+
+def describe_transform(image_size: int, channels: int) -> str:
+    """Return the sentence that stands for ``decode``'s transform in a fingerprint.
+
+    >>> describe_transform(224, 3)
+    'shorter side 224 bicubic antialias, centre crop 224, RGB'
+    """
+    return f"shorter side {image_size} bicubic antialias, centre crop {image_size}, {_MODES[channels]}"
+
+
+@functools.cache
+def _resize_and_crop(image_size: int) -> Callable[[Image.Image], UInt8[Tensor, "channels size size"]]:
+    from torchvision.transforms import InterpolationMode, v2  # seconds to import, and arrays never need it
+
+    return v2.Compose(
+        [
+            v2.Resize(image_size, interpolation=InterpolationMode.BICUBIC, antialias=True),
+            v2.CenterCrop(image_size),
+            v2.PILToTensor(),
+        ]
+    )
+
+
+def decode(path: Path, image_size: int, channels: int) -> UInt8[Tensor, "channels size size"]:
+    """Return the image at ``path`` with its shorter side resized to ``image_size`` and its centre cut out.
+
+    An alpha channel is dropped and an EXIF orientation is not applied, as in torchvision's own folders.
+
+    Args:
+        path: any file that Pillow reads, 8 bits a channel.
+        image_size: height and width of the result in pixels.
+        channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
+
+    Raises:
+        UserError: the file cannot be decoded; the line names it.
+    """
+    try:
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):  # Pillow would clip these to white without a word
+                raise ValueError(f"its pixels have more than 8 bits (mode {image.mode})")
+            # Pillow warns when a palette with transparency goes to RGB in one step
+            flat = image.convert("RGBA") if image.mode in ("P", "PA") else image
+            pixels = flat.convert(_MODES[channels])
+    except Exception as error:  # Pillow's readers raise anything: OSError, SyntaxError, struct.error, ...
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"cannot read image {path} ({reason}): mend it, or use --skip-bad to leave such files out"
+        ) from error
+    return _resize_and_crop(image_size)(pixels)

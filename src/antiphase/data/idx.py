@@ -1,0 +1,42 @@
+"""The IDX format of the MNIST family, read exactly: nothing missing, nothing left over."""
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from antiphase.errors import UserError
+
+
+def read_idx(path: Path) -> UInt8[Tensor, "..."]:
+    """Return the array of unsigned bytes in a gzip-compressed IDX file.
+
+    Layout: two zero bytes, the type code 8, the number of axes, each axis' length as a big-endian 32-bit
+    number, then the bytes, last axis fastest.
+
+    Raises:
+        UserError: the file is absent, cut off, damaged, or no IDX file of unsigned bytes.
+    """
+    try:
+        with gzip.open(path) as file:
+            content = bytearray(file.read())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist: fetch the data set again") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is cut off or damaged ({error}): delete it and fetch it again") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise UserError(f"{path} is no IDX file of unsigned bytes: delete it and fetch it again")
+    axes = content[3]
+    header = 4 + 4 * axes
+    shape = struct.unpack(f">{axes}I", content[4:header]) if len(content) >= header else ()
+    if not shape or len(content) != header + math.prod(shape):
+        raise UserError(
+            f"{path} has {len(content)} bytes where its header, {axes} axes of lengths {list(shape)}, "
+            f"asks for {header + math.prod(shape)}: delete it and fetch it again"
+        )
+    return torch.frombuffer(content, dtype=torch.uint8)[header:].reshape(shape)

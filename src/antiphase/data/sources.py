@@ -1,0 +1,190 @@
+"""Sources of images by name."""
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from antiphase.data.arrays import cifar, digits, fashion_mnist, random_images
+from antiphase.data.folders import Listing, choose_split, class_folder, imagenet, tiny_imagenet
+from antiphase.data.images import FileImages, ImageSet
+from antiphase.data.root import data_root
+from antiphase.data.specimens import specimen_images
+from antiphase.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a caller asked of a source."""
+
+    split: str
+    image_size: int | None
+    channels: int | None
+    num_classes: int | None
+    root: Path
+    limit: int | None
+    seed: int | None
+    path: str
+
+
+@dataclass(frozen=True)
+class _Source:
+    description: str
+    load: Callable[[_Request], ImageSet]
+    splits: tuple[str, ...] | None = ("train", "test")  # None: the folder decides
+
+
+def _open_files(name: str, listing: Listing, ask: _Request, image_size: int = 224) -> FileImages:
+    return FileImages(
+        name=name,
+        split=listing.split,
+        class_names=listing.class_names,
+        ids=torch.arange(len(listing.files)),
+        labels=torch.tensor(listing.labels),
+        root=listing.root,
+        files=tuple(listing.files),
+        image_size=ask.image_size or image_size,
+        channels=ask.channels or 3,
+    )
+
+
+def _open_folder(ask: _Request) -> FileImages:
+    name = f"folder:{ask.path}"
+    return _open_files(name, class_folder(name, Path(ask.path).expanduser(), ask.split), ask)
+
+
+_SOURCES = {
+    "digits": _Source("scikit-learn's 1,797 digits, 8×8 grey, 10 classes", lambda ask: digits(ask.split)),
+    "fashion-mnist": _Source(
+        "Fashion-MNIST, 28×28 grey, 10 classes (Debian's dataset-fashion-mnist, else downloaded)",
+        lambda ask: fashion_mnist(ask.split, ask.root),
+    ),
+    "specimen-fashion-mnist": _Source(
+        "1,000 Fashion-MNIST test images that ship with antiphase",
+        lambda ask: specimen_images(),
+        splits=("test",),
+    ),
+    "cifar10": _Source(
+        "CIFAR-10, 32×32 RGB, 10 classes (downloaded)",
+        lambda ask: cifar(10, ask.split, ask.root),
+    ),
+    "cifar100": _Source(
+        "CIFAR-100, 32×32 RGB, 100 classes (downloaded)",
+        lambda ask: cifar(100, ask.split, ask.root),
+    ),
+    "tiny-imagenet": _Source(
+        "Tiny ImageNet, 64×64 RGB, 200 classes, unpacked below the data folder",
+        lambda ask: _open_files("tiny-imagenet", tiny_imagenet(ask.split, ask.root), ask, image_size=64),
+        splits=("train", "val"),
+    ),
+    "imagenet": _Source(
+        "ImageNet-1k, RGB, 1,000 classes, in {train,val}/<wnid> below the data folder",
+        lambda ask: _open_files("imagenet", imagenet(ask.split, ask.root), ask),
+        splits=("train", "val"),
+    ),
+    "folder:PATH": _Source(
+        "any folder with a sub-folder for each class, or such folders in PATH/train, PATH/val, PATH/test",
+        _open_folder,
+        splits=None,
+    ),
+    "random": _Source(
+        "uniform noise and random labels, for smoke runs; needs image_size, channels and num_classes",
+        lambda ask: random_images(
+            ask.split, ask.image_size, ask.channels, ask.num_classes, ask.limit, ask.seed
+        ),
+    ),
+}
+
+SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
+"""Name of each source and what it is, in one line."""
+
+
+def load_data(
+    name: str,
+    *,
+    split: str = "test",
+    image_size: int | None = None,
+    channels: int | None = None,
+    num_classes: int | None = None,
+    root: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    skip_bad: bool = False,
+    progress: bool = True,
+) -> ImageSet:
+    """Return the images of a named source.
+
+    Args:
+        name: one of ``SOURCES``; ``folder:PATH`` with a path in the place of PATH.
+        split: ``train``, ``test`` or ``val``; ``test`` means ``val`` where that is what is held out.
+        image_size: height and width in pixels. Image files are resized to it (224, Tiny ImageNet 64, unless
+            given); arrays are not resized, so for them it must be their own.
+        channels: 1 or 3. Image files are converted to it (3 unless given); for arrays it must be their own.
+        num_classes: must be the source's own; ``random`` draws its labels from it.
+        root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
+        limit: at most this many images, see ``ImageSet.subset``.
+        seed: which images ``limit`` takes, see ``ImageSet.subset``; for ``random`` the generator's seed.
+        skip_bad: decode every file now and leave out those that fail, listed in the result's ``skipped``.
+        progress: show a bar on stderr while files are checked.
+
+    Raises:
+        UserError: anything that cannot be served, in one line with the mend.
+
+    >>> images = load_data("digits", limit=3)
+    >>> images.image_shape, images.ids.tolist()
+    ((1, 8, 8), [0, 1, 2])
+    """
+    _check(image_size, channels, num_classes, limit, seed)
+    kind, _, path = name.partition(":")
+    source = _SOURCES.get("folder:PATH" if kind == "folder" and path else name)
+    if source is None:
+        raise UserError(_unknown(name))
+    if source.splits is not None:
+        split = choose_split(name, split, source.splits)
+    ask = _Request(split, image_size, channels, num_classes, data_root(root), limit, seed, path)
+    images = source.load(ask)
+    _check_agreement(images, image_size, channels, num_classes)
+    images = images.subset(limit, seed)
+    if skip_bad and isinstance(images, FileImages):
+        return images.without_unreadable(progress=progress)
+    return images
+
+
+def _check(
+    image_size: int | None, channels: int | None, num_classes: int | None, limit: int | None, seed: int | None
+) -> None:
+    for label, value in (("image_size", image_size), ("num_classes", num_classes), ("limit", limit)):
+        if value is not None and value < 1:
+            raise UserError(f"{label} {value} must be at least 1")
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels {channels} must be 1 (grey) or 3 (RGB)")
+    if seed is not None and seed < 0:
+        raise UserError(f"seed {seed} must be 0 or more")
+
+
+def _check_agreement(
+    images: ImageSet, image_size: int | None, channels: int | None, num_classes: int | None
+) -> None:
+    own = images.image_shape
+    wanted = (channels or own[0], image_size or own[1], image_size or own[2])
+    if wanted != own:
+        raise UserError(
+            f"{images.name} has images of shape {own} (channels, height, width), not {wanted}, and "
+            f"arrays are not resized: use image_size {own[1]} and channels {own[0]}, or another source"
+        )
+    if num_classes is not None and num_classes != len(images.class_names):
+        raise UserError(
+            f"{images.name} has {len(images.class_names)} classes, not {num_classes}: use a source "
+            "and a model with the same classes"
+        )
+
+
+def _unknown(name: str) -> str:
+    if name and Path(name).expanduser().is_dir():
+        return f"unknown data source {name!r}: for that folder of images say 'folder:{name}'"
+    near = difflib.get_close_matches(name.lower(), SOURCES, n=2, cutoff=0.5)
+    guess = f"did you mean {' or '.join(near)}? Sources" if near else "sources"
+    return f"unknown data source {name!r}: {guess} are {', '.join(SOURCES)}"

@@ -1,0 +1,1 @@
+"""Rates and intervals from stored rows: nothing here runs a model."""

@@ -1,0 +1,186 @@
+"""From one row for each attacked image to rates, intervals and paired comparisons.
+
+A row holds ``model``, ``attention`` ("softmax" or "differential"), ``seed`` (of the training; may be null),
+``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id), ``label`` (the true one),
+``clean_prediction``, ``prediction`` (of the adversarial image), ``success`` (the prediction differs from the
+attacked label, which is the clean prediction), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.evaluation.statistics import mcnemar_exact, paired_difference, proportion
+
+ROW_SCHEMA = {
+    "model": pl.String,
+    "attention": pl.String,
+    "seed": pl.Int64,
+    "attack": pl.String,
+    "norm": pl.String,
+    "eps": pl.Float64,
+    "sample": pl.Int64,
+    "label": pl.Int64,
+    "clean_prediction": pl.Int64,
+    "prediction": pl.Int64,
+    "success": pl.Boolean,
+    "distance": pl.Float64,
+    "forwards": pl.Int64,
+    "backwards": pl.Int64,
+    "attack_seed": pl.Int64,
+}
+COMPARISON_SCHEMA = {
+    "model": pl.String,
+    "against": pl.String,
+    "attack": pl.String,
+    "norm": pl.String,
+    "eps": pl.Float64,
+    "difference": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "p_value": pl.Float64,
+    "n": pl.Int64,
+}
+METRICS = ("asr", "asr_correct", "robust_accuracy")
+
+_CELL = ["attack", "norm", "eps"]
+_ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
+_KEYS = {"model": pl.String, "attack": pl.String, "norm": pl.String, "eps": pl.Float64}
+
+
+def rates(rows: pl.DataFrame) -> pl.DataFrame:
+    """Estimate the three rates of each model, attack, norm and ε, with 95 % Wilson intervals.
+
+    - ``asr``: flipped / all;
+    - ``asr_correct``: flipped among the correctly classified / correctly classified; left out where a model
+      classifies nothing correctly, since it is then undefined;
+    - ``robust_accuracy``: correctly classified and not flipped / all.
+
+    Returns:
+        Columns ``model, attack, norm, eps, metric, value, low, high, n``; models and attacks in the order of
+        the rows, ε rising.
+
+    Raises:
+        UserError: A sample stands twice under one model, attack, norm and ε, which would count it double.
+    """
+    _refuse_repeats(rows)
+    results = []
+    for key, cell in _ordered(rows).group_by(["model", *_CELL], maintain_order=True):
+        correct = cell["clean_prediction"] == cell["label"]
+        flipped = cell["success"]
+        counts = {
+            "asr": (flipped.sum(), len(cell)),
+            "asr_correct": ((correct & flipped).sum(), correct.sum()),
+            "robust_accuracy": ((correct & ~flipped).sum(), len(cell)),
+        }
+        for metric in METRICS:
+            hits, n = counts[metric]
+            if n:
+                estimate = proportion(int(hits), int(n))
+                results.append((*key, metric, estimate.value, estimate.low, estimate.high, estimate.n))
+    return pl.DataFrame(results, schema=_KEYS | {"metric": pl.String} | _ESTIMATE, orient="row")
+
+
+def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
+    """Estimate each model's accuracy on the unattacked images, each image once, with 95 % Wilson intervals.
+
+    Returns:
+        Columns ``model, value, low, high, n``, models in the order of the rows.
+    """
+    results = []
+    for (model,), cell in rows.group_by(["model"], maintain_order=True):
+        images = cell.unique("sample", keep="first")
+        estimate = proportion(int((images["clean_prediction"] == images["label"]).sum()), len(images))
+        results.append((model, estimate.value, estimate.low, estimate.high, estimate.n))
+    return pl.DataFrame(results, schema={"model": pl.String} | _ESTIMATE, orient="row")
+
+
+def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
+    """Compare two models' ASR on the same images: asr(model) − asr(against) for each attack, norm and ε.
+
+    Returns:
+        Columns ``model, against, attack, norm, eps, difference, low, high, p_value, n``: the interval is
+        Newcombe's for paired proportions (95 %), the p-value McNemar's exact one. Each ε stands for itself:
+        nothing is corrected for their number.
+
+    Raises:
+        UserError: A model has no rows, or the two were not attacked on the same images.
+    """
+    _refuse_repeats(rows)
+    for name in (model, against):
+        if name not in rows["model"]:
+            known = ", ".join(rows["model"].unique(maintain_order=True))
+            raise UserError(f"no rows of model {name!r}: expected one of {known}")
+    mine = rows.filter(pl.col("model") == model)
+    other = rows.filter(pl.col("model") == against)
+    pairs = mine.join(other, on=[*_CELL, "sample"], suffix="_against")
+    if not len(pairs) == len(mine) == len(other):
+        raise UserError(
+            f"{model!r} and {against!r} share {len(pairs)} of {len(mine)} and {len(other)} attacked images: "
+            "a paired difference needs the same images, attacks and ε for both; attack both with one setting"
+        )
+    results = []
+    for key, cell in _ordered(pairs).group_by(_CELL, maintain_order=True):
+        first, second = cell["success"].to_numpy(), cell["success_against"].to_numpy()
+        estimate = paired_difference(first, second)
+        p_value = mcnemar_exact(first, second)
+        numbers = (estimate.value, estimate.low, estimate.high, p_value, estimate.n)
+        results.append((model, against, *key, *numbers))
+    return pl.DataFrame(results, schema=COMPARISON_SCHEMA, orient="row")
+
+
+def summarise(
+    rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Return the content of ``summary.json`` (version 1), ready for JSON.
+
+    Args:
+        rows: The run's rows.
+        cards: One for each model, in the order of the report: ``name``, ``attention``, ``seed`` (or None) and
+            ``lambda``, each layer's λ (the mean over heads), empty without differential attention.
+        pairs: (model, against) to compare.
+
+    Raises:
+        UserError: As ``rates`` and ``compare`` do, or a card's model has no rows.
+    """
+    accuracy = dict(clean_accuracy(rows).select("model", "value").iter_rows())
+    missing = [card["name"] for card in cards if card["name"] not in accuracy]
+    if missing:
+        raise UserError(f"no rows of model {missing[0]!r}: expected rows of every model that has a card")
+    compared = [compare(rows, *pair).drop("norm", "n") for pair in pairs]
+    return {
+        "version": 1,
+        "models": [
+            {
+                "name": card["name"],
+                "attention": card["attention"],
+                "seed": card["seed"],
+                "clean_accuracy": accuracy[card["name"]],
+                "lambda": list(card["lambda"]),
+            }
+            for card in cards
+        ],
+        "results": rates(rows).to_dicts(),
+        "comparisons": [comparison for frame in compared for comparison in frame.to_dicts()],
+    }
+
+
+def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort by model, attack, norm and ε, where models and attacks keep the order of their first rows."""
+    order = [
+        pl.col(c).cast(pl.Enum(rows[c].unique(maintain_order=True))) for c in ("model", "attack", "norm")
+    ]
+    return rows.sort(*order, "eps", maintain_order=True)
+
+
+def _refuse_repeats(rows: pl.DataFrame) -> None:
+    key = ["model", *_CELL, "sample"]
+    repeated = rows.filter(rows.select(key).is_duplicated())
+    if len(repeated):
+        model, attack, _, eps, sample = repeated.select(key).row(0)
+        raise UserError(
+            f"sample {sample} stands more than once under {model}, {attack}, ε = {eps:g}: expected one row "
+            "for each model, attack, norm, ε and sample; start the run again in an empty folder"
+        )

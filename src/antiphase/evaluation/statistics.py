@@ -1,0 +1,136 @@
+"""Intervals and tests for proportions: one sample, two proportions on the same samples, means over seeds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A point estimate with its confidence interval and the number of observations behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def proportion(successes: int, n: int, confidence: float = 0.95) -> Estimate:
+    """Estimate a proportion with Wilson's (1927) score interval.
+
+    The interval holds every π for which |p − π| ≤ z·√(π(1 − π)/n); it stays inside [0, 1] and has a width
+    at p = 0 and p = 1 too.
+
+    Args:
+        successes: Count in [0, n].
+        n: Number of samples, at least 1.
+        confidence: Level in (0, 1).
+
+    Raises:
+        ValueError: There are no samples, or the count is outside [0, n].
+
+    >>> round(proportion(0, 10).high, 4)  # z²/(n + z²)
+    0.2775
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"a proportion of {successes} in {n}: expected 1 or more samples, 0 to n successes")
+    interval = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Estimate(successes / n, float(interval.low), float(interval.high), n)
+
+
+def paired_difference(
+    first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"], confidence: float = 0.95
+) -> Estimate:
+    """Estimate p₁ − p₂ for two yes/no outcomes observed on the same samples.
+
+    With [lᵢ, uᵢ] the Wilson interval of each proportion and φ the correlation of the two outcomes,
+
+        low  = p₁ − p₂ − √((p₁ − l₁)² − 2φ(p₁ − l₁)(u₂ − p₂) + (u₂ − p₂)²)
+        high = p₁ − p₂ + √((u₁ − p₁)² − 2φ(u₁ − p₁)(p₂ − l₂) + (p₂ − l₂)²)
+
+    where φ has n/2 taken off its numerator if that is positive (never below zero). Swapping the arguments
+    negates the result.
+
+    Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
+    based on paired data", Statistics in Medicine 17:2635–2650 (1998), method 10.
+
+    Raises:
+        ValueError: The arrays differ in length or are empty.
+    """
+    both, only_first, only_second, neither = _paired_counts(first, second)
+    n = both + only_first + only_second + neither
+    one = proportion(both + only_first, n, confidence)
+    two = proportion(both + only_second, n, confidence)
+
+    numerator = both * neither - only_first * only_second
+    if numerator > 0:
+        numerator = max(numerator - n / 2, 0)
+    scale = math.sqrt(
+        (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
+    )
+    phi = numerator / scale if scale else 0.0
+
+    def combined(a: float, b: float) -> float:
+        return math.sqrt(max(a * a - 2 * phi * a * b + b * b, 0.0))  # rounding can leave −1e-18
+
+    difference = (only_first - only_second) / n
+    return Estimate(
+        difference,
+        difference - combined(one.value - one.low, two.high - two.value),
+        difference + combined(one.high - one.value, two.value - two.low),
+        n,
+    )
+
+
+def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> float:
+    """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
+
+    Under that hypothesis each discordant sample falls on either side with probability ½; where no sample is
+    discordant the value is 1.
+
+    Raises:
+        ValueError: The arrays differ in length or are empty.
+    """
+    _, only_first, only_second, _ = _paired_counts(first, second)
+    discordant = only_first + only_second
+    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
+
+
+def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom.
+
+    The interval is not cut to the range of the values' kind: a rate's may pass 0 or 1.
+
+    Args:
+        values: One number for each seed, two or more.
+        confidence: Level in (0, 1).
+
+    Raises:
+        ValueError: There are fewer than two values, from which no spread can be told.
+    """
+    k = len(values)
+    if k < 2:
+        raise ValueError(f"the spread over seeds needs 2 or more values, got {k}")
+    mean = float(np.mean(values))
+    half = float(stats.t.ppf((1 + confidence) / 2, k - 1) * np.std(values, ddof=1) / math.sqrt(k))
+    return Estimate(mean, mean - half, mean + half, k)
+
+
+def _paired_counts(
+    first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]
+) -> tuple[int, int, int, int]:
+    """Count the samples where both outcomes hold, only the first, only the second, neither."""
+    if first.shape != second.shape or not first.size:
+        raise ValueError(
+            f"paired outcomes of {first.size} and {second.size} samples: expected the same, not 0"
+        )
+    return (
+        int(np.sum(first & second)),
+        int(np.sum(first & ~second)),
+        int(np.sum(~first & second)),
+        int(np.sum(~first & ~second)),
+    )

@@ -1,0 +1,139 @@
+"""ViT and DiffViT of any size, and the sizes that go with the usual image sizes."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+
+from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention.lambdas import Parameterisation, constant, depth_scheduled
+from antiphase.errors import UserError
+from antiphase.models.vit import VisionTransformer, initialise
+
+
+class VitConfig(BaseModel):
+    """All that is needed to build a vision transformer again; stored beside its weights.
+
+    ``num_heads`` counts the heads of the standard twin; a DiffViT has half as many differential heads.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    attention: Literal["softmax", "differential"]
+    image_size: PositiveInt
+    patch_size: PositiveInt
+    in_channels: PositiveInt
+    dim: PositiveInt
+    depth: PositiveInt
+    num_heads: PositiveInt
+    num_classes: PositiveInt
+    mlp_ratio: PositiveFloat = 4.0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    lambda_init: float = 0.8
+    lambda_schedule: Literal["constant", "depth"] = "constant"
+    parameterisation: Parameterisation = "vector"
+    head_norm: bool = True
+    rescale: bool = True
+
+
+# 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
+# The robustness paper takes timm's architecture at depths 1 to 12 and names no width (Appendix C.1):
+# 32 pixels get ViT-Tiny's, with patches of 4.
+PRESETS: dict[int, dict[str, int]] = {
+    8: {"patch_size": 2, "in_channels": 1, "dim": 64, "depth": 1, "num_heads": 4, "num_classes": 10},
+    28: {"patch_size": 4, "in_channels": 1, "dim": 192, "depth": 1, "num_heads": 6, "num_classes": 10},
+    32: {"patch_size": 4, "in_channels": 3, "dim": 192, "depth": 1, "num_heads": 6, "num_classes": 10},
+    64: {"patch_size": 8, "in_channels": 3, "dim": 192, "depth": 4, "num_heads": 6, "num_classes": 200},
+    224: {"patch_size": 16, "in_channels": 3, "dim": 768, "depth": 12, "num_heads": 12, "num_classes": 1000},
+}
+
+
+def build(config: VitConfig, seed: int = 0) -> VisionTransformer:
+    """Build the model that a configuration describes, with weights drawn from ``seed``.
+
+    Raises:
+        UserError: for sizes that do not fit together.
+    """
+
+    def attention(layer: int) -> torch.nn.Module:
+        if config.attention == "softmax":
+            return SoftmaxAttention(config.dim, config.num_heads)
+        schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
+        return DifferentialAttention(
+            config.dim,
+            config.num_heads,
+            lambda_init=schedule(layer),
+            parameterisation=config.parameterisation,
+            head_norm=config.head_norm,
+            rescale=config.rescale,
+        )
+
+    with torch.random.fork_rng(devices=[]):  # construction draws weights that `initialise` draws again
+        try:
+            model = VisionTransformer(
+                attention,
+                image_size=config.image_size,
+                patch_size=config.patch_size,
+                in_channels=config.in_channels,
+                dim=config.dim,
+                depth=config.depth,
+                num_classes=config.num_classes,
+                mlp_ratio=config.mlp_ratio,
+                mean=config.mean,
+                std=config.std,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    initialise(model, seed)
+    model.config = config
+    return model
+
+
+def vit(image_size: int = 28, *, seed: int = 0, **sizes: Any) -> VisionTransformer:
+    """Build a ViT with standard attention; sizes that are not given come from the image size's preset.
+
+    Args:
+        image_size: height and width in pixels; 8, 28, 32, 64 and 224 have presets.
+        seed: of the initial weights.
+        **sizes: ``patch_size, in_channels, dim, depth, num_heads, num_classes`` and the other fields of
+            :class:`VitConfig`.
+
+    Raises:
+        UserError: for an unknown or missing size, or sizes that do not fit together.
+    """
+    return build(configure("softmax", image_size, sizes), seed)
+
+
+def diffvit(image_size: int = 28, *, seed: int = 0, **sizes: Any) -> VisionTransformer:
+    """Build a DiffViT: the same class with differential attention in the slot.
+
+    Args:
+        image_size: height and width in pixels; 8, 28, 32, 64 and 224 have presets.
+        seed: of the initial weights.
+        **sizes: as in :func:`vit`; also ``lambda_init`` (0.8), ``lambda_schedule`` (``"constant"`` or
+            ``"depth"``), ``parameterisation``, ``head_norm`` and ``rescale`` of
+            :class:`~antiphase.attention.DifferentialAttention`.
+
+    Raises:
+        UserError: for an unknown or missing size, or sizes that do not fit together.
+    """
+    return build(configure("differential", image_size, sizes), seed)
+
+
+def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConfig:
+    """Return a validated configuration; sizes that are not given come from the image size's preset.
+
+    Raises:
+        UserError: naming the first field that is unknown, missing or out of range.
+    """
+    if "attention" in sizes:
+        raise UserError(f"attention {sizes['attention']!r}: not an option here; call vit or diffvit")
+    values = {"attention": attention, "image_size": image_size, **PRESETS.get(image_size, {}), **sizes}
+    try:
+        return VitConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, message = ".".join(map(str, first["loc"])), first["msg"]
+        presets = ", ".join(map(str, PRESETS))
+        raise UserError(f"{field}: {message} (presets exist for image sizes {presets})") from None

@@ -1,0 +1,96 @@
+"""Models that differ only in their training seed form a family: one colour, one mean."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from antiphase.evaluation.statistics import mean_over_seeds
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the first family of either attention has
+# the same colour in every report.
+_FIRST = {"softmax": "#0072B2", "differential": "#D55E00"}
+_FURTHER = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one architecture and recipe, trained with different seeds."""
+
+    name: str
+    color: str
+    models: tuple[str, ...]
+
+
+def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
+    """Group the models of a summary: the same attention and the same name but for the seed at its end.
+
+    >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
+    >>> families(models)
+    [Family(name='vit', color='#0072B2', models=('vit-0', 'vit-1'))]
+    """
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for model in models:
+        name, seed = model["name"], model["seed"]
+        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
+        groups.setdefault((model["attention"], stem, seed is None), []).append(name)
+    stems = [stem for _, stem, _ in groups]
+    first, further = dict(_FIRST), list(_FURTHER)
+    found = []
+    for (attention, stem, _), names in groups.items():
+        color = first.pop(attention, None) or further[0]
+        if color == further[0]:
+            further.append(further.pop(0))  # round again when there are more families than colours
+        shared = stem if stems.count(stem) == 1 else f"{stem}, {attention}"
+        found.append(Family(shared if len(names) > 1 else names[0], color, tuple(names)))
+    return found
+
+
+def over_seeds(frame: pl.DataFrame, keys: Sequence[str], column: str) -> pl.DataFrame:
+    """Average ``column`` in each group of two or more rows, one row a seed, with Student's t interval.
+
+    Returns:
+        Columns ``*keys, value, low, high, n``, groups in the order of the rows; smaller groups are left out.
+    """
+    means = []
+    for key, group in frame.group_by(keys, maintain_order=True):
+        if len(group) > 1:
+            mean = mean_over_seeds(group[column].to_list())
+            means.append((*key, mean.value, mean.low, mean.high, mean.n))
+    schema: dict[str, Any] = {name: frame.schema[name] for name in keys}
+    numbers = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
+    return pl.DataFrame(means, schema=schema | numbers, orient="row")
+
+
+def family_results(results: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFrame:
+    """Average each rate over the seeds of each family.
+
+    Returns:
+        Columns ``family, attack, norm, eps, metric, value, low, high, n``.
+    """
+    owner = {model: family.name for family in groups for model in family.models}
+    named = results.with_columns(family=pl.col("model").replace_strict(owner, return_dtype=pl.String))
+    return over_seeds(named, ["family", "attack", "norm", "eps", "metric"], "value")
+
+
+def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFrame:
+    """Average the paired differences of each two families over their pairs.
+
+    Only pairs that share no model count as seeds of their own; where some do, there is no mean.
+
+    Returns:
+        Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
+    """
+    owner = {model: family.name for family in groups for model in family.models}
+    pairs = comparisons.with_columns(
+        family=pl.col("model").replace_strict(owner, return_dtype=pl.String),
+        against_family=pl.col("against").replace_strict(owner, return_dtype=pl.String),
+    )
+    keys = ["family", "against_family", "attack", "norm", "eps"]
+    apart = pairs.filter(
+        (pl.col("model").n_unique().over(keys) == pl.len().over(keys))
+        & (pl.col("against").n_unique().over(keys) == pl.len().over(keys))
+    )
+    return over_seeds(apart, keys, "difference")

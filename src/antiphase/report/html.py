@@ -1,0 +1,101 @@
+"""One self-contained page from the stored files of a run."""
+
+import base64
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from antiphase.files import replacing, write_text
+from antiphase.report.figures import as_pdf, as_png, as_svg, inline_svg, rate_figure
+from antiphase.report.gallery import Gallery, cards, has_hard_pixels, magnification
+from antiphase.report.headline import headlines
+from antiphase.report.stored import StoredRun, read_run
+from antiphase.report.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
+from antiphase.report.wording import eps_label
+
+# metric: (name, name on a tab, definition)
+_RATES = {
+    "asr": ("Attack success rate", "ASR", "changed / all"),
+    "asr_correct": (
+        "Attack success rate among the correctly classified",
+        "ASR of the correct",
+        "correct before and changed / correct before",
+    ),
+    "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct before and not changed / all"),
+}
+
+
+def write_report(directory: Path) -> Path:
+    """Write ``report.html`` into a run directory, with ``asr.svg``, ``asr.png`` and ``asr.pdf`` beside it.
+
+    Everything is drawn from ``summary.json``, ``rows.parquet``, ``run.json`` and, where there is one,
+    ``gallery.safetensors``; the same files give the same bytes. The page fetches nothing.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: A file is missing or cannot be read.
+    """
+    run = read_run(directory)
+    figures = {metric: _figure(run, metric) for metric in ("asr", "robust_accuracy")}
+    for ending, content in figures["asr"]["files"].items():
+        with replacing(directory / f"asr.{ending}") as temporary:
+            temporary.write_bytes(content)
+
+    environment = Environment(
+        loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["breakable"] = _breakable
+    page = environment.get_template("report.html").render(
+        run=run.run,
+        headlines=headlines(run),
+        seeds=any(len(family.models) > 1 for family in run.families),
+        singles=any(len(family.models) == 1 for family in run.families),
+        figures=figures,
+        models=models_sheet(run),
+        rates=[(metric, *words, rate_sheets(run, metric)) for metric, words in _RATES.items()],
+        differences=difference_sheets(run),
+        lambdas=lambda_sheet(run),
+        gallery=_gallery(run.gallery, run) if run.gallery else None,
+    )
+    path = directory / "report.html"
+    write_text(path, page)
+    return path
+
+
+def _figure(run: StoredRun, metric: str) -> dict[str, Any]:
+    figure = rate_figure(run.results, run.mean_results, run.families, metric)
+    svg = as_svg(figure)
+    files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
+    types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
+    return {
+        "name": metric,
+        "svg": Markup(
+            inline_svg(svg, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
+        ),
+        "files": files,
+        "downloads": {
+            ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
+            for ending, content in files.items()
+        },
+    }
+
+
+def _breakable(text: str) -> Markup:
+    """Let a path-like name break after its separators, where it would else run out of a narrow screen."""
+    return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))
+
+
+def _gallery(gallery: Gallery, run: StoredRun) -> Mapping[str, Any]:
+    return {
+        "cards": cards(gallery),
+        "eps": eps_label(gallery.eps),
+        "magnification": magnification(gallery),
+        "hard_pixels": has_hard_pixels(gallery),
+        "colors": {model: family.color for family in run.families for model in family.models},
+    }

@@ -1,0 +1,113 @@
+"""The files of a run directory, read and checked."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
+from antiphase.report.families import Family, families, family_comparisons, family_results
+from antiphase.studies.gallery import Gallery, read_gallery
+
+_RUN_KEYS = (
+    "command",
+    "settings",
+    "data",
+    "data_fingerprint",
+    "n",
+    "seconds",
+    "hardware",
+    "versions",
+    "warnings",
+)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a report is drawn from.
+
+    ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``;
+    ``mean_results`` and ``mean_comparisons`` average them over training seeds, and are empty where there
+    is one seed of everything.
+    """
+
+    models: list[dict[str, Any]]
+    run: dict[str, Any]
+    families: list[Family]
+    accuracy: pl.DataFrame
+    results: pl.DataFrame
+    comparisons: pl.DataFrame
+    mean_results: pl.DataFrame
+    mean_comparisons: pl.DataFrame
+    gallery: Gallery | None
+
+
+def read_run(directory: Path) -> StoredRun:
+    """Read ``summary.json``, ``run.json``, ``rows.parquet`` and, where there is one, ``gallery.safetensors``.
+
+    Raises:
+        UserError: A file is missing, cannot be read, or lacks a field.
+    """
+    summary = _read_json(directory / "summary.json", ("models", "comparisons"))
+    run = _read_json(directory / "run.json", _RUN_KEYS)
+    rows = _read_rows(directory / "rows.parquet")
+    named, attacked = {model["name"] for model in summary["models"]}, set(rows["model"])
+    if named != attacked:
+        odd = min(named ^ attacked)
+        raise UserError(
+            f"model {odd!r} is not in both summary.json and rows.parquet of {directory}: run it again"
+        )
+    groups = families(summary["models"])
+    pairs = dict.fromkeys((entry["model"], entry["against"]) for entry in summary["comparisons"])
+    results = rates(rows)
+    comparisons = pl.concat(
+        [pl.DataFrame(schema=COMPARISON_SCHEMA), *(compare(rows, *pair) for pair in pairs)]
+    )
+    gallery = directory / "gallery.safetensors"
+    return StoredRun(
+        models=summary["models"],
+        run=run,
+        families=groups,
+        accuracy=clean_accuracy(rows),
+        results=results,
+        comparisons=comparisons,
+        mean_results=family_results(results, groups),
+        mean_comparisons=family_comparisons(comparisons, groups),
+        gallery=read_gallery(gallery) if gallery.exists() else None,
+    )
+
+
+def _read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    missing = [key for key in keys if key not in content]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]!r}: expected the file of a finished run; run it again")
+    return content
+
+
+def _read_rows(path: Path) -> pl.DataFrame:
+    try:
+        rows = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise _unreadable(path, error) from error
+    missing = [name for name in ROW_SCHEMA if name not in rows.columns]
+    if missing:
+        raise UserError(
+            f"{path} has no column {missing[0]!r}: expected the rows of a finished run; run it again"
+        )
+    if rows.is_empty():
+        raise UserError(f"{path} has no rows: expected the rows of a finished run; run it again")
+    return rows
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    reason = str(error).splitlines()[0]
+    return UserError(
+        f"{path} cannot be read ({reason}): expected the folder of a finished run; give its path"
+    )

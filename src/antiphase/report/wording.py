@@ -1,0 +1,85 @@
+"""How numbers and names are written in tables, figures and sentences."""
+
+from collections.abc import Sequence
+
+_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
+_ATTACKS = {"pgd": "PGD"}
+
+
+def eps_label(eps: float) -> str:
+    """Write ε as a fraction of 255 where it is a short one, else as a number.
+
+    >>> [eps_label(eps) for eps in (0.5 / 255, 8 / 255, 0.3, 2.0)]
+    ['0.5/255', '8/255', '0.3', '2']
+    """
+    steps = eps * 255
+    grain = 4 if steps < 4 else 1  # quarters for the small ones
+    short = 0 < steps < 255 and abs(steps * grain - round(steps * grain)) < 1e-6
+    return f"{round(steps * grain) / grain:g}/255" if short else f"{eps:g}"
+
+
+def attack_label(attack: str, norm: str) -> str:
+    """Name an attack with its norm.
+
+    >>> attack_label("pgd", "linf")
+    'PGD (L∞)'
+    """
+    return f"{_ATTACKS.get(attack, attack)} ({_NORMS.get(norm.lower(), norm)})"
+
+
+def percent(rate: float) -> str:
+    """Write a rate in percent, without the sign of percent.
+
+    >>> percent(0.3541)
+    '35.4'
+    """
+    return f"{100 * rate:.1f}"
+
+
+def percent_range(low: float, high: float) -> str:
+    """Write the interval of a rate in percent.
+
+    >>> percent_range(0.3251, 0.3842)
+    '32.5–38.4'
+    """
+    return f"{percent(low)}–{percent(high)}"
+
+
+def points(difference: float) -> str:
+    """Write a difference of rates in percentage points, signed.
+
+    >>> points(0.179), points(-0.02), points(0.0)
+    ('+17.9', '−2.0', '0.0')
+    """
+    text = f"{100 * difference:+.1f}"
+    return "0.0" if float(text) == 0 else text.replace("-", "−")
+
+
+def points_range(low: float, high: float) -> str:
+    """Write the interval of a difference in percentage points.
+
+    >>> points_range(-0.01, 0.206)
+    '−1.0 to +20.6'
+    """
+    return f"{points(low)} to {points(high)}"
+
+
+def p_text(p_value: float) -> str:
+    """Write a p-value.
+
+    >>> p_text(3e-9), p_text(0.0312)
+    ('p < 0.0001', 'p = 0.031')
+    """
+    return "p < 0.0001" if p_value < 0.0001 else f"p = {p_value:.2g}"
+
+
+def lambda_range(values: Sequence[float]) -> str:
+    """Write the λ of all layers as one number or a range, or a dash where there are none.
+
+    >>> lambda_range([0.8]), lambda_range([0.2, 0.55, 0.74]), lambda_range([])
+    ('0.800', '0.200–0.740', '–')
+    """
+    if not values:
+        return "–"
+    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
+    return low if low == high else f"{low}–{high}"

@@ -1,0 +1,76 @@
+"""Random numbers by key: what a sample draws depends on its key alone, not on its batch or on who runs it.
+
+A stream is a counter-based generator: the j-th number of key k is a fixed function of (k, j), here the
+output function of SplitMix64 (G. Steele, D. Lea, C. Flood, *Fast Splittable Pseudorandom Number
+Generators*, OOPSLA 2014) in 64-bit integer arithmetic, which every device does alike. torch has no
+generator that is keyed for each row of a batch.
+"""
+
+import hashlib
+import math
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+def _shift_right(x: Int64[Tensor, "..."], bits: int) -> Int64[Tensor, "..."]:
+    """Logical shift: torch's is arithmetic on signed integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def key(*parts: int | str) -> int:
+    """Return the 64-bit key of some integers and names, the same on every machine."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """Return a CPU generator seeded by the key of the parts."""
+    return torch.Generator().manual_seed(key(*parts) & (2**63 - 1))
+
+
+def sample_keys(
+    base: int | Int64[Tensor, " rows"], samples: Int64[Tensor, " rows"]
+) -> Int64[Tensor, " rows"]:
+    """Return one key for each row: a mix of the base key and the sample's id.
+
+    Args:
+        base: as made by :func:`key`, one or one a row.
+        samples: the ids.
+    """
+    return _mix(_mix(samples.to(torch.int64) * _GOLDEN + base) + base)
+
+
+def uniform(
+    keys: Int64[Tensor, " rows"], count: int, offset: int | Int64[Tensor, " rows"] = 0
+) -> Float[Tensor, "rows count"]:
+    """Return ``count`` numbers in [0, 1) for each key, in float32, from position ``offset`` of its stream on.
+
+    >>> keys = sample_keys(key(0, "example"), torch.tensor([3, 5]))
+    >>> torch.equal(uniform(keys, 4)[1:], uniform(keys[1:], 4))
+    True
+    """
+    counter = torch.arange(1, count + 1, device=keys.device)[None, :]
+    counter = counter + (offset[:, None] if isinstance(offset, Tensor) else offset)
+    bits = _mix(keys[:, None] + counter * _GOLDEN)
+    return _shift_right(bits, 40).to(torch.float32) * 2.0**-24
+
+
+def normal(
+    keys: Int64[Tensor, " rows"], count: int, offset: int | Int64[Tensor, " rows"] = 0
+) -> Float[Tensor, "rows count"]:
+    """Return ``count`` standard normal numbers for each key, by Box and Muller's method (1958)."""
+    radius = (-2.0 * torch.log1p(-uniform(keys, count, offset).double())).sqrt()
+    angle = 2.0 * math.pi * uniform(_mix(keys), count, offset).double()
+    return (radius * angle.cos()).float()

@@ -1,0 +1,69 @@
+"""Rows on disk as they come, so that a killed measurement goes on where it was."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.files import replacing
+
+_FLUSH_SECONDS = 2.0  # how much work a kill may cost
+
+
+class Journal:
+    """The rows of one cell, in numbered Parquet files of a folder, each whole or absent.
+
+    Args:
+        directory: folder of this cell alone, made if missing.
+        schema: of the rows.
+    """
+
+    def __init__(self, directory: Path, schema: Mapping[str, Any]) -> None:
+        self.directory, self.schema = directory, schema
+        self.pending: list[pl.DataFrame] = []
+        self.flushed = time.monotonic()
+        numbers = [int(path.stem) for path in directory.glob("*.parquet")]
+        self.next = max(numbers, default=0) + 1
+
+    def rows(self) -> pl.DataFrame:
+        """Return every row on disk.
+
+        Raises:
+            UserError: naming a file that cannot be read.
+        """
+        frames = [pl.DataFrame(schema=self.schema)]
+        for path in sorted(self.directory.glob("*.parquet")):
+            try:
+                frames.append(pl.read_parquet(path).cast(dict[Any, Any](self.schema)))
+            except (OSError, pl.exceptions.PolarsError) as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(
+                    f"{path}: cannot be read ({reason}); delete it and its rows are made again"
+                ) from None
+        return pl.concat(frames)
+
+    def append(self, rows: pl.DataFrame) -> None:
+        """Take rows; they reach the disk within about two seconds or at the next :meth:`flush`."""
+        self.pending.append(rows)
+        if time.monotonic() - self.flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending as one file."""
+        if self.pending:
+            with replacing(self.directory / f"{self.next:06d}.parquet") as temporary:
+                pl.concat(self.pending).write_parquet(temporary)
+            self.next += 1
+            self.pending = []
+        self.flushed = time.monotonic()
+
+    def compact(self, rows: pl.DataFrame) -> None:
+        """Replace the files by one that holds all the rows."""
+        old = sorted(self.directory.glob("*.parquet"))
+        self.pending = [rows]
+        self.flush()
+        for path in old:
+            path.unlink()

@@ -1,0 +1,101 @@
+"""What a training run is: every field that affects the weights, and nothing else."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.models.factories import VitConfig, configure
+
+Precision = Literal["float32", "bf16"]
+
+
+class Recipe(BaseModel):
+    """How a classifier is trained; stored beside its weights.
+
+    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of
+    128; 100 epochs on CIFAR-10, 300 on CIFAR-100. What it leaves open is plain here: a constant learning
+    rate, no weight decay, no augmentation, the last epoch kept.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: VitConfig
+    data: str
+    data_fingerprint: str
+    seed: int = 0
+    epochs: int = Field(default=100, ge=1)
+    batch_size: int = Field(default=128, ge=1)
+    optimizer: Literal["adam", "adamw"] = "adam"
+    learning_rate: float = Field(default=5e-4, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_epochs: float = Field(default=0.0, ge=0)
+    augment: Literal["none", "flip-crop"] = "none"
+    precision: Precision = "float32"
+    store: Literal["float32", "float16"] = "float32"
+
+
+def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
+    """Return the recipe that trains a ``vit`` or ``diffvit`` on some images.
+
+    The model's sizes come from the preset of the images' size, its normalisation from the images (mean and
+    standard deviation of each channel over at most 60,000 of them, to three digits).
+
+    Args:
+        kind: ``"vit"`` or ``"diffvit"``.
+        images: the training images.
+        model_fields: fields of the model's configuration that differ from the preset.
+        **fields: fields of the recipe.
+
+    Raises:
+        UserError: naming the field that is out of range.
+    """
+    channels, size, _ = images.image_shape
+    mean, std = pixel_statistics(images)
+    sizes = {"in_channels": channels, "num_classes": len(images.class_names), "mean": mean, "std": std}
+    attention = {"vit": "softmax", "diffvit": "differential"}[kind]
+    model = configure(attention, size, sizes | model_fields)
+    try:
+        return Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{'.'.join(map(str, first['loc']))} {first['input']!r}: {first['msg']}") from None
+
+
+def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, in units of the [0, 1] pixel, to three digits."""
+    count, total, squares = 0, torch.zeros(1), torch.zeros(1)
+    for _, batch, _ in images.subset(min(limit, len(images))).batches(1000):
+        pixels = batch.double().transpose(0, 1).flatten(1)
+        count += pixels.shape[1]
+        total = total + pixels.sum(1)
+        squares = squares + pixels.square().sum(1)
+    mean = total / count
+    std = (squares / count - mean.square()).clamp_min(1e-6).sqrt()
+    return tuple(round(float(m), 3) for m in mean), tuple(round(float(s), 3) for s in std)
+
+
+def fastest_precision(device: torch.device) -> Precision:
+    """Return ``"bf16"`` where the device multiplies bf16 matrices in hardware, else ``"float32"``."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        return "bf16" if able.get("amx_bf16") or able.get("avx512_bf16") else "float32"
+    return "float32"
+
+
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step counted from 0: linear warm-up, then constant or half a cosine to 0."""
+    warmup = recipe.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return recipe.learning_rate * (step + 1) / warmup
+    if recipe.schedule == "constant":
+        return recipe.learning_rate
+    total = recipe.epochs * steps_per_epoch
+    progress = (step - warmup) / max(1.0, total - warmup)
+    return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,0 +1,92 @@
+"""What the attacks maximise: values by hand, laws, and the errors."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from antiphase.attacks import objectives
+from antiphase.errors import UserError
+
+LOGITS = torch.tensor([[3.0, 1.0, 0.0, -2.0], [0.0, 5.0, 4.0, 1.0]], dtype=torch.float64)
+LABELS = torch.tensor([0, 2])
+TARGETS = torch.tensor([3, 1])
+
+
+def _logits(count=11, classes=7, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(count, classes, generator=generator, dtype=torch.float64)
+
+
+def test_values_by_hand():
+    assert_close(objectives.margin(LOGITS, LABELS), torch.tensor([-2.0, 1.0], dtype=torch.float64))
+    assert_close(objectives.dlr(LOGITS, LABELS), torch.tensor([-2 / 3, 1 / 4], dtype=torch.float64))
+    assert_close(
+        objectives.targeted_dlr(LOGITS, LABELS, TARGETS),
+        torch.tensor([-5 / (3 + 1), 1 / (5 - 0.5)], dtype=torch.float64),
+    )
+    assert_close(
+        objectives.targeted_margin(LOGITS, LABELS, TARGETS), torch.tensor([-5.0, 1.0], dtype=torch.float64)
+    )
+    assert_close(
+        objectives.targeted_cross_entropy(LOGITS, LABELS, TARGETS),
+        LOGITS.log_softmax(1)[torch.arange(2), TARGETS],
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(shift=st.floats(-50, 50), scale=st.floats(0.1, 100))
+def test_dlr_ignores_shift_and_scale(shift, scale):
+    logits = _logits()
+    labels, targets = torch.arange(11) % 7, torch.arange(11) * 3 % 7
+    moved = scale * logits + shift
+    assert_close(objectives.dlr(moved, labels), objectives.dlr(logits, labels))
+    assert_close(
+        objectives.targeted_dlr(moved, labels, targets), objectives.targeted_dlr(logits, labels, targets)
+    )
+
+
+@pytest.mark.parametrize("name", ["margin", "dlr"])
+def test_positive_exactly_where_the_prediction_has_changed(name):
+    logits = _logits(101)
+    labels = torch.arange(101) % 7
+    value = objectives.resolve(name)(logits, labels)
+    assert torch.equal(value > 0, logits.argmax(1) != labels)
+
+
+@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+def test_a_targeted_objective_is_positive_only_where_the_prediction_has_changed(name):
+    logits, labels, targets = _logits(101), torch.arange(101) % 7, torch.arange(1, 102) % 7
+    value = objectives.resolve_targeted(name)(logits, labels, targets)
+    if name == "cross_entropy":
+        assert torch.equal(value.exp() > 0.5, logits.softmax(1).gather(1, targets[:, None])[:, 0] > 0.5)
+    else:
+        assert (logits.argmax(1) != labels)[value > 0].all()
+
+
+@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+def test_gradients(name):
+    logits, labels, targets = _logits(5).requires_grad_(True), torch.arange(5), torch.arange(1, 6)
+    plain, targeted = objectives.resolve(name), objectives.resolve_targeted(name)
+    assert torch.autograd.gradcheck(lambda z: plain(z, labels), logits)
+    assert torch.autograd.gradcheck(lambda z: targeted(z, labels, targets), logits)
+
+
+def test_dlr_of_equal_logits_is_zero():
+    logits = torch.zeros(3, 5)
+    assert torch.equal(objectives.dlr(logits, torch.arange(3)), torch.zeros(3))
+
+
+def test_too_few_classes():
+    with pytest.raises(UserError, match="DLR needs at least 3 classes and the model has 2"):
+        objectives.dlr(torch.zeros(1, 2), torch.tensor([0]))
+    with pytest.raises(UserError, match="targeted DLR needs at least 4 classes and the model has 3"):
+        objectives.targeted_dlr(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("resolve", [objectives.resolve, objectives.resolve_targeted])
+def test_names(resolve):
+    with pytest.raises(UserError, match=r"objective 'hinge': expected one of cross_entropy, margin, dlr"):
+        resolve("hinge")
+    assert resolve(abs) is abs

@@ -1,0 +1,42 @@
+"""Small models for the tests of attacks, whose logits know nothing of the batch to the last bit."""
+
+import math
+
+import torch
+from torch import nn
+
+
+def images(count, shape=(3, 7, 5), seed=0):
+    """Return images whose pixels are far from their bounds."""
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed)) * 0.3 + 0.35
+
+
+class Linear(nn.Module):
+    """Logits = W·x + b. Sums run in float64, image by image: a matrix product may round by place in the batch."""
+
+    def __init__(self, classes, size=105, seed=1, scale=0.3):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(scale * torch.randn(classes, size, generator=generator))
+        self.bias = nn.Parameter(0.1 * torch.randn(classes, generator=generator))
+
+    def forward(self, x):
+        products = x.flatten(1)[:, None].double() * self.weight.double()
+        return (products.sum(2) + self.bias).to(x.dtype)
+
+
+def network(classes=5, size=105, hidden=13, seed=2):
+    """Return two linear layers with a tanh between them."""
+    return nn.Sequential(
+        Linear(hidden, size, seed, 1.5 / math.sqrt(size)), nn.Tanh(), Linear(classes, hidden, seed + 1, 1.0)
+    )
+
+
+def least(model, x, norm):
+    """Return the least norm that changes a linear model's prediction where no pixel meets its bound."""
+    logits = model(x).detach().double()
+    label = logits.argmax(1)
+    weight = model.weight.detach().double()
+    gap = logits.gather(1, label[:, None]) - logits
+    slope = (weight[label][:, None] - weight).norm(p=1 if norm == "linf" else 2, dim=2)
+    return (gap / slope).scatter(1, label[:, None], torch.inf).amin(1)

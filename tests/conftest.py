@@ -1,0 +1,21 @@
+"""What all tests share."""
+
+import sys
+
+import pytest
+
+from antiphase import cli
+
+
+@pytest.fixture
+def run_cli(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["antiphase", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return run

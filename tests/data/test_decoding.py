@@ -1,0 +1,105 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from antiphase.data.decoding import decode
+from antiphase.errors import UserError
+
+
+@pytest.mark.parametrize(("width", "height"), [(13, 29), (29, 13), (13, 13), (5, 7)])
+def test_the_shorter_side_is_resized_bicubically_and_the_centre_is_cut_out(
+    tmp_path, write_image, width, height
+):
+    write_image(tmp_path / "a.png", size=(width, height))
+    size = 11
+    scale = size / min(width, height)
+    with Image.open(tmp_path / "a.png") as image:
+        resized = image.resize((int(width * scale), int(height * scale)), Image.Resampling.BICUBIC)
+    left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
+    expected = np.asarray(resized.crop((left, top, left + size, top + size)))
+    pixels = decode(tmp_path / "a.png", size, 3)
+    assert pixels.dtype == torch.uint8
+    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), expected)
+
+
+def test_shrinking_averages_instead_of_picking_pixels(tmp_path):
+    # A one-pixel chequerboard: with antialias every result is grey, without it black or white.
+    board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
+    Image.fromarray(board).save(tmp_path / "a.png")
+    pixels = decode(tmp_path / "a.png", 8, 1)[:, 1:-1, 1:-1].float()
+    assert (pixels - 127.5).abs().max() < 3
+
+
+def test_an_image_of_the_right_size_is_unchanged(tmp_path, write_image):
+    write_image(tmp_path / "a.png", size=(11, 11))
+    with Image.open(tmp_path / "a.png") as image:
+        assert np.array_equal(decode(tmp_path / "a.png", 11, 3).permute(1, 2, 0), np.asarray(image))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".bmp", ".webp", ".gif", ".tif"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_and_colour_files_of_every_format_take_the_channels_asked_for(
+    tmp_path, write_image, suffix, mode, channels
+):
+    path = tmp_path / f"a{suffix}"
+    write_image(path, mode=mode)
+    pixels = decode(path, 7, channels)
+    assert pixels.shape == (channels, 7, 7)
+    if mode == "L" and channels == 3:
+        assert torch.equal(pixels[0], pixels[2])
+
+
+def test_alpha_is_dropped_and_leaves_the_colours(tmp_path, write_image):
+    write_image(tmp_path / "a.png", mode="RGBA", size=(7, 7))
+    with Image.open(tmp_path / "a.png") as image:
+        expected = np.asarray(image)[..., :3]
+    assert np.array_equal(decode(tmp_path / "a.png", 7, 3).permute(1, 2, 0), expected)
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path):
+    colours = np.arange(49, dtype=np.uint8).reshape(7, 7) % 4
+    image = Image.fromarray(colours, mode=None).convert("P")
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 9, 9])
+    image.save(tmp_path / "a.png", transparency=bytes([0, 255, 128, 255]))
+    with Image.open(tmp_path / "a.png") as again:
+        assert again.mode == "P"
+        assert isinstance(again.info["transparency"], bytes)
+    pixels = decode(tmp_path / "a.png", 7, 3)
+    assert set(map(tuple, pixels.flatten(1).T.tolist())) == {(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9)}
+
+
+def test_16_bit_images_are_refused_instead_of_clipped_to_white(tmp_path):
+    Image.fromarray(np.full((7, 7), 40_000, dtype=np.uint16)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"a\.png \(its pixels have more than 8 bits \(mode I;16\)\)"):
+        decode(tmp_path / "a.png", 7, 3)
+
+
+def damaged_files():
+    whole = io.BytesIO()
+    Image.fromarray(np.arange(4096, dtype=np.uint8).reshape(64, 64)).save(whole, "PNG")
+    png = whole.getvalue()
+    whole = io.BytesIO()
+    Image.fromarray(np.arange(4096, dtype=np.uint8).reshape(64, 64)).save(whole, "JPEG")
+    jpeg = whole.getvalue()
+    return {
+        "empty.png": b"",
+        "text.png": b"<html>404</html>",
+        "cut.png": png[: len(png) // 2],
+        "header.png": png[:20],
+        "flipped.png": png[:60] + bytes([png[60] ^ 255]) + png[61:],
+        "cut.jpg": jpeg[: len(jpeg) // 2],
+        "start.jpg": jpeg[:3],
+    }
+
+
+@pytest.mark.parametrize("name", damaged_files())
+def test_an_unreadable_image_is_one_line_that_names_it_and_the_mend(tmp_path, name):
+    (tmp_path / name).write_bytes(damaged_files()[name])
+    with pytest.raises(UserError, match="--skip-bad to leave such files out") as caught:
+        decode(tmp_path / name, 7, 3)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)

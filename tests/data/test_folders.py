@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from antiphase.data import load_data
+from antiphase.data.decoding import decode
+from antiphase.errors import UserError
+
+
+@pytest.fixture
+def unsplit(tmp_path, write_image):
+    folder = tmp_path / "animals"
+    write_image(folder / "dog" / "b.PNG", 1)
+    write_image(folder / "dog" / "a.jpg", 2, mode="L")
+    write_image(folder / "cat" / "deep" / "er" / "z.png", 3, mode="RGBA")
+    write_image(folder / "cat" / "y.webp", 4)
+    write_image(folder / "cat" / ".hidden.png", 5)
+    (folder / "cat" / "notes.txt").write_text("no image")
+    (folder / ".git").mkdir()
+    return folder
+
+
+def test_a_folder_has_a_class_for_each_sub_folder_in_sorted_order(unsplit):
+    made = load_data(f"folder:{unsplit}", image_size=7)
+    assert made.name == f"folder:{unsplit}"
+    assert made.split == "test"
+    assert made.class_names == ("cat", "dog")
+    assert made.files == ("cat/deep/er/z.png", "cat/y.webp", "dog/a.jpg", "dog/b.PNG")
+    assert made.labels.tolist() == [0, 0, 1, 1]
+    assert made.ids.tolist() == [0, 1, 2, 3]
+    for row, file in enumerate(made.files):
+        assert np.array_equal(made.images([row])[0] * 255, decode(unsplit / file, 7, 3))
+
+
+def test_folders_default_to_224_and_rgb_and_take_other_shapes(unsplit):
+    assert load_data(f"folder:{unsplit}").images([0]).shape == (1, 3, 224, 224)
+    assert load_data(f"folder:{unsplit}", image_size=5, channels=1).images([0]).shape == (1, 1, 5, 5)
+
+
+def test_a_home_folder_may_be_abbreviated(unsplit, monkeypatch):
+    monkeypatch.setenv("HOME", str(unsplit.parent))
+    assert len(load_data("folder:~/animals")) == 4
+
+
+def test_an_unsplit_folder_does_not_pose_as_training_data(unsplit):
+    with pytest.raises(UserError, match=r"there is no train split in .*move the class folders into"):
+        load_data(f"folder:{unsplit}", split="train")
+
+
+def test_splits_share_one_numbering_of_the_classes(tmp_path, write_image):
+    for k, file in enumerate(["train/a/1.png", "train/c/1.png", "test/b/1.png", "test/c/1.png"]):
+        write_image(tmp_path / file, k)
+    train, test = (load_data(f"folder:{tmp_path}", split=split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == ("a", "b", "c")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 2], [1, 2])
+    assert train.files == ("a/1.png", "c/1.png")
+    with pytest.raises(UserError, match="no split 'val': choose one of train, test"):
+        load_data(f"folder:{tmp_path}", split="val")
+
+
+def test_test_means_val_where_only_that_is_held_out(tmp_path, write_image):
+    write_image(tmp_path / "train/a/1.png")
+    write_image(tmp_path / "val/a/2.png")
+    assert load_data(f"folder:{tmp_path}").split == "val"
+    write_image(tmp_path / "test/a/3.png")
+    assert load_data(f"folder:{tmp_path}").split == "test"
+
+
+def test_a_class_called_train_is_no_split(tmp_path, write_image):
+    write_image(tmp_path / "train/1.png")
+    write_image(tmp_path / "bus/1.png")
+    assert load_data(f"folder:{tmp_path}").class_names == ("bus", "train")
+
+
+def test_missing_and_empty_folders_are_one_line_each(tmp_path, write_image):
+    with pytest.raises(UserError, match=r"folder:.*absent: .*absent is no folder"):
+        load_data(f"folder:{tmp_path / 'absent'}")
+    with pytest.raises(UserError, match=r"there are no images in .* sub-folder of its name"):
+        load_data(f"folder:{tmp_path}")
+    write_image(tmp_path / "lone.png")
+    with pytest.raises(UserError, match="is no folder"):
+        load_data(f"folder:{tmp_path / 'lone.png'}")
+    with pytest.raises(UserError, match=r"there are no images in .* sub-folder of its name"):
+        load_data(f"folder:{tmp_path}")
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(
+        UserError, match=r"class folder .*cat holds no images \(\.jpg, .*\): add some or remove it"
+    ):
+        load_data(f"folder:{tmp_path}")
+
+
+def test_an_unreadable_image_is_named_or_left_out_and_counted(unsplit):
+    (unsplit / "dog" / "a.jpg").write_bytes(b"not a jpeg")
+    with pytest.raises(UserError, match=r"dog/a\.jpg .*use --skip-bad to leave such files out"):
+        list(load_data(f"folder:{unsplit}").batches(2))
+    kept = load_data(f"folder:{unsplit}", skip_bad=True, progress=False)
+    assert kept.skipped == ("dog/a.jpg",)
+    assert kept.ids.tolist() == [0, 1, 3]
+    assert len(list(kept.batches(2))) == 2
+    assert load_data(f"folder:{unsplit}", skip_bad=True, limit=2, progress=False).skipped == ()
+
+
+WNIDS = ("n01440764", "n02102040", "n03000684")
+
+
+@pytest.mark.parametrize("below", ["", "imagenet"])
+def test_imagenet_reads_torchvisions_layout_with_classes_in_order_of_wnid(tmp_path, write_image, below):
+    for k, wnid in enumerate(reversed(WNIDS)):
+        write_image(tmp_path / below / "train" / wnid / f"{wnid}_{k}.JPEG", k, size=(29, 23))
+        write_image(tmp_path / below / "val" / wnid / f"ILSVRC2012_val_0000000{k}.JPEG", k, size=(29, 23))
+    val = load_data("imagenet", root=tmp_path, image_size=17)
+    assert (val.name, val.split, val.class_names) == ("imagenet", "val", WNIDS)
+    assert [file.split("/")[0] for file in val.files] == list(WNIDS)
+    assert val.images([2]).shape == (1, 3, 17, 17)
+    assert load_data("imagenet", split="train", root=tmp_path).labels.tolist() == [0, 1, 2]
+    assert load_data("imagenet", root=tmp_path).image_shape == (3, 224, 224)
+
+
+def test_absent_imagenet_and_a_flat_val_folder_are_one_line_with_the_page_and_the_layout(
+    tmp_path, write_image
+):
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"imagenet/val: .*image-net\.org/download.*val/<wnid>/\*\.JPEG"
+        ) as caught:
+            load_data("imagenet", root=tmp_path)
+        assert "\n" not in str(caught.value)
+        write_image(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")
+
+
+@pytest.fixture
+def tiny(tmp_path, write_image):
+    folder = tmp_path / "tiny-imagenet-200"
+    for k, wnid in enumerate(WNIDS):
+        for number in range(2):
+            write_image(folder / "train" / wnid / "images" / f"{wnid}_{number}.JPEG", k, size=(64, 64))
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t10\t63\t58\n")
+    (folder / "wnids.txt").write_text("\n".join((WNIDS[2], WNIDS[0], WNIDS[1])) + "\n")
+    (folder / "words.txt").write_text(
+        f"n00001740\tentity\n{WNIDS[0]}\ttench, Tinca tinca\n{WNIDS[1]}\tEnglish springer, springer spaniel\n"
+    )
+    notes = [(0, WNIDS[2]), (1, WNIDS[0]), (2, WNIDS[2]), (10, WNIDS[1])]
+    for number, _ in notes:
+        mode = "L" if number == 1 else "RGB"
+        write_image(folder / "val" / "images" / f"val_{number}.JPEG", number, size=(64, 64), mode=mode)
+    lines = [f"val_{number}.JPEG\t{wnid}\t0\t32\t44\t62\n" for number, wnid in notes]
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    write_image(folder / "test" / "images" / "test_0.JPEG", size=(64, 64))
+    return folder
+
+
+def test_tiny_imagenet_reads_the_annotations_of_val(tiny):
+    val = load_data("tiny-imagenet", root=tiny.parent)
+    assert (val.name, val.split, val.image_shape) == ("tiny-imagenet", "val", (3, 64, 64))
+    assert val.class_names == ("tench", "English springer", WNIDS[2])
+    assert val.files == tuple(f"images/val_{number}.JPEG" for number in (0, 1, 2, 10))
+    assert val.labels.tolist() == [2, 0, 2, 1]
+    with Image.open(tiny / "val/images/val_10.JPEG") as image:
+        assert np.array_equal(val.images([3])[0].permute(1, 2, 0) * 255, np.asarray(image))
+    assert val.images([1]).shape == (1, 3, 64, 64)
+
+
+def test_tiny_imagenet_reads_the_class_folders_of_train(tiny):
+    train = load_data("tiny-imagenet", split="train", root=tiny)
+    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert train.files[3] == f"{WNIDS[1]}/images/{WNIDS[1]}_1.JPEG"
+    assert train.class_names == load_data("tiny-imagenet", root=tiny).class_names
+
+
+def test_tiny_imagenet_that_is_absent_or_damaged_is_one_line(tiny, tmp_path):
+    with pytest.raises(
+        UserError, match=r"wnids\.txt is missing: unzip http://.*tiny-imagenet-200\.zip in .*none"
+    ):
+        load_data("tiny-imagenet", root=tmp_path / "none")
+    notes = tiny / "val" / "val_annotations.txt"
+    for bad in ("val_2.JPEG\tn99999999\t0\t0\t1\t1\n", "val_2.JPEG\n"):
+        notes.write_text(f"val_0.JPEG\t{WNIDS[0]}\t0\t0\t1\t1\n{bad}")
+        with pytest.raises(
+            UserError, match=r"line 2 of .*val_annotations\.txt, 'val_2.* names no class of wnids"
+        ):
+            load_data("tiny-imagenet", root=tiny)
+    notes.write_text("")
+    with pytest.raises(UserError, match="there are no images in"):
+        load_data("tiny-imagenet", root=tiny)
+    (tiny / "words.txt").unlink()
+    with pytest.raises(UserError, match=r"words\.txt is missing"):
+        load_data("tiny-imagenet", root=tiny)

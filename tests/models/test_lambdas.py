@@ -1,0 +1,45 @@
+"""The current λ of each layer, in own models and in timm's."""
+
+import pytest
+import timm
+import torch
+from torch.testing import assert_close
+
+from antiphase.attention.lambdas import depth_scheduled
+from antiphase.models.factories import diffvit, vit
+from antiphase.models.lambdas import layer_lambdas, mean_lambdas
+
+TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 3, "num_heads": 4, "num_classes": 5}
+
+
+def test_standard_attention_has_none():
+    assert layer_lambdas(vit(6, **TINY)) == []
+    assert mean_lambdas(vit(6, **TINY)) == []
+
+
+def test_one_for_each_layer_in_order():
+    model = diffvit(6, parameterisation="fixed", lambda_schedule="depth", **TINY)
+    assert mean_lambdas(model) == pytest.approx([depth_scheduled(layer) for layer in range(3)])
+
+
+def test_heads_are_averaged_and_the_tensors_are_free_of_the_graph():
+    model = diffvit(6, parameterisation="scalar", **TINY)
+    with torch.no_grad():
+        model.blocks[1].attn.lam.a[0] = 0.5
+    lams = layer_lambdas(model)
+    assert [tuple(lam.shape) for lam in lams] == [(2,)] * 3
+    assert not any(lam.requires_grad for lam in lams)
+    expected = torch.tensor([0.8, 0.8 + (torch.tensor(0.5).exp() - 1) / 2, 0.8])
+    assert_close(torch.tensor(mean_lambdas(model)), expected)
+
+
+def test_timms_layers_are_read_too():
+    model = timm.create_model(
+        "vit_tiny_patch16_224", pretrained=False, attn_layer="diff", img_size=32, depth=2, num_classes=3
+    )
+    assert len(layer_lambdas(model)) == 2
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lambda_" in name:
+                parameter.zero_()
+    assert mean_lambdas(model) == pytest.approx([depth_scheduled(0), depth_scheduled(1)])

@@ -1,0 +1,88 @@
+"""Models by specification, and what is known of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import antiphase
+from antiphase.data import load_data
+from antiphase.errors import UserError
+from antiphase.models import load_model, mean_lambdas
+from antiphase.models.zoo import card_of, fingerprint, specimen_names
+
+SPECIMENS = Path(antiphase.__file__).parent / "specimens"
+
+
+def test_the_package_holds_three_pairs_within_six_megabytes():
+    assert specimen_names() == [f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(3)]
+    assert sum(path.stat().st_size for path in SPECIMENS.rglob("*") if path.is_file()) < 6_000_000
+
+
+@pytest.mark.parametrize("name", [f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(3)])
+def test_a_specimen_has_the_accuracy_that_its_log_says(name):
+    model = load_model(f"specimen:{name}")
+    card = card_of(model)
+    assert card.seed == int(name[-1])
+    assert card.attention == ("differential" if name.startswith("d") else "softmax")
+    assert len(mean_lambdas(model)) == (card.attention == "differential")
+    data = load_data("specimen-fashion-mnist")
+    with torch.no_grad():
+        right = model(data.images(range(len(data)))).argmax(1) == data.labels
+    logged = json.loads((SPECIMENS / name / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
+    # 1,000 of the 10,000 images that the log counts, and weights rounded to half precision
+    assert float(right.float().mean()) == pytest.approx(logged, abs=0.03)
+    assert card.recipe is not None
+    assert card.recipe["data"] == "fashion-mnist"
+
+
+def test_a_timm_model_takes_pixels_and_gives_timms_logits():
+    spec = "timm:vit_tiny_patch16_224"
+    model = load_model(spec, random_weights=True, seed=3)
+    again = load_model(spec, random_weights=True, seed=3)
+    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    bare = timm.create_model("vit_tiny_patch16_224").eval()
+    bare.load_state_dict(model.model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), bare((images - 0.5) / 0.5))
+        assert torch.equal(model(images), again(images))
+    assert not model.training
+
+
+def test_a_fingerprint_tells_functions_apart():
+    first, second = (load_model(f"specimen:{name}") for name in ("vit-0", "vit-1"))
+    assert fingerprint(first) == fingerprint(load_model("specimen:vit-0"))
+    assert fingerprint(first) != fingerprint(second)
+    with torch.no_grad():
+        first.head.bias[3] += 1e-6
+    assert fingerprint(first) != fingerprint(load_model("specimen:vit-0"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("specimen:vit-7", "diffvit-0"),
+        ("timm:vit_tini_patch16_224", "vit_tiny"),
+        ("nowhere/at/all", "specimen"),
+    ],
+)
+def test_an_unknown_model_is_named_with_what_there_is(spec, named):
+    with pytest.raises(UserError, match=named):
+        load_model(spec)
+
+
+def test_weights_without_a_network_are_one_line(monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("no route to host\nsecond line")
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(UserError, match="--random-weights") as raised:
+        load_model("timm:vit_tiny_patch16_224")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_was_not_loaded_has_no_card():
+    with pytest.raises(UserError, match="load_model"):
+        card_of(torch.nn.Linear(2, 3))

@@ -1,0 +1,89 @@
+import polars as pl
+import pytest
+
+from antiphase.evaluation.rates import COMPARISON_SCHEMA
+from antiphase.report.families import families, family_comparisons, family_results
+
+
+def model(name, attention="softmax", seed=None):
+    return {"name": name, "attention": attention, "seed": seed}
+
+
+def comparison(first, against, difference, eps=0.1):
+    numbers = {"difference": difference, "low": 0.0, "high": 1.0, "p_value": 0.5, "n": 7}
+    return {"model": first, "against": against, "attack": "pgd", "norm": "linf", "eps": eps} | numbers
+
+
+TWO_SEEDS = [
+    model("d-0", "differential", 0),
+    model("d-1", "differential", 1),
+    model("v-0", seed=0),
+    model("v-1", seed=1),
+]
+
+
+def test_seeds_of_one_architecture_share_a_family_and_a_colour():
+    found = families(TWO_SEEDS)
+    assert [(family.name, family.models) for family in found] == [
+        ("d", ("d-0", "d-1")),
+        ("v", ("v-0", "v-1")),
+    ]
+    assert [family.color for family in found] == ["#D55E00", "#0072B2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "seeds", "expected"),
+    [
+        (["run_seed0", "run_seed1"], [0, 1], [("run_seed0", "run_seed1")]),
+        (["run/s3", "run/s12"], [3, 12], [("run/s3", "run/s12")]),
+        (["small-0", "large-1"], [0, 1], [("small-0",), ("large-1",)]),
+        (["a", "b"], [None, None], [("a",), ("b",)]),
+        (["0", "1"], [0, 1], [("0",), ("1",)]),
+    ],
+)
+def test_only_the_seed_at_the_end_of_a_name_is_left_out(names, seeds, expected):
+    found = families([model(name, seed=seed) for name, seed in zip(names, seeds, strict=True)])
+    assert [family.models for family in found] == expected
+
+
+def test_families_never_share_a_name():
+    models = [model("m-0", seed=0), model("m-1", seed=1), model("m")]
+    models += [model("m-2", "differential", 2), model("m-3", "differential", 3)]
+    found = families(models)
+    assert [family.name for family in found] == ["m, softmax", "m", "m, differential"]
+    assert [family.models for family in found] == [("m-0", "m-1"), ("m",), ("m-2", "m-3")]
+
+
+def test_families_of_one_attention_have_colours_of_their_own():
+    found = families([model(name) for name in "abcd"])
+    assert len({family.color for family in found}) == 4
+
+
+def test_mean_over_a_family_is_per_cell_and_skips_single_models():
+    rates = [
+        (name, "pgd", "linf", eps, "asr", value, 0.0, 1.0, 7)
+        for name, values in (("d-0", (0.2, 0.4)), ("d-1", (0.4, 0.8)), ("v-0", (0.1, 0.1)))
+        for eps, value in zip((0.1, 0.2), values, strict=True)
+    ]
+    columns = ["model", "attack", "norm", "eps", "metric", "value", "low", "high", "n"]
+    means = family_results(pl.DataFrame(rates, schema=columns, orient="row"), families(TWO_SEEDS[:3]))
+    assert means["family"].to_list() == ["d", "d"]
+    assert means["value"].to_list() == pytest.approx([0.3, 0.6])
+    assert means["n"].to_list() == [2, 2]
+    assert (means["low"] < means["value"]).all()
+
+
+def test_mean_difference_counts_pairs_as_seeds():
+    pairs = [comparison("d-0", "v-0", 0.2), comparison("d-1", "v-1", 0.3)]
+    means = family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), families(TWO_SEEDS))
+    assert means.select("family", "against_family", "n").rows() == [("d", "v", 2)]
+    assert means["value"][0] == pytest.approx(0.25)
+
+
+def test_pairs_that_share_a_model_are_no_seeds_of_their_own():
+    pairs = [comparison("d-0", "v-0", 0.2), comparison("d-1", "v-0", 0.3)]
+    assert family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), families(TWO_SEEDS)).is_empty()
+
+
+def test_no_comparisons_have_no_means():
+    assert family_comparisons(pl.DataFrame(schema=COMPARISON_SCHEMA), families(TWO_SEEDS)).is_empty()

@@ -1,0 +1,68 @@
+"""The command line beside the audit (tests/studies) and training (tests/training)."""
+
+import json
+
+import polars as pl
+import pytest
+
+from antiphase.cli import parse_eps
+from antiphase.errors import UserError
+
+
+def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
+    code, out, err = run_cli(
+        "quickstart", "--eps", "8/255", "--limit", 100, "--out", tmp_path / "run", "--quiet"
+    )
+    assert code == 0, err
+    assert "report.html" in out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [m["name"] for m in summary["models"]] == [
+        f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(3)
+    ]
+    assert len(pl.read_parquet(tmp_path / "run" / "rows.parquet")) == 6 * 100
+    assert [(c["model"], c["against"]) for c in summary["comparisons"]] == [
+        (f"diffvit-{i}", f"vit-{i}") for i in range(3)
+    ]
+    assert all(m["clean_accuracy"] > 0.8 for m in summary["models"])
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert 'src="http' not in page
+
+
+def test_version_and_help(run_cli):
+    assert run_cli("--version")[1].startswith("antiphase 0.")
+    for command in ("quickstart", "audit", "train"):
+        code, out, _ = run_cli(command, "--help")
+        assert code == 0
+        assert "Examples" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["frobnicate"], "frobnicate"),
+        (["train", "--model", "cnn", "--data", "digits", "--out", "x"], "cnn"),
+        (["train", "--model", "vit", "--data", "digitz", "--out", "x"], "digits"),
+        (["train", "--model", "vit", "--data", "digits", "--out", "x", "--heads", "3"], "heads"),
+        (["train", "--model", "diffvit", "--data", "digits", "--out", "x", "--heads", "1"], "num_heads 1"),
+        (["train", "--model", "vit", "--data", "digits", "--out", "x", "--patch-size", "3"], "patch_size 3"),
+        (["train", "--model", "vit", "--data", "digits", "--out", "x", "--epochs", "0"], "--epochs"),
+        (["train", "--model", "vit", "--data", "digits", "--out", "x", "--precision", "int3"], "int3"),
+        (["train", "--model", "vit", "--data", "digits"], "--out"),
+        (["quickstart", "--eps", "1/255,abc"], "abc"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, run_cli, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_cli(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_eps_are_numbers_or_fractions():
+    assert parse_eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
+    for text in ("", "1//2", "1/0", "one"):
+        with pytest.raises(UserError, match="fraction"):
+            parse_eps(text)

@@ -1,0 +1,132 @@
+"""Files that are whole or absent."""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphase.files import digest, replacing, write_json, write_text
+
+
+@pytest.fixture
+def umask():
+    """Return a function that sets the process's umask until the test ends."""
+    before = os.umask(0)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _fail_halfway(path, error):
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def test_replacing_writes_whole_files_in_new_folders(tmp_path):
+    path = tmp_path / "a" / "b" / "file.bin"
+    with replacing(path) as temporary:
+        assert temporary.parent == path.parent  # the rename must not cross file systems
+        temporary.write_bytes(b"\x00\xff")
+        assert not path.exists()
+    assert path.read_bytes() == b"\x00\xff"
+    assert _names(path.parent) == ["file.bin"]
+
+
+def test_replacing_takes_the_place_of_the_old_file_at_the_end_only(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replacing(str(path)) as temporary:
+        temporary.write_text("new and longer")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new and longer"
+    assert _names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_exception_leaves_the_old_file_and_no_temporary(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(error):
+        _fail_halfway(path, error)
+    assert path.read_text() == "old"
+    assert _names(tmp_path) == ["file"]
+
+
+def test_an_exception_leaves_nothing_where_there_was_nothing(tmp_path):
+    with pytest.raises(RuntimeError):
+        _fail_halfway(tmp_path / "file", RuntimeError)
+    assert _names(tmp_path) == []
+
+
+def test_a_rename_that_fails_leaves_no_temporary(tmp_path):
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"), replacing(tmp_path / "folder") as temporary:
+        temporary.write_text("text")
+    assert _names(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(tmp_path, umask, mask, mode):
+    umask(mask)
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("text")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    assert os.umask(mask) == mask  # it was read, not changed
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "file"
+    with replacing(path) as first, replacing(path) as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first"  # the one that ended last
+    assert _names(tmp_path) == ["file"]
+
+
+def test_text_is_written_in_utf_8(tmp_path):
+    write_text(tmp_path / "file", "λ ≤ ε\n")
+    assert (tmp_path / "file").read_bytes() == "λ ≤ ε\n".encode()
+
+
+def test_json_comes_back_and_stays_readable(tmp_path):
+    value = {"version": 1, "models": [{"name": "λ", "lambda": [0.1, 1e-30]}], "none": None}
+    write_json(tmp_path / "file.json", value)
+    text = (tmp_path / "file.json").read_text(encoding="utf-8")
+    assert json.loads(text) == value
+    assert "λ" in text
+    assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_json_refuses_what_is_not_a_number_and_keeps_the_old_file(tmp_path, number):
+    write_json(tmp_path / "file.json", [1])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "file.json", {"value": [number]})
+    assert json.loads((tmp_path / "file.json").read_text()) == [1]
+    assert _names(tmp_path) == ["file.json"]
+
+
+def test_digest_by_hand():
+    framed = (2).to_bytes(8, "little") + b"ab" + (2).to_bytes(8, "little") + "λ".encode()
+    assert digest("ab", "λ") == hashlib.sha256(framed).hexdigest()
+    assert digest(b"ab", "λ") == digest("ab", "λ")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(min_size=3, max_size=6), st.sets(st.integers(0, 6)), st.sets(st.integers(0, 6)))
+def test_one_text_cut_in_two_ways_has_two_digests(text, cuts, others):
+    def parts(places):
+        return [text[a:b] for a, b in itertools.pairwise([0, *sorted(places), len(text)])]
+
+    assert (digest(*parts(cuts)) == digest(*parts(others))) == (parts(cuts) == parts(others))

@@ -1,0 +1,137 @@
+"""Imports point in one direction: a package uses itself and what stands before it in the list, no more."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import antiphase
+
+LAYERS = (
+    {"errors", "files", "streams"},
+    {"attention"},
+    {"data"},
+    {"models"},
+    {"training"},
+    {"attacks"},
+    {"sensitivity"},
+    {"evaluation"},
+    {"studies"},
+    {"report"},
+    {"cli"},
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+FRONT_DOOR = {"__init__", "__main__"}  # what a caller meets: they may import everything, nothing imports them
+FORBIDDEN = {
+    "attention": set(RANK) - {"attention"},  # the mechanism stands alone
+    "report": {"models", "training", "attacks"},  # it reads stored rows and computes nothing
+}
+
+
+def violations(root: Path) -> list[str]:
+    """Return one line for each import under the package folder ``root`` that points the wrong way."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if len(parts) == 1 and parts[0] in FRONT_DOOR:
+            continue
+        for line, target in sorted(_imports(path, root.name, parts)):
+            if complaint := _complaint(parts[0], target):
+                found.append(f"{path.relative_to(root)}:{line}: {complaint}")
+    return found
+
+
+def _complaint(package: str, target: str) -> str | None:
+    if package not in RANK:
+        return f"{package} has no place in the list of layers"
+    if target not in RANK:
+        return f"imports {target!r} from the package's front door"
+    if RANK[target] > RANK[package] or target in FORBIDDEN.get(package, ()):
+        return f"{package} imports {target}"
+    return None
+
+
+def _imports(path: Path, name: str, parts: tuple[str, ...]) -> set[tuple[int, str]]:
+    """Return (line, first name below the package) of every import of the package, nested ones too."""
+    here = (name, *parts[:-1])  # the package a relative import starts from
+    found: set[tuple[int, str]] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = list(here[: len(here) - node.level + 1]) if node.level else []
+            module = start + (node.module.split(".") if node.module else [])
+            modules = [[*module, alias.name] for alias in node.names]
+        else:
+            continue
+        found |= {(node.lineno, ".".join(m[1:2])) for m in modules if m[0] == name}
+    return found
+
+
+def test_imports_of_the_package_point_one_way():
+    root = Path(antiphase.__file__).parent
+    assert violations(root) == []
+
+
+def test_the_check_sees_the_whole_package():
+    root = Path(antiphase.__file__).parent
+    seen = {path.relative_to(root).with_suffix("").parts[0] for path in root.rglob("*.py")}
+    assert {"attention", "data", "models", "attacks", "report"} <= seen
+    assert seen <= set(RANK) | FRONT_DOOR
+    loader = root / "models" / "zoo.py"
+    assert "errors" in {target for _, target in _imports(loader, root.name, ("models", "zoo"))}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("models/vit.py", "from antiphase.attacks import pgd", "models imports attacks"),
+        ("models/vit.py", "import antiphase.attacks.pgd as pgd", "models imports attacks"),
+        ("models/vit.py", "from antiphase import data, attacks", "models imports attacks"),
+        ("models/vit.py", "from ..attacks import pgd", "models imports attacks"),
+        ("models/vit.py", "from .. import attacks", "models imports attacks"),
+        ("models/deep/vit.py", "from ...attacks import pgd", "models imports attacks"),
+        ("models/__init__.py", "from ..attacks import pgd", "models imports attacks"),
+        ("models/vit.py", "def f():\n    from antiphase.attacks import pgd", "models imports attacks"),
+        ("models/vit.py", "if TYPE_CHECKING:\n    from antiphase.cli import main", "models imports cli"),
+        ("models/vit.py", "from antiphase import load_model", "imports 'load_model' from"),
+        ("models/vit.py", "import antiphase", "imports '' from the package's front door"),
+        ("attention/modules.py", "from antiphase.errors import UserError", "attention imports errors"),
+        ("report/html.py", "from antiphase.attacks import Threat", "report imports attacks"),
+        ("report/html.py", "from antiphase.models import vit", "report imports models"),
+        ("errors.py", "from antiphase.data import digits", "errors imports data"),
+        ("tools/x.py", "from antiphase.errors import UserError", "tools has no place in the list"),
+    ],
+)
+def test_the_check_finds_an_import_that_points_the_wrong_way(tmp_path, path, source, complaint):
+    module = tmp_path / "antiphase" / path
+    module.parent.mkdir(parents=True)
+    module.write_text(source)
+    (line,) = violations(tmp_path / "antiphase")
+    assert line.startswith(f"{path}:{source.count(chr(10)) + 1}: {complaint}")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "models/vit.py",
+            "import torch, antiphasic\nfrom antiphase.models.vit import Block",
+        ),
+        (
+            "models/vit.py",
+            "from .normalize import Normalize\nfrom . import vit\nfrom ..streams import key",
+        ),
+        ("models/vit.py", "from antiphase import attention, data, errors"),
+        ("attention/modules.py", "from antiphase.attention.functional import combine\nfrom . import lambdas"),
+        ("report/html.py", "from antiphase.evaluation.statistics import proportion"),
+        ("files.py", "from antiphase.errors import UserError"),
+        ("__init__.py", "from antiphase.cli import main\nfrom antiphase import attacks"),
+        ("__main__.py", "from antiphase.cli import main"),
+    ],
+)
+def test_the_check_lets_pass_what_points_the_right_way(tmp_path, path, source):
+    module = tmp_path / "antiphase" / path
+    module.parent.mkdir(parents=True)
+    module.write_text(source)
+    assert violations(tmp_path / "antiphase") == []

@@ -1,0 +1,175 @@
+"""Training: exact resume after a kill, shares over processes, recipes and their errors."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from antiphase.data import load_data
+from antiphase.errors import UserError
+from antiphase.files import write_json
+from antiphase.models import load_model
+from antiphase.training import Recipe, make_recipe, train_classifier
+from antiphase.training.recipe import learning_rate, pixel_statistics
+
+COMMAND = [sys.executable, "-m", "antiphase", "train", "--model", "diffvit", "--data", "digits", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_data("digits", split="train"), load_data("digits", split="test")
+
+
+def recipe(digits, **fields):
+    return make_recipe("diffvit", digits[0].subset(200), {"dim": 16, "num_heads": 2}, data="digits", **fields)
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
+    settings = [
+        "--epochs",
+        "25",
+        "--limit",
+        "640",
+        "--batch-size",
+        "16",
+        "--dim",
+        "32",
+        "--precision",
+        "float32",
+    ]
+    killed = [*COMMAND, *settings, "--out", str(tmp_path / "killed")]
+    process = subprocess.Popen(killed)
+    state = tmp_path / "killed" / "state.safetensors"
+    deadline = time.monotonic() + 120
+    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert state.exists(), "the run ended or hung before it could be killed"
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    subprocess.run(killed, check=True)
+    subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "whole")], check=True)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
+    assert all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
+    logs = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("killed", "whole")]
+    kept = [
+        [{k: v for k, v in json.loads(line).items() if k != "images_per_second"} for line in log]
+        for log in logs
+    ]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 25
+    assert not state.exists()
+
+
+def test_two_processes_train_the_weights_of_one(tmp_path):
+    settings = [
+        "--epochs",
+        "2",
+        "--limit",
+        "150",
+        "--batch-size",
+        "31",
+        "--dim",
+        "16",
+        "--precision",
+        "float32",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "one")], check=True, env=environment)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = [*launcher, *COMMAND[1:], *settings, "--out", str(tmp_path / "two")]
+    done = subprocess.run(two, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=2e-5)
+
+
+def test_the_log_holds_accuracy_and_lambda_and_the_model_learns(tmp_path, digits):
+    plan = make_recipe("diffvit", digits[0], {}, data="digits", epochs=14, learning_rate=2e-3, batch_size=64)
+    log = train_classifier(plan, *digits, tmp_path, progress=False)
+    assert log[-1]["accuracy"] > 0.8
+    assert len(log[-1]["lambda"]) == 1
+    assert log[-1]["lambda"] != log[0]["lambda"]
+    model = load_model(str(tmp_path))
+    assert model.card.attention == "differential"
+    assert model.card.seed == 0
+    assert json.loads((tmp_path / "recipe.json").read_text())["data_fingerprint"] == digits[0].fingerprint()
+    began = time.monotonic()
+    assert train_classifier(plan, *digits, tmp_path, progress=False) == log  # finished: nothing is done again
+    assert time.monotonic() - began < 1
+
+
+def test_half_precision_storage_rounds_the_weights_and_loads(tmp_path, digits):
+    small = (digits[0].subset(200), digits[1])
+    for store in ("float32", "float16"):
+        train_classifier(recipe(digits, epochs=1, store=store), *small, tmp_path / store, progress=False)
+    whole, half = (load_model(str(tmp_path / store)).state_dict() for store in ("float32", "float16"))
+    assert all(torch.equal(whole[name].half().float(), half[name]) for name in whole)
+    sizes = [(tmp_path / store / "model.safetensors").stat().st_size for store in ("float32", "float16")]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+def test_another_recipe_does_not_go_on_in_the_same_directory(tmp_path, digits):
+    small = (digits[0].subset(200), digits[1])
+    train_classifier(recipe(digits, epochs=1), *small, tmp_path, progress=False)
+    with pytest.raises(UserError, match="differs in seed, epochs"):
+        train_classifier(recipe(digits, epochs=2, seed=1), *small, tmp_path, progress=False)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, digits):
+    small = (digits[0].subset(200), digits[1])
+    with pytest.raises(UserError, match="learning-rate"):
+        train_classifier(recipe(digits, epochs=3, learning_rate=1e20), *small, tmp_path, progress=False)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_data_of_another_shape_is_refused(tmp_path, digits):
+    wrong = load_data("random", image_size=8, channels=3, num_classes=10, limit=5)
+    with pytest.raises(UserError, match="shape"):
+        train_classifier(recipe(digits), wrong, wrong, tmp_path, progress=False)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "field", [{"epochs": 0}, {"learning_rate": -1.0}, {"optimizer": "sgd"}, {"colour": 1}]
+)
+def test_a_recipe_names_the_field_that_is_wrong(digits, field):
+    with pytest.raises(UserError, match=next(iter(field))):
+        recipe(digits, **field)
+
+
+def test_an_edited_recipe_file_is_refused(tmp_path, digits):
+    plan = recipe(digits, epochs=1)
+    train_classifier(plan, digits[0].subset(200), digits[1], tmp_path, progress=False)
+    held = json.loads((tmp_path / "recipe.json").read_text())
+    held["model"]["dim"] = 32
+    write_json(tmp_path / "recipe.json", held)
+    with pytest.raises(UserError, match="architecture does not match"):
+        load_model(str(tmp_path))
+
+
+def test_learning_rate_warms_up_and_falls_by_a_cosine(digits):
+    plan = Recipe.model_validate(
+        recipe(digits, epochs=10, schedule="cosine", warmup_epochs=2, learning_rate=1.0).model_dump()
+    )
+    rates = [learning_rate(plan, step, 5) for step in range(50)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[30] == pytest.approx(0.5)
+    assert rates[49] == pytest.approx(0.00154, abs=1e-4)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+    assert learning_rate(recipe(digits, learning_rate=0.3), 10**6, 5) == 0.3
+
+
+def test_pixel_statistics_are_those_of_all_pixels(digits):
+    mean, std = pixel_statistics(digits[0])
+    pixels = digits[0].images(range(len(digits[0])))
+    assert mean[0] == pytest.approx(float(pixels.mean()), abs=6e-4)
+    assert std[0] == pytest.approx(float(pixels.std(correction=0)), abs=6e-4)
