@@ -15,6 +15,7 @@ from antiphase.attacks import Threat
 from antiphase.attacks.fab import fab, step_onto_plane
 from antiphase.attacks.threat import row_norm
 from antiphase.errors import UserError
+from tests.attacks import toys
 
 SHAPE = (3, 7, 5)
 NORMS = ["linf", "l2"]
@@ -145,7 +146,7 @@ def test_a_budget_only_selects_among_the_least_perturbations(norm):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("options", [{}, {"targets": 3}, {"restarts": 2}])
 def test_batch_size_and_order_change_nothing(norm, options):
-    model, images = _network(), _images(67)
+    model, images = toys.network(), _images(67)
     threat = Threat(norm, {"linf": 0.01, "l2": 0.12}[norm])
     results = [fab(model, images, None, threat, steps=7, batch_size=size, **options) for size in (1, 7, 64)]
     assert 0 < results[0].asr < 1
