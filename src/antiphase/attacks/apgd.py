@@ -1,7 +1,6 @@
 """Auto-PGD: projected gradient ascent whose step size looks after itself."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,10 +8,11 @@ from torch import Tensor
 
 from antiphase.attacks import engine, objectives
 from antiphase.attacks.objectives import Objective, TargetedObjective
+from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows
+from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -32,12 +32,7 @@ def apgd(
     restarts: int = 1,
     rho: float = 0.75,
     momentum: float = 0.75,
-    seed: int = 0,
-    ids: Int64[Tensor, " samples"] | None = None,
-    batch_size: int | None = None,
-    early_stop: bool = True,
-    progress: bool | str = False,
-    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+    **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Climb the loss with momentum, halving the step size whenever progress stalls.
 
@@ -68,13 +63,7 @@ def apgd(
         restarts: how often each search is tried from another random start.
         rho: ρ, the share of rising steps below which η is halved, in (0, 1).
         momentum: a, in (0, 1]; 1 is none.
-        seed: of the random starts.
-        ids: keys of the samples' random streams; positions where not given.
-        batch_size: rows that go through the model at once; does not affect verdicts.
-        early_stop: whether a sample ends at its first adversarial iterate; if not, all steps are taken
-            and the adversarial iterate of highest loss is kept.
-        progress: whether to show a progress bar on stderr; a text is shown beside it.
-        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range, and for DLR with too few classes.
@@ -90,10 +79,8 @@ def apgd(
     settings: dict[str, Any] = {
         "steps": steps, "objective": objective if isinstance(objective, str) else "custom",
         "targets": targets, "restarts": restarts, "rho": rho, "momentum": momentum,
-        "seed": seed, "early_stop": early_stop,
     }  # fmt: skip
-    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
-    return engine.run(model, images, labels, threat, search, settings, options, ids=ids)
+    return engine.run(model, images, labels, threat, search, settings, run)
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -175,7 +162,7 @@ class _Apgd:
         halve = self._judge(rows)
         rows["step_size"] = torch.where(halve, 0.5 * rows["step_size"], rows["step_size"])
         rows.put("x", halve, rows["peak"])
-        self._move(rows, torch.where(_like(halve, gradient), rows["peak_gradient"], gradient))
+        self._move(rows, torch.where(per_row(halve, gradient), rows["peak_gradient"], gradient))
 
     def _judge(self, rows: Rows) -> Tensor:
         """Return which rows are at a checkpoint where their step size is to be halved."""
@@ -191,15 +178,10 @@ class _Apgd:
 
     def _move(self, rows: Rows, gradient: Tensor) -> None:
         x, clean, eps, threat = rows["x"], rows["clean"], rows["eps"], self.threat
-        stride = _like(rows["step_size"], x) * steepest(gradient, threat.norm)
+        stride = per_row(rows["step_size"], x) * steepest(gradient, threat.norm)
         ahead = project(x + stride, clean, eps, threat.norm, threat.bounds)
-        a = _like(torch.where(rows["t"] > 0, self.momentum, 1.0).to(x.dtype), x)
+        a = per_row(torch.where(rows["t"] > 0, self.momentum, 1.0).to(x.dtype), x)
         mixed = x + a * (ahead - x) + (1.0 - a) * (x - rows["previous"])
         rows["x"] = project(mixed, clean, eps, threat.norm, threat.bounds)
         rows["previous"] = x
         rows["t"] = rows["t"] + 1
-
-
-def _like(values: Tensor, x: Tensor) -> Tensor:
-    """Shape one value a row so that it broadcasts over the row."""
-    return values.view(-1, *[1] * (x.ndim - 1))

@@ -12,15 +12,14 @@ import contextlib
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Int64
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from antiphase.attacks.options import Run, RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle, attacked
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.rows import Rows
@@ -62,26 +61,6 @@ class Search(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Run:
-    """What does not belong to the search itself.
-
-    Attributes:
-        seed: of every random draw.
-        batch_size: how many rows go through the model at once; does not affect verdicts.
-        early_stop: whether a row ends as soon as an adversarial example is confirmed.
-        progress: whether to show a progress bar on stderr; a text is shown beside it.
-        on_finished: called with the positions of samples whose verdict has just become known, and the
-            arrays of the result so far.
-    """
-
-    seed: int = 0
-    batch_size: int | None = None
-    early_stop: bool = True
-    progress: bool | str = False
-    on_finished: Callable[[Int64[Tensor, " some"], dict[str, Tensor]], None] | None = None
-
-
 def run(
     model: Classifier,
     images: Tensor,
@@ -89,9 +68,7 @@ def run(
     threat: Threat,
     search: Search,
     settings: dict[str, Any],
-    options: Run,
-    *,
-    ids: Tensor | None = None,
+    options: RunOptions,
 ) -> AttackResult:
     """Attack every sample and return the verdicts.
 
@@ -103,23 +80,24 @@ def run(
         search: the attack.
         settings: its parameters, for the record.
         options: seed, batch size and the like.
-        ids: one integer a sample, the key of its random stream; positions where not given.
 
     Raises:
         UserError: for images outside the bounds, labels or ids that do not fit, or a model whose logits
             are not finite.
     """
     began = time.monotonic()
-    ids = torch.arange(len(images)) if ids is None else ids.cpu()
-    _check(images, labels, threat, ids, options)
+    chosen = Run(**options)
+    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
+    _check(images, labels, threat, ids)
     with attacked(model) as oracle:
-        queue = _Queue(oracle, images, labels, threat, search, options, ids)
-        with _bar(search.name, len(images), options.progress) as show:
+        queue = _Queue(oracle, images, labels, threat, search, chosen, ids)
+        with _bar(search.name, len(images), chosen.progress) as show:
             shown = -1
             while queue.advance():
                 if queue.resolved != shown:
                     shown = queue.resolved
                     show(shown, queue.fallen)
+    settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
     return AttackResult(search.name, threat, settings, ids, **queue.results, seconds=time.monotonic() - began)
 
 
@@ -254,7 +232,7 @@ def _bar(name: str, total: int, progress: bool | str) -> Iterator[Callable[[int,
         yield show
 
 
-def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, options: Run) -> None:
+def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:
     if images.ndim < 2 or not len(images) or not images.is_floating_point():
         raise UserError(
             f"images of shape {tuple(images.shape)} and {images.dtype}: expected floats (samples, C, H, W)"
@@ -271,5 +249,3 @@ def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, o
         )
     if ids.shape != (len(images),) or ids.dtype != torch.int64:
         raise UserError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}: expected one int64 a sample")
-    if options.batch_size is not None and options.batch_size < 1:
-        raise UserError(f"batch_size {options.batch_size}: expected at least 1")

@@ -1,8 +1,7 @@
 """FAB: the fast adaptive boundary attack, which looks for the nearest adversarial example."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from antiphase.attacks import engine
 from antiphase.attacks.objectives import targeted_margin
+from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.projections import random_point
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows
+from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import TOLERANCE, Norm, Threat, row_norm
 from antiphase.errors import UserError
 
@@ -33,12 +33,7 @@ def fab(
     alpha_max: float = 0.1,
     eta: float = 1.05,
     beta: float = 0.9,
-    seed: int = 0,
-    ids: Int64[Tensor, " samples"] | None = None,
-    batch_size: int | None = None,
-    early_stop: bool | None = None,
-    progress: bool | str = False,
-    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+    **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Step onto the linearised decision boundary again and again, pulled towards the clean image x₀.
 
@@ -70,13 +65,8 @@ def fab(
         alpha_max: the greatest pull towards x₀, in [0, 1].
         eta: by how much a step overshoots the plane, at least 1.
         beta: how much of the distance is left after a crossing, in (0, 1).
-        seed: of the random starts.
-        ids: keys of the samples' random streams; positions where not given.
-        batch_size: rows that go through the model at once; does not affect verdicts.
-        early_stop: whether a sample ends at its first adversarial iterate within ε; if not, all steps
-            are taken and the nearest is kept. Where not given, only with a finite ε.
-        progress: whether to show a progress bar on stderr; a text is shown beside it.
-        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`; ``early_stop`` is
+            False where ε is infinite and nothing else is said.
 
     Raises:
         UserError: for parameters or images out of range, and without targets for more than 100 classes.
@@ -88,15 +78,13 @@ def fab(
             f"alpha_max {alpha_max}, eta {eta}, beta {beta}: expected alpha_max in [0, 1], eta of at least 1 "
             "and beta in (0, 1)"
         )
-    if early_stop is None:
-        early_stop = math.isfinite(threat.eps)
+    run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
     settings: dict[str, Any] = {
         "steps": steps, "targets": targets, "restarts": restarts, "alpha_max": alpha_max, "eta": eta,
-        "beta": beta, "seed": seed, "early_stop": early_stop,
+        "beta": beta,
     }  # fmt: skip
-    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
-    return engine.run(model, images, labels, threat, search, settings, options, ids=ids)
+    return engine.run(model, images, labels, threat, search, settings, run)
 
 
 def step_onto_plane(
@@ -122,7 +110,7 @@ def step_onto_plane(
         norm: in which the step is shortest.
         bounds: of a pixel.
     """
-    direction = -gradient.sign() * _like(value.sign(), x).to(x.dtype)
+    direction = -gradient.sign() * per_row(value.sign(), x).to(x.dtype)
     room = torch.where(direction > 0, bounds[1] - x, x - bounds[0]).flatten(1)
     weight = gradient.abs().flatten(1)
     speed = torch.ones_like(weight) if norm == "linf" else weight
@@ -163,7 +151,7 @@ class _Fab:
         radius = 0.5 * eps.clamp(max=_RESTART_SCALE[threat.norm]) if math.isinf(threat.eps) else 0.5 * eps
         near = random_point(clean, radius, threat.norm, threat.bounds, rows["key"])
         restart = rows["restart"] > 0
-        rows["x"] = torch.where(_like(restart, clean), near, clean)
+        rows["x"] = torch.where(per_row(restart, clean), near, clean)
         rows["best"] = clean.clone()
         rows["loss"] = torch.full_like(eps, -torch.inf)
         rows["t"] = torch.zeros_like(rows["label"])
@@ -196,7 +184,7 @@ class _Fab:
         clean_step = step_onto_plane(clean, value_at_clean, gradient, threat.norm, threat.bounds)
         length = row_norm(step, threat.norm).clamp_min(1e-8)
         clean_length = row_norm(clean_step, threat.norm).clamp_min(1e-8)
-        alpha = _like((length / (length + clean_length)).clamp(max=self.alpha_max), x)
+        alpha = per_row((length / (length + clean_length)).clamp(max=self.alpha_max), x)
         mixed = (1.0 - alpha) * (x + self.eta * step) + alpha * (clean + self.eta * clean_step)
         return mixed.clamp(*threat.bounds)
 
@@ -231,7 +219,7 @@ def _nearest(
     value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
     gradient = gradients[0]
     for index, slope in enumerate(gradients[1:], start=1):
-        gradient = torch.where(_like(chosen == index, slope), slope, gradient)
+        gradient = torch.where(per_row(chosen == index, slope), slope, gradient)
     return value, gradient
 
 
@@ -246,8 +234,3 @@ def _reach(
 
 def _inner(a: Float[Tensor, "batch ..."], b: Float[Tensor, "batch ..."]) -> Float64[Tensor, " batch"]:
     return (a.double() * b.double()).flatten(1).sum(1)
-
-
-def _like(values: Tensor, x: Tensor) -> Tensor:
-    """Shape one value a row so that it broadcasts over the row."""
-    return values.view(-1, *[1] * (x.ndim - 1))

@@ -1,14 +1,15 @@
 """The fast gradient sign method: one step of the whole budget."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from typing import Unpack
 
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.attacks import engine, objectives
 from antiphase.attacks.objectives import Objective
+from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier
-from antiphase.attacks.pgd import pgd
+from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 
@@ -20,11 +21,7 @@ def fgsm(
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     objective: str | Objective = "cross_entropy",
-    seed: int = 0,
-    ids: Int64[Tensor, " samples"] | None = None,
-    batch_size: int | None = None,
-    progress: bool | str = False,
-    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+    **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Take one step of length ε from the clean image: x + ε·sign(∇loss) in linf, x + ε·∇loss/‖∇loss‖ in l2.
 
@@ -35,10 +32,6 @@ def fgsm(
     Raises:
         UserError: for images out of range.
     """
-    result = pgd(
-        model, images, labels, threat, steps=1, step_size=threat.eps, random_start=False, objective=objective,
-        seed=seed, ids=ids, batch_size=batch_size, progress="fgsm" if progress is True else progress,
-        on_finished=on_finished,
-    )  # fmt: skip
-    name = objective if isinstance(objective, str) else "custom"
-    return replace(result, attack="fgsm", settings={"objective": name, "seed": seed})
+    search = PgdSearch(threat, objectives.resolve(objective), 1, threat.eps, random_start=False, name="fgsm")
+    settings = {"objective": objective if isinstance(objective, str) else "custom"}
+    return engine.run(model, images, labels, threat, search, settings, run)

@@ -1,7 +1,6 @@
 """Random noise of the same budget: the control that shows what an attack adds."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,10 +8,11 @@ from torch import Tensor
 
 from antiphase.attacks import engine
 from antiphase.attacks.objectives import margin
+from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.projections import project, random_point
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows
+from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import normal, sample_keys, uniform
@@ -29,12 +29,7 @@ def noise(
     *,
     kind: NoiseKind = "uniform",
     draws: int = 1,
-    seed: int = 0,
-    ids: Int64[Tensor, " samples"] | None = None,
-    batch_size: int | None = None,
-    early_stop: bool = True,
-    progress: bool | str = False,
-    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+    **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Add noise that knows nothing of the model, and give it the verdicts of an attack.
 
@@ -52,13 +47,7 @@ def noise(
         kind: of noise.
         draws: how many a sample is tried with, at least 1; a sample falls at the first that changes its
             prediction.
-        seed: of the noise.
-        ids: keys of the samples' random streams; positions where not given.
-        batch_size: rows that go through the model at once; does not affect verdicts.
-        early_stop: whether a sample ends at its first adversarial draw; if not, that of greatest margin
-            is kept.
-        progress: whether to show a progress bar on stderr; a text is shown beside it.
-        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range.
@@ -69,9 +58,8 @@ def noise(
         raise UserError(f"draws {draws}: expected at least 1")
     if threat.eps == float("inf"):
         raise UserError("eps inf: noise needs a finite budget")
-    settings: dict[str, Any] = {"kind": kind, "draws": draws, "seed": seed, "early_stop": early_stop}
-    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
-    return engine.run(model, images, labels, threat, _Noise(threat, kind, draws), settings, options, ids=ids)
+    settings: dict[str, Any] = {"kind": kind, "draws": draws}
+    return engine.run(model, images, labels, threat, _Noise(threat, kind, draws), settings, run)
 
 
 class _Noise:
@@ -109,5 +97,5 @@ class _Noise:
             return random_point(clean, eps, threat.norm, threat.bounds, keys)
         size = clean[0].numel()
         z = normal(keys, size) if self.kind == "gaussian" else 1 - 2 * (uniform(keys, size) < 0.5).float()
-        x = clean + eps.view(-1, *[1] * (clean.ndim - 1)) * z.to(clean.dtype).view_as(clean)
+        x = clean + per_row(eps, clean) * z.to(clean.dtype).view_as(clean)
         return project(x, clean, eps, threat.norm, threat.bounds)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from antiphase.attacks import engine, objectives
 from antiphase.attacks.objectives import Objective
+from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.rows import Rows, per_row
+from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
 StepSchedule = Literal["constant", "linear", "cosine"]
@@ -36,13 +37,9 @@ def pgd(
     schedule: StepSchedule = "constant",
     restarts: int = 1,
     random_start: bool = True,
+    momentum: float = 0.0,
     objective: str | Objective = "cross_entropy",
-    seed: int = 0,
-    ids: Int64[Tensor, " samples"] | None = None,
-    batch_size: int | None = None,
-    early_stop: bool = True,
-    progress: bool | str = False,
-    on_finished: Callable[[Tensor, dict[str, Tensor]], None] | None = None,
+    **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Climb the loss in steps of steepest ascent, projected onto the threat's set after each.
 
@@ -64,15 +61,11 @@ def pgd(
         schedule: of α over the steps: constant, or falling to 0 linearly or by half a cosine.
         restarts: how often a sample that stands is tried again from another random start.
         random_start: whether x₀ is random; otherwise it is the clean image.
-        objective: what is maximised: ``"cross_entropy"``, ``"margin"`` or a callable of (logits, labels)
+        momentum: μ, at least 0: d_t is then taken of g_t = μ·g_{t−1} + ∇loss/‖∇loss‖₁ (Y. Dong et al.,
+            *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
+        objective: what is maximised: ``"cross_entropy"``, ``"margin"``, ``"dlr"`` or a callable of (logits, labels)
             that returns one number a sample.
-        seed: of the random starts.
-        ids: keys of the samples' random streams; positions where not given.
-        batch_size: rows that go through the model at once; does not affect verdicts.
-        early_stop: whether a sample ends at its first adversarial iterate; if not, all steps are taken
-            and the adversarial iterate of highest loss is kept.
-        progress: whether to show a progress bar on stderr; a text is shown beside it.
-        on_finished: see :class:`~antiphase.attacks.engine.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range.
@@ -81,29 +74,34 @@ def pgd(
         raise UserError(f"steps {steps} and restarts {restarts}: expected at least 1 of each")
     if schedule not in _SCHEDULES:
         raise UserError(f"schedule {schedule!r}: expected one of {', '.join(_SCHEDULES)}")
+    if not 0 <= momentum < math.inf:
+        raise UserError(f"momentum {momentum}: expected a number of at least 0")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start would repeat one run; use 1")
     alpha = threat.eps / 4 if step_size is None else step_size
-    search = PgdSearch(threat, objectives.resolve(objective), steps, alpha, schedule, restarts, random_start)
+    search = PgdSearch(
+        threat, objectives.resolve(objective), steps, alpha, schedule=schedule, restarts=restarts,
+        random_start=random_start, momentum=momentum,
+    )  # fmt: skip
     settings: dict[str, Any] = {
         "steps": steps, "step_size": alpha, "schedule": schedule, "restarts": restarts,
-        "random_start": random_start, "objective": objective if isinstance(objective, str) else "custom",
-        "seed": seed, "early_stop": early_stop,
+        "random_start": random_start, "momentum": momentum,
+        "objective": objective if isinstance(objective, str) else "custom",
     }  # fmt: skip
-    options = engine.Run(seed, batch_size, early_stop, progress, on_finished)
-    return engine.run(model, images, labels, threat, search, settings, options, ids=ids)
+    return engine.run(model, images, labels, threat, search, settings, run)
 
 
 class PgdSearch:
     """PGD's state: the iterate ``x``, how many steps it has taken (``t``), and the best iterate so far."""
 
-    name = "pgd"
     targets = 0
 
     def __init__(
-        self, threat: Threat, objective: Objective, steps: int, step_size: float, schedule: StepSchedule,
-        restarts: int, random_start: bool,
+        self, threat: Threat, objective: Objective, steps: int, step_size: float, *,
+        schedule: StepSchedule = "constant", restarts: int = 1, random_start: bool = True, momentum: float = 0.0,
+        name: str = "pgd",
     ) -> None:  # fmt: skip
+        self.name, self.momentum = name, momentum
         self.threat, self.objective = threat, objective
         self.steps, self.restarts, self.random_start = steps, restarts, random_start
         progress = torch.arange(steps, dtype=torch.float64) / steps
@@ -114,6 +112,8 @@ class PgdSearch:
         rows["x"] = clean.clone()
         if self.random_start:
             rows["x"] = random_point(clean, rows["eps"], threat.norm, threat.bounds, rows["key"])
+        if self.momentum:
+            rows["velocity"] = torch.zeros_like(clean)
         rows["t"] = torch.zeros_like(rows["label"])
         rows["best"] = rows["x"].clone()
         rows["loss"] = torch.full_like(rows["eps"], -torch.inf)
@@ -133,8 +133,12 @@ class PgdSearch:
         rows.put("loss", better, loss)
         rows["found"] = rows["found"] | adversarial
         rows["done"] = rows["t"] == self.steps
+        if self.momentum:
+            length = row_norm(gradient, "l1").clamp_min(1e-12)
+            gradient = self.momentum * rows["velocity"] + gradient / per_row(length, gradient)
+            rows["velocity"] = gradient
         alpha = self.step_sizes.to(loss.device, loss.dtype)[rows["t"].clamp(max=self.steps - 1)]
-        stride = alpha.view(-1, *[1] * (gradient.ndim - 1)) * steepest(gradient, self.threat.norm)
+        stride = per_row(alpha, gradient) * steepest(gradient, self.threat.norm)
         moved = rows["x"] + stride
         rows["x"] = project(moved, rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds)
         rows["t"] = rows["t"] + 1

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.attacks.rows import per_row
 from antiphase.attacks.threat import Norm, row_norm
 from antiphase.streams import normal, uniform
 
@@ -19,11 +20,11 @@ def project(
 
     Both orders stay in the set: clipping to bounds that hold the clean image never lengthens the change.
     """
-    eps = _like(eps, x)
+    eps = per_row(eps, x)
     if norm == "linf":
         return torch.minimum(torch.maximum(x, clean - eps), clean + eps).clamp(*bounds)
     delta = x - clean
-    length = _like(row_norm(delta, "l2"), x)
+    length = per_row(row_norm(delta, "l2"), x)
     return (clean + delta * (eps / length.clamp_min(1e-12)).clamp(max=1.0)).clamp(*bounds)
 
 
@@ -31,7 +32,7 @@ def steepest(gradient: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tenso
     """Return the direction of unit norm that raises the loss fastest: the sign (linf) or g/‖g‖₂ (l2)."""
     if norm == "linf":
         return gradient.sign()
-    return gradient / _like(row_norm(gradient, "l2"), gradient).clamp_min(1e-12)
+    return gradient / per_row(row_norm(gradient, "l2"), gradient).clamp_min(1e-12)
 
 
 def random_point(
@@ -58,10 +59,5 @@ def random_point(
         # in float64: torch's powers differ in their last bit with a number's place in the tensor
         radius = (uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
         delta = delta / row_norm(delta, "l2")[:, None] * radius
-    x = clean + delta.to(clean.dtype).view_as(clean) * _like(eps, clean)
+    x = clean + delta.to(clean.dtype).view_as(clean) * per_row(eps, clean)
     return project(x, clean, eps, norm, bounds)
-
-
-def _like(values: Float[Tensor, " batch"], x: Tensor) -> Tensor:
-    """Shape one value a row so that it broadcasts over the row."""
-    return values.view(-1, *[1] * (x.ndim - 1))

@@ -26,4 +26,9 @@ class Rows(dict[str, Tensor]):
     def put(self, name: str, mask: Tensor, values: Tensor) -> None:
         """Replace a tensor's rows where ``mask`` holds by the same rows of ``values``."""
         old = self[name]
-        self[name] = torch.where(mask.view(-1, *[1] * (old.ndim - 1)), values, old)
+        self[name] = torch.where(per_row(mask, old), values, old)
+
+
+def per_row(values: Tensor, like: Tensor) -> Tensor:
+    """Shape one value a row so that it broadcasts over the rows of ``like``."""
+    return values.view(-1, *[1] * (like.ndim - 1))

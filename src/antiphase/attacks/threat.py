@@ -64,7 +64,9 @@ class Threat:
         return inside & (self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + TOLERANCE)
 
 
-def row_norm(delta: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, " batch"]:
+def row_norm(
+    delta: Float[Tensor, "batch *shape"], norm: Literal["linf", "l2", "l1"]
+) -> Float[Tensor, " batch"]:
     """Return the norm of each row.
 
     Sums run in float64: in float32 a long row summed by two threads differs in the last bits from one
@@ -73,4 +75,6 @@ def row_norm(delta: Float[Tensor, "batch *shape"], norm: Norm) -> Float[Tensor, 
     flat = delta.flatten(1)
     if norm == "linf":
         return flat.abs().amax(1)
+    if norm == "l1":
+        return flat.double().abs().sum(1).to(delta.dtype)
     return flat.double().square().sum(1).sqrt().to(delta.dtype)

@@ -1,0 +1,63 @@
+"""What every attack takes beside its own parameters, and what stands for what is not given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from antiphase.errors import UserError
+
+Finished = Callable[[Tensor, dict[str, Tensor]], None]
+Precision = Literal["float32", "bf16"]
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments that every attack accepts; their meaning and defaults are those of :class:`Run`."""
+
+    seed: int
+    ids: Int64[Tensor, " samples"] | None
+    batch_size: int | None
+    early_stop: bool
+    precision: Precision
+    compile: bool
+    progress: bool | str
+    on_finished: Finished | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a search is carried out.
+
+    Attributes:
+        seed: of every random draw.
+        ids: one int64 a sample, the key of its random stream; positions where not given.
+        batch_size: how many rows go through the model at once; does not affect verdicts.
+        early_stop: whether a sample ends at its first confirmed adversarial example; if not, the whole
+            budget is spent and the best example is kept.
+        precision: of the search: ``"float32"``, or ``"bf16"`` for the passes that torch autocasts. Verdicts
+            are confirmed in float32 either way.
+        compile: whether the search asks a ``torch.compile``-d model. Verdicts come from the model as it is.
+        progress: whether to show a progress bar on stderr; a text is shown beside it.
+        on_finished: called with the positions of samples whose verdict has just become known, and the
+            arrays of the result so far.
+
+    Raises:
+        UserError: for a batch size below 1 or an unknown precision.
+    """
+
+    seed: int = 0
+    ids: Tensor | None = None
+    batch_size: int | None = None
+    early_stop: bool = True
+    precision: Precision = "float32"
+    compile: bool = False
+    progress: bool | str = False
+    on_finished: Finished | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UserError(f"batch_size {self.batch_size}: expected at least 1")
+        if self.precision not in ("float32", "bf16"):
+            raise UserError(f"precision {self.precision!r}: expected 'float32' or 'bf16'")
