@@ -132,7 +132,7 @@ class _Apgd:
         for name in ("x", "previous", "peak", "best"):
             rows[name] = x.clone()
         rows["peak_gradient"] = torch.zeros_like(x)
-        for name in ("loss", "last_loss", "peak_loss", "checkpoint_loss"):
+        for name in ("loss", "start_loss", "last_loss", "peak_loss", "checkpoint_loss"):
             rows[name] = torch.full_like(eps, -torch.inf)
         rows["step_size"] = 2.0 * eps
         for name in ("t", "rises"):
@@ -145,6 +145,7 @@ class _Apgd:
         loss, logits, gradient = oracle.gradient(
             rows, rows["x"], lambda logits: self.objective(logits, rows["label"], rows["target"])
         )
+        rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]
         # an adversarial iterate beats one that is not; among equals the higher loss wins
         better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))

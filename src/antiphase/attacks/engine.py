@@ -1,33 +1,35 @@
 """The engine: keeps a batch full of samples that are still standing and gives each its verdict.
 
 An attack is a :class:`Search`: a state for each row and a step that asks the model once about all rows.
-The engine starts rows from a queue, drops a row as soon as its verdict is known, and refills the batch.
-A sample may have several items (targets, restarts): they are tried in their order until one succeeds, or
-all of them where the best is wanted (``early_stop=False``).
+The engine starts rows from a schedule, drops a row as soon as its verdict is known, and refills the batch.
+A sample may have several items (targets, restarts): they count in their order until one succeeds, or all
+of them where the best is wanted (``early_stop=False``). Where rows would stand empty, items run ahead of
+their turn; what they cost counts only if their turn comes.
 Because rows never look at each other and random draws are keyed by sample, a verdict depends neither on
 the batch size nor on the order of the samples.
 """
 
-import contextlib
-import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from antiphase.attacks.checks import inspect_model, inspect_search
 from antiphase.attacks.options import Run, RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle, attacked
+from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle, attacked
+from antiphase.attacks.progress import bar
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.rows import Rows
+from antiphase.attacks.schedule import Schedule
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 
-DEFAULT_BATCH_SIZE = 64
+_ROWS = {"cpu": 64}  # at once where nothing is said; on a CPU more are no faster (dev/LOG.md)
+_ROWS_ELSEWHERE = 128
+_PIXELS = 2**21  # at once, which keeps a ViT-B at 224×224 to about 2 GB
 
 
 class Search(Protocol):
@@ -89,19 +91,25 @@ def run(
     chosen = Run(**options)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
     _check(images, labels, threat, ids)
-    with attacked(model) as oracle:
-        queue = _Queue(oracle, images, labels, threat, search, chosen, ids)
-        with _bar(search.name, len(images), chosen.progress) as show:
+    with attacked(model, chosen.precision, chosen.compile) as oracle:
+        warnings = inspect_model(oracle, images)
+        work = _Work(oracle, images, labels, threat, search, chosen, ids)
+        with bar(search.name, len(images), chosen.progress) as show:
             shown = -1
-            while queue.advance():
-                if queue.resolved != shown:
-                    shown = queue.resolved
-                    show(shown, queue.fallen)
+            while work.advance():
+                if work.resolved != shown:
+                    shown = work.resolved
+                    show(shown, work.fallen)
+        warnings += inspect_search(oracle, work.failed, work.stuck)
     settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
-    return AttackResult(search.name, threat, settings, ids, **queue.results, seconds=time.monotonic() - began)
+    settings |= {"precision": chosen.precision} if chosen.precision != "float32" else {}
+    return AttackResult(
+        search.name, threat, settings, ids, **work.results, warnings=tuple(warnings),
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
 
 
-class _Queue:
+class _Work:
     """Samples waiting, samples in the batch, and what is known of each."""
 
     def __init__(
@@ -110,10 +118,10 @@ class _Queue:
     ) -> None:  # fmt: skip
         self.oracle, self.images, self.threat, self.search = oracle, images, threat, search
         self.options, self.ids = options, ids
-        self.size = options.batch_size or DEFAULT_BATCH_SIZE
+        self.size = options.batch_size or _default_size(oracle.device, images)
         count = len(images)
         logits = torch.cat(
-            [oracle.logits(batch.to(oracle.device)).cpu() for batch in images.split(self.size)]
+            [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.size)]
         )
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
@@ -125,7 +133,7 @@ class _Queue:
         others = logits.scatter(1, label[:, None], -torch.inf)
         wanted = max(1, min(search.targets, logits.shape[1] - 1))
         self.targets = others.sort(dim=1, descending=True, stable=True).indices[:, :wanted].clone()
-        self.items = wanted * search.restarts
+        items = wanted * search.restarts
         self.results = {
             "label": label,
             "clean_prediction": clean,
@@ -137,12 +145,14 @@ class _Queue:
             "backwards": torch.zeros(count, dtype=torch.int64),
         }
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
-        self.keys = torch.tensor([key(options.seed, search.name, item) for item in range(self.items)])
+        self.last = torch.full((count,), items - 1)  # no later item of a sample can count
+        self.keys = torch.tensor([key(options.seed, search.name, item) for item in range(items)])
         self.batch = Rows()
-        standing = (~self.results["success"]).nonzero().flatten().tolist()
-        self.waiting = [(0, position) for position in standing]  # a heap: every first item before any second
-        self.resolved = count - len(standing)
-        self.fallen = self.resolved
+        standing = (~self.results["success"]).nonzero().flatten()
+        self.schedule = Schedule(standing.tolist(), items, options.early_stop)
+        self.ahead: dict[tuple[int, int], Rows] = {}  # ended ahead of their turn
+        self.resolved = self.fallen = count - len(standing)
+        self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
         if self.resolved:
             self._report(self.results["success"].nonzero().flatten())
 
@@ -155,42 +165,72 @@ class _Queue:
         ready = self.batch["done"] | (self.batch["found"] & self.options.early_stop)
         if ready.any():
             self.batch["forwards"] = self.batch["forwards"] + ready  # the confirmation
-            confirmed, prediction = self._verify(self.batch.take(ready))
-            ended = self.batch["done"].clone()
-            ended[ready] |= confirmed
-            self.batch["found"][ready] = confirmed
-            self._settle(self.batch.take(ended), confirmed[ended[ready]], prediction[ended[ready]])
-            self.batch = self.batch.take(~ended)
+            tried = self.batch.take(ready)
+            # a search in low precision may have failed by a hair: what is done is asked again in any case
+            tried["prediction"] = self.oracle.predict(tried["best"])
+            allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
+            tried["success"] = (tried["prediction"] != tried["label"]) & allowed
+            self.batch["found"][ready] = tried["success"]
+            over = tried["done"] | tried["success"]
+            ended = ready.clone()
+            ended[ready] = over
+            self._settle(tried.take(over))
+            last = self.last.to(self.oracle.device)[self.batch["position"]]
+            self.batch = self.batch.take(~ended & (self.batch["item"] <= last))
         return True
 
     def _refill(self) -> None:
-        room = min(self.size - len(self.batch), len(self.waiting))
+        room = self.size - len(self.batch)
         if room < 1:
             return
-        item, position = torch.tensor([heapq.heappop(self.waiting) for _ in range(room)]).unbind(1)
-        clean = self.images[position]
+        # rows that would only be padding cost nothing on a CPU, where others would
+        spare = -len(self.batch) % QUANTUM if self.oracle.device.type == "cpu" else room
+        chosen = self.schedule.next(room, min(spare, room))
+        if not chosen:
+            return
+        item, position = torch.tensor(chosen).unbind(1)
+        clean, count = self.images[position], len(chosen)
         rows = Rows(
             position=position, item=item, key=sample_keys(self.keys[item], self.ids[position]), clean=clean,
             label=self.results["label"][position],
             restart=item // self.targets.shape[1], target=self.targets[position, item % self.targets.shape[1]],
-            eps=torch.full((room,), self.threat.eps, dtype=clean.dtype),
-            forwards=torch.zeros(room, dtype=torch.int64), backwards=torch.zeros(room, dtype=torch.int64),
+            eps=torch.full((count,), self.threat.eps, dtype=clean.dtype),
+            forwards=torch.zeros(count, dtype=torch.int64), backwards=torch.zeros(count, dtype=torch.int64),
         )  # fmt: skip
         rows = Rows({name: tensor.to(self.oracle.device) for name, tensor in rows.items()})
         self.search.start(rows)
         self.batch = self.batch.join(rows)
 
-    def _verify(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Ask the model again about the candidates alone: (adversarial and allowed, prediction)."""
-        prediction = self.oracle.predict(rows["best"])
-        allowed = self.threat.allows(rows["best"], rows["clean"], rows["eps"])
-        return (prediction != rows["label"]) & allowed, prediction
+    def _settle(self, rows: Rows) -> None:
+        """Take note of the rows that ended, each sample's in the order of its items."""
+        rows = Rows({name: rows[name].cpu() for name in _SETTLED if name in rows})
+        waves: list[list[Rows]] = []  # of rows that may be recorded at once: one a sample
+        depth: Counter[int] = Counter()
+        decided: list[int] = []
+        outcomes = zip(
+            rows["position"].tolist(), rows["item"].tolist(), rows["success"].tolist(), strict=True
+        )
+        for index, (position, item, success) in enumerate(outcomes):
+            self.ahead[position, item] = rows.take(torch.tensor([index]))
+            counted, over = self.schedule.end(position, item, success)
+            for turn in counted:
+                waves += [[]] if depth[position] == len(waves) else []
+                waves[depth[position]].append(self.ahead.pop((position, turn)))
+                depth[position] += 1
+            if success and self.options.early_stop:
+                self.last[position] = min(item, int(self.last[position]))
+            if over:
+                self.last[position] = -1
+                decided.append(position)
+        self.ahead = {known: held for known, held in self.ahead.items() if self.last[known[0]] >= 0}
+        for wave in waves:
+            self._record(Rows.stack(wave))
+        self.resolved += len(decided)
+        self.fallen += int(self.results["success"][decided].sum())
+        self._report(torch.tensor(decided, dtype=torch.int64))
 
-    def _settle(self, rows: Rows, success: Tensor, prediction: Tensor) -> None:
-        """Record the rows that ended; a sample whose item failed goes back for its next item."""
-        rows = Rows({name: rows[name].cpu() for name in (*_SETTLED, "clean")})
-        success, prediction = success.cpu(), prediction.cpu()
-        position, results = rows["position"], self.results
+    def _record(self, rows: Rows) -> None:
+        position, results, success = rows["position"], self.results, rows["success"]
         was = results["success"][position]
         results["forwards"][position] += rows["forwards"]
         results["backwards"][position] += rows["backwards"]
@@ -198,38 +238,25 @@ class _Queue:
         at = position[better]
         self.loss[at] = rows["loss"][better]
         results["adversarial"][at] = rows["best"][better]
-        results["prediction"][at] = prediction[better]
+        results["prediction"][at] = rows["prediction"][better]
         results["distance"][at] = self.threat.distance(rows["best"], rows["clean"])[better]
         results["success"][position] = was | success
-        again = (rows["item"] + 1 < self.items) & ~(success & self.options.early_stop)
-        for where, item in zip(position[again].tolist(), rows["item"][again].tolist(), strict=True):
-            heapq.heappush(self.waiting, (item + 1, where))
-        self.resolved += int((~again).sum())
-        self.fallen += int(results["success"][position[~again]].sum())
-        self._report(position[~again])
+        if "start_loss" in rows:
+            self.failed += int((~success).sum())
+            self.stuck += int((~success & (rows["loss"] <= rows["start_loss"])).sum())
 
     def _report(self, positions: Tensor) -> None:
         if self.options.on_finished is not None and len(positions):
             self.options.on_finished(positions, self.results)
 
 
-_SETTLED = ("position", "item", "loss", "best", "forwards", "backwards")
+_SETTLED = (
+    "position", "item", "clean", "best", "prediction", "success", "loss", "start_loss", "forwards", "backwards",
+)  # fmt: skip
 
 
-@contextlib.contextmanager
-def _bar(name: str, total: int, progress: bool | str) -> Iterator[Callable[[int, int], None]]:
-    """Show samples decided and the success rate so far, on stderr."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("ASR {task.fields[asr]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bar:
-        task = bar.add_task(progress if isinstance(progress, str) else name, total=total, asr="")
-
-        def show(resolved: int, fallen: int) -> None:
-            bar.update(task, completed=resolved, asr=f"{fallen / max(1, resolved):.3f}")
-
-        yield show
+def _default_size(device: torch.device, images: Tensor) -> int:
+    return max(QUANTUM, min(_ROWS.get(device.type, _ROWS_ELSEWHERE), _PIXELS // images[0].numel()))
 
 
 def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:

@@ -2,43 +2,61 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase.attacks.options import Precision
 from antiphase.attacks.rows import Rows
 from antiphase.errors import UserError
 
 Classifier = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor], Tensor]  # from the rows' logits to one number a row
 
-# A matrix product may round a row differently in other company. With MKL told to be strict (see the package's
-# __init__) and batches padded to a multiple of this many rows, rows came out bitwise the same for every batch
-# size and order tried; without either they did not (dev/LOG.md).
+# A matrix product may round a row differently in other company. Multiples of this many rows, with MKL told to be
+# strict (see the package's __init__), kept rows bitwise the same on some processors and nearly so on others
+# (dev/LOG.md).
 QUANTUM = 16
 
 
 class Oracle:
-    """Answers an attack's questions about a model, in float32 or the images' own type.
+    """Answers an attack's questions about a model: the search's in its own precision, verdicts in float32.
 
     Args:
         model: from images ``(batch, C, H, W)`` to logits ``(batch, classes)``.
+        precision: of the search's passes.
+        compile: whether the search's passes go through ``torch.compile``.
+
+    Attributes:
+        asked: rows whose gradient was asked for.
+        flat: how many of those gradients were zero everywhere.
+        broken: how many held a NaN or an infinity, which count as zero.
     """
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: Classifier, precision: Precision = "float32", compile: bool = False) -> None:
         self.model = model
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.precision = precision
+        self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
+        self.asked = self.flat = self.broken = 0
+
+    def verdict(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
+        """Return the logits of the model as it is, in float32; not counted."""
+        with torch.no_grad():
+            padded = _pad(x)
+            return _checked(self.model(padded), padded)[: len(x)]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
-        """Return the predicted classes; not counted."""
-        return self.logits(x).argmax(1)
+        """Return the predicted classes in float32; not counted."""
+        return self.verdict(x).argmax(1)
 
     def logits(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits, without a graph; not counted."""
+        """Return the logits in the search's precision, without a graph; not counted."""
         with torch.no_grad():
-            return _checked(self.model(_pad(x)))[: len(x)]
+            return self._search(_pad(x))[: len(x)]
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of one image a row, without a graph; count a forward pass for each row."""
@@ -63,15 +81,37 @@ class Oracle:
         values: list[Tensor] = []
         gradients: list[Tensor] = []
         with torch.enable_grad():
-            logits = _checked(self.model(x))[:count]
+            logits = self._search(x)[:count]
+            if not logits.requires_grad:
+                raise UserError(
+                    "the model's logits have no gradient by its images: use square, which needs none"
+                )
             for index, loss in enumerate(losses):
                 value = loss(logits)
                 more = index + 1 < len(losses)
-                gradients.append(torch.autograd.grad(value.sum(), x, retain_graph=more)[0][:count])
+                (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=more, materialize_grads=True)
+                gradients.append(self._sound(gradient[:count]))
                 values.append(value.detach())
         rows["forwards"] = rows["forwards"] + 1
         rows["backwards"] = rows["backwards"] + len(losses)
         return values, logits.detach(), gradients
+
+    def _search(self, x: Tensor) -> Tensor:
+        if self.precision == "float32":
+            return _checked(self._searched(x), x)
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return _checked(self._searched(x), x)
+
+    def _sound(self, gradient: Tensor) -> Tensor:
+        """Take note of gradients that lead nowhere."""
+        steepest = gradient.detach().flatten(1).abs().amax(1)  # NaN where any is
+        self.asked += len(steepest)
+        if bool((steepest > 0).logical_and(steepest.isfinite()).all()):
+            return gradient
+        broken = ~steepest.isfinite()
+        self.flat += int((steepest == 0).sum())
+        self.broken += int(broken.sum())
+        return gradient.nan_to_num(0.0, 0.0, 0.0) if bool(broken.any()) else gradient
 
 
 def _pad(x: Tensor) -> Tensor:
@@ -80,23 +120,22 @@ def _pad(x: Tensor) -> Tensor:
     return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x
 
 
-def _checked(logits: Tensor) -> Tensor:
-    if logits.ndim != 2:
-        raise UserError(
-            f"the model returned a tensor of shape {tuple(logits.shape)}: expected (batch, classes)"
-        )
+def _checked(logits: Any, x: Tensor) -> Tensor:
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"the model returned {shape}: expected logits of shape ({len(x)}, classes)")
     if not torch.isfinite(logits).all():
         raise UserError(
             "the model returned NaN or infinite logits; the attack stopped, finished samples are kept"
         )
-    return logits
+    return logits.to(x.dtype)
 
 
 @contextlib.contextmanager
-def attacked(model: Classifier) -> Iterator[Oracle]:
+def attacked(model: Classifier, precision: Precision = "float32", compile: bool = False) -> Iterator[Oracle]:
     """Put the model in evaluation mode and spare its weights' gradients while it is under attack."""
     if not isinstance(model, nn.Module):
-        yield Oracle(model)
+        yield Oracle(model, precision, compile)
         return
     modes = [(module, module.training) for module in model.modules()]
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -104,7 +143,7 @@ def attacked(model: Classifier) -> Iterator[Oracle]:
         model.eval()
         for parameter in frozen:
             parameter.requires_grad_(False)
-        yield Oracle(model)
+        yield Oracle(model, precision, compile)
     finally:
         for module, mode in modes:
             module.training = mode

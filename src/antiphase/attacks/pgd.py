@@ -116,7 +116,8 @@ class PgdSearch:
             rows["velocity"] = torch.zeros_like(clean)
         rows["t"] = torch.zeros_like(rows["label"])
         rows["best"] = rows["x"].clone()
-        rows["loss"] = torch.full_like(rows["eps"], -torch.inf)
+        for name in ("loss", "start_loss"):
+            rows[name] = torch.full_like(rows["eps"], -torch.inf)
         rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
         rows["done"] = rows["found"].clone()
 
@@ -126,6 +127,7 @@ class PgdSearch:
         )
         if "mask" in rows:  # of the pixels that may change
             gradient = gradient * rows["mask"]
+        rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]
         # an adversarial iterate beats one that is not; among equals the higher loss wins
         better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))

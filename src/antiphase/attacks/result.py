@@ -25,7 +25,8 @@ class AttackResult:
             bounds; confirmed in float32 after the search.
         adversarial: the adversarial image; where the attack failed, the iterate of highest loss.
         distance: ‖δ‖ of it, in the threat's norm.
-        forwards, backwards: passes that the sample cost.
+        forwards, backwards: passes that the sample cost, the first look at the clean image included.
+        warnings: what makes the verdicts doubtful, each a sentence that says what to do about it.
         seconds: wall-clock time of the whole call.
     """
 
@@ -41,6 +42,7 @@ class AttackResult:
     distance: Float[Tensor, " samples"]
     forwards: Int64[Tensor, " samples"]
     backwards: Int64[Tensor, " samples"]
+    warnings: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     def __len__(self) -> int:

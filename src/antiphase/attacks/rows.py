@@ -23,6 +23,15 @@ class Rows(dict[str, Tensor]):
             return other
         return type(self)({name: torch.cat([tensor, other[name]]) for name, tensor in self.items()})
 
+    @classmethod
+    def stack(cls, parts: list[Self]) -> Self:
+        """Return the rows of all parts, one part after the other; all have the same names."""
+        return (
+            parts[0]
+            if len(parts) == 1
+            else cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        )
+
     def put(self, name: str, mask: Tensor, values: Tensor) -> None:
         """Replace a tensor's rows where ``mask`` holds by the same rows of ``values``."""
         old = self[name]

@@ -1,0 +1,59 @@
+"""The schedule: whatever ends first, the same items count, in their order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphase.attacks.schedule import Schedule
+
+
+def _play(outcomes, early_stop, room, spare, pick):
+    """Run every item; ``pick`` says which running one ends next. Return what counted for each sample, in order."""
+    schedule = Schedule(range(len(outcomes)), len(outcomes[0]), early_stop)
+    running, counted, decided = [], {p: [] for p in range(len(outcomes))}, set()
+    while True:
+        new = schedule.next(room - len(running), min(spare, room - len(running)))
+        assert len(new) <= room - len(running)
+        assert not {(i, p) for i, p in new} & set(running)
+        running += new
+        if not running:
+            return counted, decided
+        item, position = running.pop(pick(len(running)))
+        items, over = schedule.end(position, item, outcomes[position][item])
+        counted[position] += items
+        if over:
+            decided.add(position)
+            running = [(i, p) for i, p in running if p != position]
+
+
+@given(
+    outcomes=st.integers(1, 5).flatmap(
+        lambda items: st.lists(st.lists(st.booleans(), min_size=items, max_size=items), min_size=1, max_size=7)
+    ),
+    early_stop=st.booleans(),
+    room=st.integers(1, 11),
+    spare=st.integers(0, 11),
+    seed=st.randoms(use_true_random=False),
+)
+def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room, spare, seed):
+    counted, decided = _play(outcomes, early_stop, room, spare, seed.randrange)
+    for position, results in enumerate(outcomes):
+        until = results.index(True) + 1 if early_stop and True in results else len(results)
+        assert counted[position] == list(range(until))
+    assert decided == set(range(len(outcomes)))
+
+
+def test_first_items_of_all_samples_come_before_any_second():
+    schedule = Schedule([3, 1], 2, early_stop=True)
+    assert schedule.next(1) == [(0, 1)]
+    assert schedule.end(1, 0, False) == ([0], False)
+    assert schedule.next(2) == [(0, 3), (1, 1)]
+
+
+def test_spare_rows_run_items_ahead_of_their_turn_the_least_advanced_sample_first():
+    schedule = Schedule([4, 7], 3, early_stop=True)
+    assert schedule.next(8, 5) == [(0, 4), (0, 7), (1, 4), (1, 7), (2, 4)]
+    assert schedule.end(4, 2, True) == ([], False)
+    assert schedule.end(4, 0, False) == ([0], False)
+    assert schedule.end(4, 1, False) == ([1, 2], True)
+    assert schedule.end(4, 1, True) == ([], False)  # decided already
+    assert schedule.next(8, 0) == []
