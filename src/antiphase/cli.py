@@ -1,18 +1,15 @@
 """The command line: one line for each mistake, exit code 2; a traceback is a defect of ours."""
 
-import shlex
 import sys
-import time
-from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from typer.exceptions import Exit, TyperException
 
+from antiphase.commands import given, run_audit, run_training
 from antiphase.errors import UserError
 
 app = typer.Typer(
@@ -32,6 +29,29 @@ Out = Annotated[Path, typer.Option(help="Directory to write; the same command go
 Seed = Annotated[int, typer.Option(help="Of every random draw.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+Norm = Annotated[str, typer.Option(help="linf or l2.")]
+AttackName = Annotated[str, typer.Option(help="An attack, as of antiphase attack --attack.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of the attack; PGD takes 20 of ε/4.", min=1)]
+Restarts = Annotated[int | None, typer.Option(help="Tries of a sample that stands.", min=1)]
+Independent = Annotated[
+    bool,
+    typer.Option("--independent", help="Attack at each ε afresh; else the fallen stay fallen at larger ε."),
+]
+SearchPrecision = Annotated[
+    str, typer.Option(help="Of the search: float32, or bf16 (faster); verdicts are float32.")
+]
+DataSource = Annotated[
+    str | None, typer.Option(help="Source of images; the model's own test images where not given.")
+]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="Build timm: models without a download.")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Images through the model at once; affects no result.", min=1)
+]
 
 
 def main() -> None:
@@ -102,8 +122,8 @@ def quickstart(
         models, against = [str(out / "diffvit")], [str(out / "vit")]
         for kind, path in (("diffvit", models[0]), ("vit", against[0])):
             Console(stderr=True).print(f"training {kind} for {epochs} epochs into {path}", highlight=False)
-            _train(kind, "fashion-mnist", Path(path), quiet, epochs=epochs, seed=seed)
-    _audit(models, against, "specimen-fashion-mnist", out, quiet, device, eps=eps, limit=limit, seed=seed)
+            run_training(kind, "fashion-mnist", Path(path), quiet, epochs=epochs, seed=seed)
+    run_audit(models, against, "specimen-fashion-mnist", out, quiet, device, eps=eps, limit=limit, seed=seed)
 
 
 @app.command()
@@ -117,26 +137,21 @@ def audit(
     against: Annotated[
         str | None, typer.Option(help="The twin to compare with; several, one for each model.")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Source of images; the model's own test images where not given.")
-    ] = None,
+    data: DataSource = None,
     split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
     limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 1000,
     eps: Eps = _EPS,
-    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
-    steps: Annotated[int, typer.Option(help="PGD steps of ε/4.", min=1)] = 20,
-    restarts: Annotated[int, typer.Option(help="Random starts of a sample that stands.", min=1)] = 1,
+    norm: Norm = "linf",
+    attack: AttackName = "pgd",
+    steps: Steps = None,
+    restarts: Restarts = None,
+    independent: Independent = False,
+    precision: SearchPrecision = "float32",
     seed: Seed = 0,
     out: Out = Path("antiphase-audit"),
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Build timm: models without a download.")
-    ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them.")
-    ] = False,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images through the model at once; affects no result.", min=1)
-    ] = None,
+    random_weights: RandomWeights = False,
+    skip_bad: SkipBad = False,
+    batch_size: BatchSize = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -152,10 +167,68 @@ def audit(
 
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
-    _audit(
+    run_audit(
         model.split(","), against.split(",") if against else [], data, out, quiet, device,
-        split=split, limit=limit, eps=eps, norm=norm, steps=steps, restarts=restarts, seed=seed,
+        split=split, limit=limit, eps=eps, norm=norm, attack=attack,
+        settings=given(steps=steps, restarts=restarts), nested=not independent, precision=precision, seed=seed,
         random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
+    )  # fmt: skip
+
+
+@app.command()
+def attack(
+    model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
+    data: DataSource = None,
+    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 1000,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--attack",
+            help="pgd, patch, fgsm, apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square, carlini-wagner, noise, autoattack.",
+        ),
+    ] = "autoattack",
+    eps: Eps = "8/255",
+    norm: Norm = "linf",
+    version: Annotated[str | None, typer.Option(help="AutoAttack: standard, 2020, plus or rand.")] = None,
+    steps: Steps = None,
+    restarts: Restarts = None,
+    queries: Annotated[int | None, typer.Option(help="Square: forward passes a sample.", min=1)] = None,
+    width: Annotated[int | None, typer.Option(help="Patch: side of the square in pixels.", min=1)] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="PGD, APGD: cross_entropy, margin, dlr or cosine.")
+    ] = None,
+    independent: Independent = False,
+    precision: SearchPrecision = "float32",
+    seed: Seed = 0,
+    out: Out = Path("antiphase-attack"),
+    random_weights: RandomWeights = False,
+    skip_bad: SkipBad = False,
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Attack one model with any attack or ensemble; write rows, summary.json and report.html.
+
+    A killed attack goes on with the same command. Under torchrun the processes share the images.
+
+    **Examples**
+
+    antiphase attack specimen:diffvit-0 --attack autoattack --eps 1/255 --limit 100
+
+    antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
+
+    antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1
+
+    torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
+    """
+    settings = given(
+        version=version, steps=steps, restarts=restarts, queries=queries, width=width, objective=objective
+    )
+    run_audit(
+        [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
+        settings=settings, nested=not independent, precision=precision, seed=seed, random_weights=random_weights,
+        skip_bad=skip_bad, batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -210,102 +283,10 @@ def train(
         "depth": depth, "dim": dim, "num_heads": heads, "patch_size": patch_size, "lambda_init": lambda_init,
         "lambda_schedule": lambda_schedule,
     }  # fmt: skip
-    metrics = _train(
+    metrics = run_training(
         model, data, out, quiet, image_size=image_size, limit=limit, model_fields=fields, epochs=epochs,
         batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate, weight_decay=weight_decay,
         schedule=schedule, warmup_epochs=warmup_epochs, augment=augment, precision=precision, store=store, seed=seed,
     )  # fmt: skip
     last = metrics[-1]
     print(f"accuracy {last['accuracy']:.4f} after {last['epoch']} epochs; {out}")
-
-
-def parse_eps(text: str) -> tuple[float, ...]:
-    """Return the numbers of a comma-separated list; ``1/255`` is a number.
-
-    Raises:
-        UserError: naming the part that is not one.
-
-    >>> parse_eps("0.5/255, 0.25")
-    (0.00196078431372549, 0.25)
-    """
-
-    def number(part: str) -> float:
-        try:
-            above, _, below = part.partition("/")
-            return float(Fraction(above.strip()) / Fraction(below.strip() or 1))
-        except (ValueError, ZeroDivisionError):
-            raise UserError(f"eps {part.strip()!r}: expected a number or a fraction such as 1/255") from None
-
-    return tuple(number(part) for part in text.split(","))
-
-
-def _audit(
-    models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *, eps: str,
-    split: str = "test", limit: int | None = None, random_weights: bool = False, skip_bad: bool = False,
-    **settings: Any,
-) -> None:  # fmt: skip
-    from antiphase.data import load_data
-    from antiphase.models.zoo import card_of, load_model
-    from antiphase.report import console_table, write_report
-    from antiphase.studies.audit import Settings, audit
-
-    began = time.monotonic()
-    chosen = Settings(parse_eps(eps), **settings)
-    place = _device(device)
-    if against and len(against) != len(models):
-        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
-    loaded = [
-        load_model(spec.strip(), random_weights=random_weights and spec.strip().startswith("timm:"))
-        for spec in [*models, *against]
-    ]
-    card = card_of(loaded[0])
-    own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0]) or (card.recipe or {}).get(
-        "data"
-    )
-    if (source := data or own) is None:
-        raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
-    channels, size, _ = card.image_shape
-    images = load_data(
-        source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-        num_classes=card.num_classes if source == "random" else None, progress=not quiet,
-    )  # fmt: skip
-    loaded = [model.to(place) for model in loaded]
-    summary = audit(
-        loaded[: len(models)], loaded[len(models) :], images, chosen, out,
-        command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
-    )  # fmt: skip
-    report = write_report(out)
-    Console().print(console_table(summary))
-    if images.skipped:
-        print(f"{len(images.skipped)} unreadable images left out: {', '.join(images.skipped)}")
-    print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
-
-
-def _train(
-    kind: str, data: str, out: Path, quiet: bool, *, image_size: int | None = None, limit: int | None = None,
-    model_fields: dict[str, Any] | None = None, precision: str = "auto", **fields: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
-    from antiphase.data import load_data
-    from antiphase.training import fastest_precision, make_recipe, train_classifier
-
-    if kind not in ("vit", "diffvit"):
-        raise UserError(f"model {kind!r}: expected vit or diffvit")
-    images = load_data(data, split="train", image_size=image_size, limit=limit, progress=not quiet)
-    held_out = load_data(data, split="test", image_size=image_size, progress=not quiet)
-    if precision == "auto":
-        precision = fastest_precision(_device("auto"))
-    chosen = {name: value for name, value in (model_fields or {}).items() if value is not None}
-    recipe = make_recipe(kind, images, chosen, data=data, precision=precision, **fields)
-    return train_classifier(recipe, images, held_out, out, progress=not quiet)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used ({reason}); try --device cpu") from None
-    return device

@@ -27,7 +27,9 @@ def _play(outcomes, early_stop, room, spare, pick):
 
 @given(
     outcomes=st.integers(1, 5).flatmap(
-        lambda items: st.lists(st.lists(st.booleans(), min_size=items, max_size=items), min_size=1, max_size=7)
+        lambda items: st.lists(
+            st.lists(st.booleans(), min_size=items, max_size=items), min_size=1, max_size=7
+        )
     ),
     early_stop=st.booleans(),
     room=st.integers(1, 11),

@@ -23,6 +23,7 @@ def row(model, sample, label, clean, adversarial, eps=EPS, attack="pgd", **chang
         "clean_prediction": clean,
         "prediction": adversarial,
         "success": clean != adversarial,
+        "felled_by": attack if clean != adversarial else None,
         "distance": eps,
         "forwards": 21,
         "backwards": 20,

@@ -56,6 +56,7 @@ def made_up_rows(
                 "clean_prediction": clean,
                 "prediction": np.where(flipped, (clean + 3) % 10, clean),
                 "success": flipped,
+                "felled_by": [attack if fell else None for fell in flipped],
                 "distance": e,
                 "forwards": 21,
                 "backwards": 20,

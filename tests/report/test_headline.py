@@ -19,7 +19,9 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
             for sample in range(N):
                 fell = sample < count
                 verdict = (sample, 0, 0, int(fell), fell)
-                rows.append((name, attention, None, "pgd", "linf", (1 + place) / 255, *verdict, 0.0, 1, 1, 0))
+                rows.append(
+                    (name, attention, None, "pgd", "linf", (1 + place) / 255, *verdict, None, 0.0, 1, 1, 0)
+                )
     return pl.DataFrame(rows, schema=ROW_SCHEMA, orient="row")
 
 

@@ -12,12 +12,13 @@ import torch
 from polars.testing import assert_frame_equal
 from safetensors.torch import save_file
 
-from antiphase.attacks import Threat, pgd
+from antiphase.attacks import Threat, engine, pgd
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.studies.audit import Settings, audit
+from antiphase.studies.audit import audit
 from antiphase.studies.gallery import read_gallery
+from antiphase.studies.measure import Plan
 
 
 def make_run(directory, factory, **sizes):
@@ -84,25 +85,38 @@ def test_a_killed_audit_goes_on_to_the_same_rows(tmp_path, pair):
 def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
     models = [load_model(str(pair[0]))]
     data = load_data("digits", limit=11)
-    first = audit(models, [], data, Settings((0.01, 0.02)), tmp_path, progress=False)
+    first = audit(models, [], data, Plan((0.01, 0.02)), tmp_path, progress=False)
     calls = []
-    monkeypatch.setattr("antiphase.studies.audit.pgd", lambda *a, **k: calls.append(a[3].eps) or pgd(*a, **k))
-    again = audit(models, [], data, Settings((0.01, 0.02), batch_size=3), tmp_path, progress=False)
+    search = "antiphase.attacks.engine.run"
+    real = engine.run
+    monkeypatch.setattr(search, lambda *given: calls.append((given[3].eps, len(given[1]))) or real(*given))
+    monkeypatch.setattr("antiphase.studies.audit._gallery", lambda *given: None)
+    again = audit(models, [], data, Plan((0.01, 0.02), batch_size=3), tmp_path, progress=False)
     assert again == first
-    assert calls == [0.02]  # the gallery only
+    assert calls == []
+    rows = pl.read_parquet(tmp_path / "rows.parquet")
+    standing = len(rows.filter(eps=0.02)) - rows.filter(eps=0.02)["success"].sum()
+    audit(models, [], data, Plan((0.01, 0.02, 0.03)), tmp_path, progress=False)
+    assert calls == [(0.03, standing)]
     calls.clear()
-    audit(models, [], data, Settings((0.01, 0.02, 0.03)), tmp_path, progress=False)
-    assert calls == [0.03, 0.02]  # the new cell, the gallery
+    fallen = rows.filter(eps=0.01)["success"].sum()
+    audit(models, [], data, Plan((0.02,), nested=False), tmp_path, progress=False)
+    assert calls == ([(0.02, fallen)] if fallen else [])  # the others are on disk
     calls.clear()
-    audit(models, [], load_data("digits", limit=13), Settings((0.01,)), tmp_path, progress=False)
-    assert calls == [0.01, 0.01]  # other images: another cell
+    audit(models, [], load_data("digits", limit=13), Plan((0.01,)), tmp_path, progress=False)
+    assert calls == [(0.01, 13)]  # other images: another cell
 
 
 def test_the_gallery_shows_images_that_all_models_get_right_under_the_same_attack(tmp_path):
     models = [load_model("specimen:diffvit-0"), load_model("specimen:vit-0")]
     data = load_data("specimen-fashion-mnist", limit=40, seed=1)
     audit(
-        models[:1], models[1:], data, Settings((1 / 255, 4 / 255, 8 / 255), steps=3), tmp_path, progress=False
+        models[:1],
+        models[1:],
+        data,
+        Plan((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3}),
+        tmp_path,
+        progress=False,
     )
     gallery = read_gallery(tmp_path / "gallery.safetensors")
     assert gallery.eps == 4 / 255

@@ -1,11 +1,20 @@
 """Attacks: functions of (model, images, labels, threat) that return confirmed verdicts."""
 
 from antiphase.attacks.apgd import apgd
+from antiphase.attacks.autoattack import autoattack
+from antiphase.attacks.carlini_wagner import carlini_wagner
 from antiphase.attacks.fab import fab
 from antiphase.attacks.fgsm import fgsm
+from antiphase.attacks.minimal_norm import asr_by_eps, eps_at
 from antiphase.attacks.noise import noise
+from antiphase.attacks.patch import patch_pgd
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.square import square
+from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 
-__all__ = ["AttackResult", "Threat", "apgd", "fab", "fgsm", "noise", "pgd"]
+__all__ = [
+    "AttackResult", "Threat", "apgd", "asr_by_eps", "autoattack", "carlini_wagner", "eps_at", "fab", "fgsm",
+    "noise", "patch_pgd", "pgd", "square", "sweep",
+]  # fmt: skip

@@ -103,10 +103,16 @@ def run(
         warnings += inspect_search(oracle, work.failed, work.stuck)
     settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
     settings |= {"precision": chosen.precision} if chosen.precision != "float32" else {}
+    arrays: dict[str, Any] = work.results
     return AttackResult(
-        search.name, threat, settings, ids, **work.results, warnings=tuple(warnings),
+        search.name,
+        threat,
+        settings,
+        ids,
+        **arrays,
+        warnings=tuple(warnings),
         seconds=time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 class _Work:

@@ -1,6 +1,6 @@
 """What an attack maximises: one number for each sample, from logits and labels (and target classes)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
@@ -49,6 +49,18 @@ def dlr(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"])
     return margin(logits, labels) / (top[:, 0] - top[:, 2] + _TINY)
 
 
+def own_prompt(
+    logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Return −z_label: for a CLIP with logits z_k = s·cos(image, prompt k), −s times the cosine to its prompt.
+
+    The other prompts play no part, unlike in ``"cross_entropy"`` and ``"dlr"``.
+
+    Source: robustness paper, Section 5.1 (cosine similarity as the objective against CLIP).
+    """
+    return -_pick(logits, labels)
+
+
 def targeted_cross_entropy(
     logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"], targets: Int64[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
@@ -79,7 +91,9 @@ def targeted_dlr(
     return targeted_margin(logits, labels, targets) / scale
 
 
-OBJECTIVES: dict[str, Objective] = {"cross_entropy": cross_entropy, "margin": margin, "dlr": dlr}
+OBJECTIVES: dict[str, Objective] = {
+    "cross_entropy": cross_entropy, "margin": margin, "dlr": dlr, "cosine": own_prompt,
+}  # fmt: skip
 TARGETED_OBJECTIVES: dict[str, TargetedObjective] = {
     "cross_entropy": targeted_cross_entropy,
     "margin": targeted_margin,
@@ -93,7 +107,7 @@ def resolve(objective: str | Objective) -> Objective:
     Raises:
         UserError: for a name that does not exist.
     """
-    return OBJECTIVES[_known(objective)] if isinstance(objective, str) else objective
+    return OBJECTIVES[_known(objective, OBJECTIVES)] if isinstance(objective, str) else objective
 
 
 def resolve_targeted(objective: str | TargetedObjective) -> TargetedObjective:
@@ -102,12 +116,16 @@ def resolve_targeted(objective: str | TargetedObjective) -> TargetedObjective:
     Raises:
         UserError: for a name that does not exist.
     """
-    return TARGETED_OBJECTIVES[_known(objective)] if isinstance(objective, str) else objective
+    return (
+        TARGETED_OBJECTIVES[_known(objective, TARGETED_OBJECTIVES)]
+        if isinstance(objective, str)
+        else objective
+    )
 
 
-def _known(name: str) -> str:
-    if name not in OBJECTIVES:
-        raise UserError(f"objective {name!r}: expected one of {', '.join(OBJECTIVES)}, or a callable")
+def _known(name: str, among: Mapping[str, object]) -> str:
+    if name not in among:
+        raise UserError(f"objective {name!r}: expected one of {', '.join(among)}, or a callable")
     return name
 
 

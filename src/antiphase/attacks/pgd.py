@@ -112,6 +112,8 @@ class PgdSearch:
         rows["x"] = clean.clone()
         if self.random_start:
             rows["x"] = random_point(clean, rows["eps"], threat.norm, threat.bounds, rows["key"])
+            if "mask" in rows:  # of the pixels that may change
+                rows["x"] = torch.where(rows["mask"], rows["x"], clean)
         if self.momentum:
             rows["velocity"] = torch.zeros_like(clean)
         rows["t"] = torch.zeros_like(rows["label"])
@@ -125,7 +127,7 @@ class PgdSearch:
         loss, logits, gradient = oracle.gradient(
             rows, rows["x"], lambda logits: self.objective(logits, rows["label"])
         )
-        if "mask" in rows:  # of the pixels that may change
+        if "mask" in rows:
             gradient = gradient * rows["mask"]
         rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]

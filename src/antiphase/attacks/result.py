@@ -27,6 +27,7 @@ class AttackResult:
         distance: ‖δ‖ of it, in the threat's norm.
         forwards, backwards: passes that the sample cost, the first look at the clean image included.
         warnings: what makes the verdicts doubtful, each a sentence that says what to do about it.
+        stages: of an ensemble, each attack's own result on the samples that it was given.
         seconds: wall-clock time of the whole call.
     """
 
@@ -43,6 +44,7 @@ class AttackResult:
     forwards: Int64[Tensor, " samples"]
     backwards: Int64[Tensor, " samples"]
     warnings: tuple[str, ...] = ()
+    stages: tuple["AttackResult", ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     def __len__(self) -> int:

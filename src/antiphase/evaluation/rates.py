@@ -3,7 +3,8 @@
 A row holds ``model``, ``attention`` ("softmax" or "differential"), ``seed`` (of the training; may be null),
 ``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id), ``label`` (the true one),
 ``clean_prediction``, ``prediction`` (of the adversarial image), ``success`` (the prediction differs from the
-attacked label, which is the clean prediction), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
+attacked label, which is the clean prediction), ``felled_by`` (the attack of an ensemble that did it, else
+null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ ROW_SCHEMA = {
     "clean_prediction": pl.Int64,
     "prediction": pl.Int64,
     "success": pl.Boolean,
+    "felled_by": pl.String,
     "distance": pl.Float64,
     "forwards": pl.Int64,
     "backwards": pl.Int64,

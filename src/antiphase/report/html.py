@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from antiphase.files import replacing, write_text
+from antiphase.report.attacks import felled_sheets, norm_sheets
 from antiphase.report.figures import as_pdf, as_png, as_svg, inline_svg, rate_figure
 from antiphase.report.gallery import Gallery, cards, has_hard_pixels, magnification
 from antiphase.report.headline import headlines
@@ -61,6 +62,8 @@ def write_report(directory: Path) -> Path:
         rates=[(metric, *words, rate_sheets(run, metric)) for metric, words in _RATES.items()],
         differences=difference_sheets(run),
         lambdas=lambda_sheet(run),
+        norms=norm_sheets(run),
+        felled=felled_sheets(run),
         gallery=_gallery(run.gallery, run) if run.gallery else None,
     )
     path = directory / "report.html"

@@ -31,7 +31,8 @@ class StoredRun:
 
     ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``;
     ``mean_results`` and ``mean_comparisons`` average them over training seeds, and are empty where there
-    is one seed of everything.
+    is one seed of everything. ``norms`` are the summary's, of attacks that look for the nearest adversarial
+    example; ``felled`` counts, for an ensemble, the images that fell to each of its attacks.
     """
 
     models: list[dict[str, Any]]
@@ -42,6 +43,8 @@ class StoredRun:
     comparisons: pl.DataFrame
     mean_results: pl.DataFrame
     mean_comparisons: pl.DataFrame
+    norms: list[dict[str, Any]]
+    felled: pl.DataFrame
     gallery: Gallery | None
 
 
@@ -76,8 +79,17 @@ def read_run(directory: Path) -> StoredRun:
         comparisons=comparisons,
         mean_results=family_results(results, groups),
         mean_comparisons=family_comparisons(comparisons, groups),
+        norms=summary.get("norms", []),
+        felled=_felled(rows),
         gallery=read_gallery(gallery) if gallery.exists() else None,
     )
+
+
+def _felled(rows: pl.DataFrame) -> pl.DataFrame:
+    """Count by the attack that felled an image, where several attacks were tried."""
+    fallen = rows.filter(pl.col("felled_by").is_not_null() & (pl.col("felled_by") != pl.col("attack")))
+    keys = ["model", "felled_by", "eps"]
+    return fallen.group_by(keys, maintain_order=True).agg(n=pl.len().cast(pl.Int64)).sort("model", "eps")
 
 
 def _read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 
 _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
-_ATTACKS = {"pgd": "PGD"}
+_ATTACKS = {
+    "pgd": "PGD", "fgsm": "FGSM", "patch": "Patch PGD", "apgd-ce": "APGD-CE", "apgd-dlr": "APGD-DLR",
+    "apgd-t": "APGD-T", "fab": "FAB", "fab-t": "FAB-T", "square": "Square", "carlini-wagner": "Carlini–Wagner",
+    "noise": "Noise", "autoattack": "AutoAttack",
+}  # fmt: skip
 
 
 def eps_label(eps: float) -> str:

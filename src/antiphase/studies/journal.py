@@ -19,13 +19,14 @@ class Journal:
     Args:
         directory: folder of this cell alone, made if missing.
         schema: of the rows.
+        writer: number of this process among those that write here.
     """
 
-    def __init__(self, directory: Path, schema: Mapping[str, Any]) -> None:
-        self.directory, self.schema = directory, schema
+    def __init__(self, directory: Path, schema: Mapping[str, Any], writer: int = 0) -> None:
+        self.directory, self.schema, self.writer = directory, schema, writer
         self.pending: list[pl.DataFrame] = []
         self.flushed = time.monotonic()
-        numbers = [int(path.stem) for path in directory.glob("*.parquet")]
+        numbers = [int(path.stem.partition("-")[2]) for path in directory.glob(f"{writer}-*.parquet")]
         self.next = max(numbers, default=0) + 1
 
     def rows(self) -> pl.DataFrame:
@@ -54,7 +55,7 @@ class Journal:
     def flush(self) -> None:
         """Write what is pending as one file."""
         if self.pending:
-            with replacing(self.directory / f"{self.next:06d}.parquet") as temporary:
+            with replacing(self.directory / f"{self.writer}-{self.next:06d}.parquet") as temporary:
                 pl.concat(self.pending).write_parquet(temporary)
             self.next += 1
             self.pending = []

@@ -1,0 +1,120 @@
+"""AutoAttack: four or six complementary attacks, each on what those before it left standing."""
+
+from typing import Literal, Unpack
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from antiphase.attacks.apgd import apgd
+from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
+from antiphase.attacks.fab import fab
+from antiphase.attacks.options import RunOptions
+from antiphase.attacks.oracle import Classifier, attacked
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.square import square
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
+
+Version = Literal["standard", "2020", "plus", "rand"]
+_LEAST_CLASSES = {"standard": 4, "2020": 3, "plus": 4, "rand": 3}  # DLR needs 3, its targeted form 4
+PASSES = 20  # of a randomised model, for one expected answer
+
+
+def autoattack(
+    model: Classifier,
+    images: Float[Tensor, "samples ..."],
+    labels: Int64[Tensor, " samples"] | None,
+    threat: Threat = Threat(),  # noqa: B008 (frozen)
+    *,
+    version: Version = "standard",
+    steps: int = 100,
+    queries: int = 5000,
+    targets: int = 9,
+    **run: Unpack[RunOptions],
+) -> AttackResult:
+    """Run an ensemble without parameters to tune; a sample falls as soon as one of its attacks succeeds.
+
+    - ``"standard"``: APGD-CE, APGD-T, FAB-T, Square: what is meant by "AutoAttack" since August 2020;
+    - ``"2020"``: APGD-CE, APGD-DLR, FAB, Square: the ensemble that the robustness paper lists;
+    - ``"plus"``: APGD-CE, APGD-DLR and FAB with five restarts each, Square, APGD-T, FAB-T;
+    - ``"rand"``: APGD-CE and APGD-DLR on the mean logits of 20 passes, for randomised models.
+
+    The result's ``stages`` are the attacks' own results, its ``settings["felled"]`` how many fell to each.
+    A sample that stands keeps the last attack's image.
+
+    Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
+    Parameter-free Attacks*, ICML 2020, Section 6; the defaults are the official implementation's.
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε (finite) and bounds.
+        version: which ensemble.
+        steps: of APGD and FAB.
+        queries: of Square.
+        targets: of APGD-T and FAB-T; fewer where the model has fewer other classes.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+
+    Raises:
+        UserError: for an unknown version, a model with too few classes for it, or images out of range.
+    """
+    ensemble = autoattack_ensemble(version, steps, queries, targets)
+    with attacked(model) as oracle:
+        classes = oracle.verdict(images[:1].to(oracle.device)).shape[1]
+    if classes < _LEAST_CLASSES[version]:
+        raise UserError(
+            f"AutoAttack {version} needs at least {_LEAST_CLASSES[version]} classes (for DLR) and the model has "
+            f"{classes}: use apgd, fab and square one by one"
+        )
+    if version == "rand":
+        model = MeanLogits(model, PASSES)
+    return run_ensemble(ensemble, model, images, labels, threat, run=run)
+
+
+def autoattack_ensemble(
+    version: str = "standard", steps: int = 100, queries: int = 5000, targets: int = 9
+) -> Ensemble:
+    """Return the stages of :func:`autoattack`.
+
+    Raises:
+        UserError: for an unknown version.
+    """
+    if version not in _LEAST_CLASSES:
+        raise UserError(f"AutoAttack version {version!r}: expected one of {', '.join(_LEAST_CLASSES)}")
+    restarts = 5 if version == "plus" else 1
+    ce = Stage("apgd-ce", apgd, {"steps": steps, "restarts": restarts})
+    dlr = Stage("apgd-dlr", apgd, {"steps": steps, "restarts": restarts, "objective": "dlr"})
+    apgd_t = Stage("apgd-t", apgd, {"steps": steps, "targets": targets})
+    # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
+    plain_fab = Stage("fab", fab, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
+    fab_t = Stage("fab-t", fab, {"steps": steps, "targets": targets}, nearest=True)
+    blind = Stage("square", square, {"queries": queries})
+    stages = {
+        "standard": (ce, apgd_t, fab_t, blind),
+        "2020": (ce, dlr, plain_fab, blind),
+        "plus": (ce, dlr, plain_fab, blind, apgd_t, fab_t),
+        "rand": (ce, dlr),
+    }[version]
+    return Ensemble("autoattack" if version == "standard" else f"autoattack-{version}", stages)
+
+
+class MeanLogits(nn.Module):
+    """The mean logits of several passes of a randomised model: what an attack on its expectation climbs.
+
+    Source: A. Athalye, N. Carlini, D. Wagner, *Obfuscated Gradients Give a False Sense of Security*, ICML
+    2018, Section 4.2 (expectation over transformation).
+
+    Args:
+        model: classifier.
+        passes: how many, at least 1.
+    """
+
+    def __init__(self, model: Classifier, passes: int) -> None:
+        super().__init__()
+        self.model, self.passes = model, passes
+
+    def forward(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
+        """Return the mean of the logits."""
+        return torch.stack([self.model(x) for _ in range(self.passes)]).mean(0)

@@ -1,0 +1,78 @@
+"""Attacks by name, as the command line and the studies call them."""
+
+import inspect
+from collections.abc import Callable
+
+from antiphase.attacks.apgd import apgd
+from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.attacks.carlini_wagner import carlini_wagner
+from antiphase.attacks.ensemble import Ensemble, Stage
+from antiphase.attacks.fab import fab
+from antiphase.attacks.fgsm import fgsm
+from antiphase.attacks.noise import noise
+from antiphase.attacks.patch import patch_pgd
+from antiphase.attacks.pgd import pgd
+from antiphase.attacks.square import square
+from antiphase.errors import UserError
+
+
+def _single(name: str, attack: Callable, nearest: bool = False, **fixed: object) -> Callable[..., Ensemble]:
+    return lambda **settings: Ensemble(name, (Stage(name, attack, {**fixed, **settings}, nearest),))
+
+
+CATALOGUE: dict[str, Callable[..., Ensemble]] = {
+    "pgd": _single("pgd", pgd),
+    "patch": _single("patch", patch_pgd),
+    "fgsm": _single("fgsm", fgsm),
+    "apgd-ce": _single("apgd-ce", apgd),
+    "apgd-dlr": _single("apgd-dlr", apgd, objective="dlr"),
+    "apgd-t": _single("apgd-t", apgd, targets=9),
+    "fab": _single("fab", fab, nearest=True),
+    "fab-t": _single("fab-t", fab, nearest=True, targets=9),
+    "square": _single("square", square),
+    "carlini-wagner": _single("carlini-wagner", carlini_wagner, nearest=True),
+    "noise": _single("noise", noise),
+    "autoattack": autoattack_ensemble,
+}
+
+
+def find_attack(name: str, **settings: object) -> Ensemble:
+    """Return an attack as an ensemble, of one stage where it is a single attack.
+
+    Args:
+        name: a key of the catalogue.
+        **settings: keyword arguments of the attack.
+
+    Raises:
+        UserError: for an unknown name, or a setting that the attack does not have.
+
+    >>> [stage.name for stage in find_attack("autoattack").stages]
+    ['apgd-ce', 'apgd-t', 'fab-t', 'square']
+    """
+    if name not in CATALOGUE:
+        raise UserError(f"attack {name!r}: expected one of {', '.join(CATALOGUE)}")
+    plain = CATALOGUE[name]()
+    if name == "autoattack":
+        known = list(inspect.signature(autoattack_ensemble).parameters)
+    else:
+        known = list(_defaults(plain.stages[0]))
+    if odd := [setting for setting in settings if setting not in known]:
+        raise UserError(f"attack {name!r} has no setting {odd[0]!r}: expected {', '.join(known) or 'none'}")
+    return CATALOGUE[name](**settings)
+
+
+def settings_of(stage: Stage) -> str:
+    """Return a stage's settings, those left at their defaults included, as one line.
+
+    >>> settings_of(find_attack("fgsm").stages[0])
+    'objective cross_entropy'
+    """
+    return ", ".join(
+        f"{name} {'default' if value is None else value}"
+        for name, value in (_defaults(stage) | stage.settings).items()
+    )
+
+
+def _defaults(stage: Stage) -> dict[str, object]:
+    parameters = inspect.signature(stage.attack).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}

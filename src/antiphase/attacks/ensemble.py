@@ -1,0 +1,148 @@
+"""Several attacks one after the other: each gets only the samples that still stand."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from antiphase.attacks.checks import black_box_wins
+from antiphase.attacks.options import Run, RunOptions
+from antiphase.attacks.oracle import Classifier
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.threat import TOLERANCE, Threat
+
+Attack = Callable[..., AttackResult]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One attack of an ensemble.
+
+    Attributes:
+        name: of the attack.
+        attack: function of (model, images, labels, threat) and keyword arguments.
+        settings: its keyword arguments.
+        nearest: whether it looks for the nearest adversarial example whatever ε is, so that one search
+            serves every ε.
+    """
+
+    name: str
+    attack: Attack
+    settings: dict[str, Any] = field(default_factory=dict)
+    nearest: bool = False
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Attacks that are run in this order, each on the samples that those before it left standing."""
+
+    name: str
+    stages: tuple[Stage, ...]
+
+
+def run_ensemble(
+    ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat, *,
+    before: AttackResult | None = None, run: RunOptions,
+) -> AttackResult:  # fmt: skip
+    """Run every stage on the samples that those before it left standing.
+
+    Args:
+        ensemble: its stages, in order.
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε and bounds.
+        before: the result of the same stages at a smaller ε, whose fallen samples stay fallen.
+        run: seed, batch size and the like; ``on_finished`` is told of samples that fell, and of those that
+            stand after the last stage.
+    """
+    began = time.monotonic()
+    chosen = Run(**run)
+    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
+    whole = _carried(before, threat)
+    parts: list[AttackResult] = []
+    for number, stage in enumerate(ensemble.stages):
+        standing = _standing(whole, len(images))
+        if not len(standing):
+            break
+        given = labels if whole is None else whole.label
+        done_before = (
+            next((part for part in before.stages if part.attack == stage.name), None) if before else None
+        )
+        if stage.nearest and done_before is not None and whole is not None:
+            part = _nearer(done_before, whole.ids[standing], threat)
+        else:
+            title = stage.name if chosen.progress is True and stage.name else chosen.progress
+            here: RunOptions = {
+                **run, "ids": ids[standing], "progress": title, "on_finished": None,
+            }  # fmt: skip
+            some = None if given is None else given[standing]
+            part = stage.attack(model, images[standing], some, threat, **stage.settings, **here)
+        parts.append(replace(part, attack=stage.name or part.attack))
+        whole = _merged(whole, part, standing, threat)
+        if chosen.on_finished is not None:
+            last = number == len(ensemble.stages) - 1
+            over = standing if last else standing[whole.success[standing]]
+            chosen.on_finished(over, arrays_of(whole))
+    assert whole is not None
+    warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)  # each once
+    changes: dict[str, Any] = {}
+    if len(ensemble.stages) > 1:
+        felled = {part.attack: int(part.success.sum()) for part in parts}
+        black_box = felled.get("square", 0)
+        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, len(ids)))
+        changes = {"attack": ensemble.name, "settings": {"felled": felled}}
+    seconds = time.monotonic() - began
+    return replace(whole, **changes, ids=ids, stages=tuple(parts), warnings=tuple(warnings), seconds=seconds)
+
+
+def _standing(whole: AttackResult | None, count: int) -> Int64[Tensor, " standing"]:
+    return torch.arange(count) if whole is None else (~whole.success).nonzero().flatten()
+
+
+def _carried(before: AttackResult | None, threat: Threat) -> AttackResult | None:
+    """Return what a smaller ε has shown, with nothing spent yet at this one."""
+    if before is None:
+        return None
+    nothing = torch.zeros_like(before.forwards)
+    return replace(before, threat=threat, forwards=nothing, backwards=nothing.clone(), stages=(), warnings=())
+
+
+def _nearer(known: AttackResult, ids: Tensor, threat: Threat) -> AttackResult:
+    """Return a nearest-example search's verdicts at a larger ε, without searching again."""
+    order = {int(sample): position for position, sample in enumerate(known.ids.tolist())}
+    at = torch.tensor([order[int(sample)] for sample in ids.tolist()])
+    success = (known.prediction[at] != known.label[at]) & (known.distance[at] <= threat.eps + TOLERANCE)
+    nothing = torch.zeros_like(known.forwards[at])
+    return replace(
+        known, threat=threat, ids=ids, label=known.label[at], clean_prediction=known.clean_prediction[at],
+        prediction=known.prediction[at], success=success, adversarial=known.adversarial[at],
+        distance=known.distance[at], forwards=nothing, backwards=nothing.clone(), warnings=(),
+    )  # fmt: skip
+
+
+def _merged(
+    whole: AttackResult | None, part: AttackResult, at: Int64[Tensor, " standing"], threat: Threat
+) -> AttackResult:
+    """Write a stage's verdicts over those of the samples that it was given."""
+    if whole is None:
+        return replace(part, threat=threat)
+    arrays = {name: tensor.clone() for name, tensor in arrays_of(whole).items()}
+    for name, tensor in arrays_of(part).items():
+        if name in ("forwards", "backwards"):
+            arrays[name][at] += tensor
+        else:
+            arrays[name][at] = tensor
+    return replace(whole, **arrays)
+
+
+def arrays_of(result: AttackResult) -> dict[str, Tensor]:
+    """Return what a result holds for each sample, but for the ids."""
+    names = (
+        "label", "clean_prediction", "prediction", "success", "adversarial", "distance", "forwards", "backwards",
+    )  # fmt: skip
+    return {name: getattr(result, name) for name in names}

@@ -1,0 +1,105 @@
+"""Adversarial patches: PGD in a square at a random place."""
+
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from antiphase.attacks import engine, objectives
+from antiphase.attacks.objectives import Objective
+from antiphase.attacks.options import RunOptions
+from antiphase.attacks.oracle import Classifier, Oracle
+from antiphase.attacks.pgd import PgdSearch
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.rows import Rows
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
+from antiphase.streams import sample_keys, uniform
+
+
+def patch_pgd(
+    model: Classifier,
+    images: Float[Tensor, "samples channels height width"],
+    labels: Int64[Tensor, " samples"] | None,
+    threat: Threat = Threat("linf", 1.0),  # noqa: B008 (frozen)
+    *,
+    width: int = 8,
+    steps: int = 20,
+    step_size: float | None = None,
+    restarts: int = 1,
+    objective: str | Objective = "cross_entropy",
+    **run: Unpack[RunOptions],
+) -> AttackResult:
+    """Change one square of every image and nothing else, by PGD with a random start inside it.
+
+    With m the indicator of a ``width`` × ``width`` square, drawn uniformly from those inside the image for
+    each sample and restart: x_{t+1} = Π(x_t + α·sign(m ⊙ ∇loss)), x₀ uniform in the square.
+
+    Source: robustness paper, Appendix C.2.1, which sets ε = 1 (any pixel value) and varies the width; α and
+    the steps are :func:`~antiphase.attacks.pgd.pgd`'s.
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: linf, ε and bounds.
+        width: side of the square in pixels, from 1 to the shorter side of the image.
+        steps: at least 1.
+        step_size: α; ε/4 where not given.
+        restarts: how many squares a sample that stands is tried with.
+        objective: as in :func:`~antiphase.attacks.pgd.pgd`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+
+    Raises:
+        UserError: for a square larger than the image, another norm, or parameters or images out of range.
+    """
+    if images.ndim != 4 or not 1 <= width <= min(images.shape[2:]):
+        raise UserError(
+            f"patch width {width}: expected 1 to the shorter side of images {tuple(images.shape[1:])}"
+        )
+    if threat.norm != "linf" or threat.eps == float("inf"):
+        raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
+    if steps < 1 or restarts < 1:
+        raise UserError(f"steps {steps} and restarts {restarts}: expected at least 1 of each")
+    alpha = threat.eps / 4 if step_size is None else step_size
+    inner = PgdSearch(
+        threat, objectives.resolve(objective), steps, alpha, restarts=restarts, name=f"patch-{width}"
+    )
+    settings: dict[str, Any] = {
+        "width": width, "steps": steps, "step_size": alpha, "restarts": restarts,
+        "objective": objective if isinstance(objective, str) else "custom",
+    }  # fmt: skip
+    return engine.run(model, images, labels, threat, _PatchPgd(inner, width), settings, run)
+
+
+class _PatchPgd:
+    """PGD that may change the pixels of ``mask`` alone."""
+
+    targets = 0
+
+    def __init__(self, inner: PgdSearch, width: int) -> None:
+        self.inner, self.width = inner, width
+        self.name, self.restarts = inner.name, inner.restarts
+
+    def start(self, rows: Rows) -> None:
+        rows["mask"] = squares(rows["clean"].shape, self.width, rows["key"])
+        self.inner.start(rows)
+
+    def step(self, rows: Rows, oracle: Oracle) -> None:
+        self.inner.step(rows, oracle)
+
+
+def squares(
+    shape: torch.Size, width: int, keys: Int64[Tensor, " batch"]
+) -> Bool[Tensor, "batch 1 height width"]:
+    """Return the indicator of one square for each row, drawn uniformly from those that lie inside the image."""
+    height, breadth = shape[2:]
+    # a stream of its own: the start inside the square draws from the row's
+    draw = uniform(sample_keys(keys, torch.full_like(keys, width)), 2).double()
+    room = torch.tensor([height - width + 1, breadth - width + 1], device=keys.device)
+    top, left = (draw * room).long().unbind(1)
+    down = torch.arange(height, device=keys.device)[None] - top[:, None]
+    across = torch.arange(breadth, device=keys.device)[None] - left[:, None]
+    inside_down, inside_across = ((far >= 0) & (far < width) for far in (down, across))
+    return (inside_down[:, :, None] & inside_across[:, None, :])[:, None]

@@ -1,0 +1,189 @@
+"""Square: random search that needs the model's logits only, one window of the image at a time."""
+
+import math
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from antiphase.attacks import engine, objectives
+from antiphase.attacks.objectives import Objective, TargetedObjective
+from antiphase.attacks.options import RunOptions
+from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.rows import Rows, per_row
+from antiphase.attacks.square_moves import (
+    Windows,
+    first_l2,
+    first_linf,
+    propose_l2,
+    propose_linf,
+    windows,
+)
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
+
+# How many images few rows are filled up to, see _Square.step. On a CPU what the oracle pads is free, and more is not.
+_FILL = {"cpu": QUANTUM}
+_FILL_ELSEWHERE = 64
+
+
+def square(
+    model: Classifier,
+    images: Float[Tensor, "samples channels height width"],
+    labels: Int64[Tensor, " samples"] | None,
+    threat: Threat = Threat(),  # noqa: B008 (frozen)
+    *,
+    queries: int = 5000,
+    p_init: float = 0.8,
+    restarts: int = 1,
+    targets: int | None = None,
+    objective: str | Objective | TargetedObjective = "margin",
+    rescale_schedule: bool = False,
+    **run: Unpack[RunOptions],
+) -> AttackResult:
+    """Change one random window of the image after the other, and keep what raises the loss.
+
+    Query 0 is a first image x₀, query t > 0 a proposal x̂, which becomes x where its loss is higher:
+
+    - linf: x₀ has vertical stripes one pixel wide, clean ± ε; x̂ is x with a random window at clean ± ε, the
+      sign drawn for each channel;
+    - l2: x₀ is clean plus a grid of 5 × 5 bumps of length ε in all; x̂ moves the change within one random
+      window to another, adds a bump there, and has length ε before the bounds.
+
+    Windows are squares that cover a share p of the image: p_init at first, halved after iterations 10, 50,
+    200, 500, 1000, 2000, 4000, 6000 and 8000; an odd side of at least 3 pixels for l2. On an image too
+    narrow for the square a window is as narrow, and longer by as much. A sample falls at the first query
+    that changes the prediction, and otherwise keeps the image of highest loss. ``queries`` queries are as
+    many forward passes at most, and one more confirms the verdict. The model's gradient is not used.
+
+    Source: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, *Square Attack: a Query-Efficient Black-Box
+    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Every
+    sample draws its own windows, at any place where they fit, and l2 shares ε out by channel as in Algorithm 3;
+    AutoAttack's code draws for the batch, leaves out the last place, and pools the channels.
+
+    Args:
+        model: classifier of images within the threat's bounds.
+        images: clean images, of any height and width.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε (finite) and bounds.
+        queries: forward passes a search may spend, at least 1.
+        p_init: share of the image that the first windows cover, in (0, 1].
+        restarts: how often each search is tried with other draws.
+        targets: how many of the runners-up on the clean image are aimed at, one after the other; None only
+            moves away from the label.
+        objective: what is maximised: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
+            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number a sample.
+        rescale_schedule: whether the halvings, given for 10,000 queries, are spread over ``queries``.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+
+    Raises:
+        UserError: for parameters or images out of range, and for DLR with too few classes.
+    """
+    if queries < 1 or restarts < 1 or (targets is not None and targets < 1):
+        raise UserError(
+            f"queries {queries}, restarts {restarts}, targets {targets}: expected at least 1 of each"
+        )
+    if not 0 < p_init <= 1:
+        raise UserError(f"p_init {p_init}: expected a share of the image, in (0, 1]")
+    if threat.eps == math.inf:
+        raise UserError("eps inf: Square needs a finite budget; for the least perturbation use FAB")
+    if images.ndim != 4:
+        raise UserError(f"images of shape {tuple(images.shape)}: Square expects (samples, C, H, W)")
+    search = _Square(threat, objective, queries, p_init, restarts, targets, rescale_schedule)
+    settings: dict[str, Any] = {
+        "queries": queries, "p_init": p_init, "restarts": restarts, "targets": targets,
+        "objective": objective if isinstance(objective, str) else "custom",
+        "rescale_schedule": rescale_schedule,
+    }  # fmt: skip
+    return engine.run(model, images, labels, threat, search, settings, run)
+
+
+class _Square:
+    """How many queries a row has made (``t``) and the image it goes on from, which is ``best``.
+
+    For linf also the ``low``est and ``high``est image allowed, of which proposals are put together.
+    """
+
+    def __init__(
+        self, threat: Threat, objective: str | Objective | TargetedObjective, queries: int, p_init: float,
+        restarts: int, targets: int | None, rescale: bool,
+    ) -> None:  # fmt: skip
+        self.name = "square-t" if targets else "square"
+        self.targets, self.restarts = targets or 0, restarts
+        self.threat, self.queries, self.p_init, self.rescale = threat, queries, p_init, rescale
+        self.windows: Windows | None = None  # known once the images' shape is
+        if targets:
+            self.objective = objectives.resolve_targeted(objective)  # pyright: ignore[reportArgumentType]
+        else:
+            plain = objectives.resolve(objective)  # pyright: ignore[reportArgumentType]
+            self.objective = lambda logits, labels, targets: plain(logits, labels)
+
+    def start(self, rows: Rows) -> None:
+        """Draw the first image."""
+        clean, eps, threat = rows["clean"], rows["eps"], self.threat
+        if self.windows is None:
+            self.windows = windows(self.p_init, self.queries, self.rescale, threat.norm, clean)
+        if threat.norm == "linf":
+            radius = per_row(eps, clean)
+            rows["low"], rows["high"] = (
+                (clean - radius).clamp(*threat.bounds),
+                (clean + radius).clamp(*threat.bounds),
+            )
+            rows["best"] = first_linf(rows["low"], rows["high"], rows["key"])
+        else:
+            rows["best"] = first_l2(clean, eps, rows["key"], threat.bounds)
+        rows["loss"] = torch.full_like(eps, -torch.inf)
+        rows["t"] = torch.zeros_like(rows["label"])
+        rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
+        rows["done"] = rows["found"].clone()
+
+    def step(self, rows: Rows, oracle: Oracle) -> None:
+        """Ask about several queries of each row at once where rows are few, and accept the first that is better.
+
+        The model takes hardly longer for a batch filled up than for a few rows. Most proposals are rejected, so
+        that each query is asked as if those before it were. The queries after one that is accepted are
+        forgotten, uncounted, and drawn again from the new image: the search is that of one query at a time.
+        """
+        ahead = self._ahead(len(rows), oracle)
+        t = rows["t"][:, None] + torch.arange(ahead, device=rows["t"].device)
+        x = self._propose(rows, t)
+        label, target = (rows[name].repeat_interleave(ahead) for name in ("label", "target"))
+        logits = oracle.logits(x.flatten(0, 1))
+        loss = self.objective(logits, label, target).view_as(t)
+        adversarial = (logits.argmax(1) != label).view_as(t)
+
+        found = rows["found"][:, None]
+        # an adversarial image beats one that is not; among equals the higher loss wins
+        better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
+        better &= t < self.queries
+        moved, first = better.any(1), better.int().argmax(1)
+        asked = torch.where(moved, first + 1, (self.queries - rows["t"]).clamp(max=ahead))
+        row = torch.arange(len(rows), device=first.device)
+        at = moved.nonzero().flatten()  # few: the others' images need not be copied
+        rows["best"][at] = x[at, first[at]]
+        rows.put("loss", moved, loss[row, first])
+        rows["found"] = rows["found"] | (moved & adversarial[row, first])
+        rows["forwards"] = rows["forwards"] + asked
+        rows["t"] = rows["t"] + asked
+        rows["done"] = rows["t"] == self.queries
+
+    def _ahead(self, count: int, oracle: Oracle) -> int:
+        """Return how many queries of each row are asked at once."""
+        fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
+        return max(1, min(fill // count, self.queries))
+
+    def _propose(
+        self, rows: Rows, t: Int64[Tensor, "batch ahead"]
+    ) -> Float[Tensor, "batch ahead channels height width"]:
+        """Return the image that each query asks about."""
+        assert self.windows is not None
+        best, key, threat = rows["best"], rows["key"], self.threat
+        if threat.norm == "linf":
+            x = propose_linf(best, rows["low"], rows["high"], key, t, self.windows)
+        else:
+            x = propose_l2(best, rows["clean"], rows["eps"], key, t, self.windows, threat.bounds)
+        fresh = (t[:, 0] == 0).nonzero().flatten()
+        x[fresh, 0] = best[fresh]  # query 0 is the first image itself
+        return x

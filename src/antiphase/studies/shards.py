@@ -1,0 +1,35 @@
+"""Which share of the work this process does, under torchrun or alone."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Process ``rank`` of ``count``."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes what belongs to all."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Return when every process has come this far."""
+        if self.count > 1:
+            from accelerate import PartialState
+
+            PartialState().wait_for_everyone()
+
+
+def shard() -> Shard:
+    """Return this process's share: the whole, unless torchrun or ``accelerate launch`` started it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Shard()
+    import torch
+    from accelerate import PartialState
+
+    state = PartialState(cpu=not torch.cuda.is_available())
+    return Shard(state.process_index, state.num_processes)

@@ -1,0 +1,86 @@
+"""AutoAttack: its stages, what each is given, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+from antiphase.attacks import Threat, apgd, autoattack, square
+from antiphase.attacks.autoattack import MeanLogits, autoattack_ensemble
+from antiphase.errors import UserError
+from tests.attacks import toys
+
+THREAT = Threat("linf", 0.012)
+QUICK = {"steps": 5, "queries": 15, "targets": 3}
+
+
+@pytest.mark.parametrize(
+    ("version", "stages"),
+    [
+        ("standard", ["apgd-ce", "apgd-t", "fab-t", "square"]),
+        ("2020", ["apgd-ce", "apgd-dlr", "fab", "square"]),
+        ("plus", ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"]),
+        ("rand", ["apgd-ce", "apgd-dlr"]),
+    ],
+)
+def test_versions(version, stages):
+    result = autoattack(toys.network(), toys.images(37), None, THREAT, version=version, **QUICK)
+    assert [stage.name for stage in autoattack_ensemble(version).stages] == stages
+    assert [part.attack for part in result.stages] == stages
+    assert result.attack == ("autoattack" if version == "standard" else f"autoattack-{version}")
+    assert sum(result.settings["felled"].values()) == int(result.success.sum())
+    assert 0 < result.asr < 1
+
+
+def test_each_stage_gets_what_stands():
+    model, images = toys.network(), toys.images(37)
+    result = autoattack(model, images, None, THREAT, ids=torch.arange(37) + 100, **QUICK)
+    first = apgd(model, images, None, THREAT, steps=5, ids=torch.arange(37) + 100)
+    assert torch.equal(result.stages[0].success, first.success)
+    for before, after in zip(result.stages, result.stages[1:], strict=False):
+        assert torch.equal(after.ids, before.ids[~before.success])
+    last = square(model, images[~result.success], None, THREAT, queries=15, ids=result.ids[~result.success])
+    assert torch.equal(last.adversarial, result.adversarial[~result.success])
+    assert int(result.forwards.sum()) == sum(int(part.forwards.sum()) for part in result.stages)
+
+
+def test_verdicts_know_neither_batch_nor_order():
+    model, images = toys.network(), toys.images(67)
+    results = [autoattack(model, images, None, THREAT, batch_size=size, **QUICK) for size in (1, 7, 64, 500)]
+    for other in results[1:]:
+        for name in ("success", "adversarial", "distance", "forwards", "backwards"):
+            assert torch.equal(getattr(results[0], name), getattr(other, name)), name
+    order = torch.randperm(67, generator=torch.Generator().manual_seed(5))
+    shuffled = autoattack(model, images[order], None, THREAT, ids=order, **QUICK)
+    assert torch.equal(results[0].adversarial[order], shuffled.adversarial)
+
+
+def test_finished_samples_are_told_of_once():
+    told = []
+    result = autoattack(
+        toys.network(), toys.images(37), None, THREAT, **QUICK,
+        on_finished=lambda positions, arrays: told.extend(positions.tolist()),
+    )  # fmt: skip
+    assert sorted(told) == list(range(37))
+    assert len(result) == 37
+
+
+@pytest.mark.parametrize(("version", "classes"), [("standard", 3), ("plus", 2), ("2020", 2), ("rand", 2)])
+def test_too_few_classes(version, classes):
+    with pytest.raises(UserError, match=rf"AutoAttack {version} needs at least \d classes .* has {classes}"):
+        autoattack(toys.network(classes), toys.images(2), None, THREAT, version=version)
+
+
+def test_unknown_version():
+    with pytest.raises(UserError, match="version '2019': expected one of standard, 2020"):
+        autoattack(toys.network(), toys.images(2), None, THREAT, version="2019")
+
+
+def test_mean_logits():
+    counter = iter(range(3))
+
+    class Rising(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :2] + next(counter)
+
+    x = torch.rand(2, 3, 2, 2)
+    torch.testing.assert_close(MeanLogits(Rising(), 3)(x), x.flatten(1)[:, :2] + 1)

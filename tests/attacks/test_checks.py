@@ -1,0 +1,89 @@
+"""Models planted with a fault raise their warning, sound ones none."""
+
+import pytest
+import torch
+from torch import nn
+
+from antiphase.attacks import Threat, apgd, autoattack, pgd, square
+from antiphase.attacks.checks import black_box_wins, falling_asr
+from tests.attacks import toys
+
+THREAT = Threat("linf", 0.01)
+
+
+class Wrapped(nn.Module):
+    """A sound model with something before and after it."""
+
+    def __init__(self, before=nn.Identity(), after=nn.Identity()):  # noqa: B008 (no state)
+        super().__init__()
+        self.before, self.after, self.model = before, after, toys.network()
+
+    def forward(self, x):
+        return self.after(self.model(self.before(x)))
+
+
+class Do(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Bent(torch.autograd.Function):
+    """The identity, with a gradient that is something else."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.change(gradient), None
+
+
+def _bent(change):
+    return Wrapped(before=Do(lambda x: Bent.apply(x, change)))
+
+
+FAULTS = {
+    "gradients were zero": Wrapped(before=Do(lambda x: (x * 16).round() / 16)),
+    "gradients held NaN": _bent(lambda gradient: gradient * torch.nan),
+    "randomised": Wrapped(after=Do(lambda z: z + 0.1 * torch.randn_like(z))),
+    "depend on the other images": Wrapped(before=Do(lambda x: x - x.mean(0, keepdim=True) + 0.5)),
+    "returns probabilities": Wrapped(after=nn.Softmax(1)),
+    "never rose": _bent(lambda gradient: -gradient),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+@pytest.mark.parametrize("attack", [pgd, apgd])
+def test_a_planted_fault_is_named(words, attack):
+    result = attack(FAULTS[words], toys.images(37), None, THREAT, steps=4)
+    assert [words for warning in result.warnings if words in warning] == [words], result.warnings
+
+
+@pytest.mark.parametrize("attack", [pgd, apgd, square])
+def test_a_sound_model_is_not_accused(attack):
+    assert attack(Wrapped(), toys.images(37), None, THREAT).warnings == ()
+
+
+def test_square_shows_what_masked_gradients_hide():
+    images = toys.images(37)
+    result = autoattack(
+        FAULTS["gradients were zero"], images, None, Threat("linf", 0.04), steps=3, queries=200
+    )
+    assert any("Square, which sees no gradient, felled" in warning for warning in result.warnings)
+    assert any("gradients were zero" in warning for warning in result.warnings)
+
+
+def test_one_lucky_sample_is_no_sign():
+    assert black_box_wins(10, 1, 50) == []
+    assert len(black_box_wins(10, 2, 50)) == 1
+
+
+def test_falling_rates():
+    assert falling_asr([0.1, 0.2, 0.3], [0.2, 0.2, 0.4]) == []
+    assert len(falling_asr([0.1, 0.2, 0.3], [0.2, 0.1, 0.05])) == 2
