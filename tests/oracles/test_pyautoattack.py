@@ -10,24 +10,32 @@ from torch import nn
 from antiphase.attacks import Threat
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.fab import fab
+from antiphase.attacks.square import square
 
 autopgd = pytest.importorskip("pyautoattack.autopgd_base")
 fab_pt = pytest.importorskip("pyautoattack.fab_pt")
+theirs_square = pytest.importorskip("pyautoattack.square")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*zero gradient")  # theirs, of one digit
 
-STEPS, COUNT = 25, 61
+STEPS, COUNT, SEEDS = 25, 61, 5
 OURS = {
-    "apgd-ce": lambda *given: apgd(*given, steps=STEPS),
-    "apgd-dlr": lambda *given: apgd(*given, steps=STEPS, objective="dlr"),
-    "apgd-t": lambda *given: apgd(*given, steps=STEPS, targets=9),
-    "fab": lambda *given: fab(*given, steps=STEPS),
-    "fab-t": lambda *given: fab(*given, steps=STEPS, targets=9),
+    "apgd-ce": (apgd, {}),
+    "apgd-dlr": (apgd, {"objective": "dlr"}),
+    "apgd-t": (apgd, {"targets": 9}),
+    "fab": (fab, {}),
+    "fab-t": (fab, {"targets": 9}),
 }
 
 
-def _theirs(name, model, norm, eps):
-    options = {"norm": {"linf": "Linf", "l2": "L2"}[norm], "eps": eps, "n_iter": STEPS, "device": "cpu"}
+def _theirs(name, model, norm, eps, seed):
+    options = {
+        "norm": {"linf": "Linf", "l2": "L2"}[norm],
+        "eps": eps,
+        "n_iter": STEPS,
+        "device": "cpu",
+        "seed": seed,
+    }
     if name == "apgd-t":
         return autopgd.APGDAttack_targeted(model, n_target_classes=9, **options)
     if name.startswith("apgd"):
@@ -58,10 +66,37 @@ def trained():
 @pytest.mark.parametrize("name", OURS)
 def test_success_rates_agree(trained, name, norm, eps):
     model, images = trained
+    attack, options = OURS[name]
     label = model(images).argmax(1)
-    result = OURS[name](model, images, None, Threat(norm, eps))
-    with torch.random.fork_rng():  # theirs seeds the global generator
-        theirs = _theirs(name, model, norm, eps).perturb(images.clone(), label.clone())
-    fallen = (model(theirs).argmax(1) != label) & Threat(norm, eps).allows(theirs, images, eps + 1e-5)
-    assert 0.1 < fallen.double().mean() < 0.9
-    assert abs(int(result.success.sum()) - int(fallen.sum())) <= 1  # of 61
+    ours, theirs = 0, 0
+    for seed in range(SEEDS):
+        result = attack(model, images, None, Threat(norm, eps), steps=STEPS, seed=seed, **options)
+        ours += int(result.success.sum())
+        with torch.random.fork_rng():  # theirs seeds the global generator
+            found = _theirs(name, model, norm, eps, seed).perturb(images.clone(), label.clone())
+        theirs += int(
+            ((model(found).argmax(1) != label) & Threat(norm, eps).allows(found, images, eps + 1e-5)).sum()
+        )
+    assert 0.1 < theirs / (SEEDS * COUNT) < 0.9
+    # one start in a hundred or so decides: over 24 seeds APGD-DLR felled 34.2 and 34.3 of 61, ± 1.4 by seed
+    assert abs(ours - theirs) <= 2 * SEEDS
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.08), ("l2", 0.5)])
+def test_square_is_as_strong(trained, norm, eps):
+    model, images = trained
+    label = model(images).argmax(1)
+    queries, counts = 300, []
+    for seed in range(3):
+        result = square(model, images, None, Threat(norm, eps), queries=queries, seed=seed)
+        with torch.random.fork_rng():
+            attack = theirs_square.SquareAttack(
+                model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, n_queries=queries, n_restarts=1, seed=seed,
+                device="cpu", p_init=0.8, resc_schedule=False,
+            )  # fmt: skip
+            theirs = attack.perturb(images.clone(), label.clone())
+        fallen = (model(theirs).argmax(1) != label) & Threat(norm, eps).allows(theirs, images, eps + 1e-5)
+        counts.append((int(result.success.sum()), int(fallen.sum())))
+    ours, others = (sum(column) for column in zip(*counts, strict=True))
+    assert 0.1 < others / (3 * COUNT) < 0.9
+    assert ours >= others - 6, counts  # of 183

@@ -1,5 +1,6 @@
 """Attacks: functions of (model, images, labels, threat) that return confirmed verdicts."""
 
+from antiphase.attacks.adapters import run_foolbox, run_foreign, run_torchattacks
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.autoattack import autoattack
 from antiphase.attacks.carlini_wagner import carlini_wagner
@@ -16,5 +17,5 @@ from antiphase.attacks.threat import Threat
 
 __all__ = [
     "AttackResult", "Threat", "apgd", "asr_by_eps", "autoattack", "carlini_wagner", "eps_at", "fab", "fgsm",
-    "noise", "patch_pgd", "pgd", "square", "sweep",
+    "noise", "patch_pgd", "pgd", "run_foolbox", "run_foreign", "run_torchattacks", "square", "sweep",
 ]  # fmt: skip

@@ -1,0 +1,180 @@
+"""Speed of the attacks against other libraries: ratios of wall-clock times, taken side by side in one run.
+
+Every attack is given the same model, images, threat and budget. Rounds alternate between the libraries, so
+that a busy machine slows both; the ratio is that of the fastest rounds. The others are development
+dependencies: pyautoattack, foolbox; torchattacks where installed.
+
+    uv run python benchmarks/attacks.py                        # everything, about an hour on 2 cores
+    uv run python benchmarks/attacks.py apgd-ce pgd --images 100
+    uv run python benchmarks/attacks.py autoattack --eps 8/255 --precision bf16
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import antiphase as ap
+from antiphase.attacks import Threat, apgd, autoattack, pgd, sweep
+from antiphase.attacks.autoattack import autoattack_ensemble
+
+Timed = Callable[[], float]  # does the work; returns the robust accuracy or the share that stands
+
+
+def main() -> None:
+    """Run the chosen comparisons and print one JSON line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=list(COMPARISONS), help=", ".join(COMPARISONS))
+    parser.add_argument("--model", default="specimen:diffvit-0")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--eps", default="2/255,8/255")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--queries", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=1)
+    options = parser.parse_args()
+    model = ap.load_model(options.model).eval().requires_grad_(False)
+    data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
+    images = data.images(range(len(data)))
+    with torch.no_grad():
+        labels = model(images).argmax(1)  # of both: the clean prediction
+    for name in options.what:
+        for eps in [float(Fraction(text)) for text in options.eps.split(",")]:
+            compare, single = COMPARISONS[name]
+            run(name, compare(model, images, labels, eps, options), eps, options)
+            if single:
+                break
+
+
+def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.Namespace) -> None:
+    """Time every contestant in turn and print the ratios to ours."""
+    seconds: dict[str, float] = {}
+    standing: dict[str, float] = {}
+    for _ in range(options.rounds):
+        for who, work in contestants.items():
+            began = time.perf_counter()
+            standing[who] = work()
+            seconds[who] = min(seconds.get(who, float("inf")), time.perf_counter() - began)
+    ours = next(iter(contestants))
+    line: dict[str, Any] = {
+        "what": name, "eps": f"{eps * 255:g}/255", "images": options.images, "threads": torch.get_num_threads(),
+        "seconds": {who: round(value, 2) for who, value in seconds.items()},
+        "standing": {who: round(value, 4) for who, value in standing.items()},
+        "times faster": {who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours},
+    }  # fmt: skip
+    print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def _official(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    eps: float,
+    queries: int,
+    attacks: list[str] | None = None,
+) -> float:
+    """Run pyautoattack's standard version, or some of its attacks with one restart; return what stands."""
+    from pyautoattack import AutoAttack
+
+    given: dict[str, Any] = {"version": "custom", "attacks": attacks} if attacks else {"version": "standard"}
+    adversary = AutoAttack(model, norm="Linf", eps=eps, seed=0, **given)
+    adversary.apgd.n_restarts = adversary.fab.n_restarts = 1
+    adversary.square.n_queries = queries
+    _, prediction = adversary.run_standard_evaluation(images, labels, batch_size=250)
+    return float((prediction == labels).double().mean())
+
+
+def _autoattack(
+    model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
+) -> dict[str, Timed]:
+    def ours(precision: str) -> Timed:
+        return lambda: (
+            1
+            - autoattack(
+                model, images, labels, Threat(eps=eps), queries=options.queries, precision=precision
+            ).asr
+        )
+
+    return {
+        f"antiphase {options.precision}": ours(options.precision),
+        "pyautoattack": lambda: _official(model, images, labels, eps, options.queries),
+    }
+
+
+def _apgd(
+    model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
+) -> dict[str, Timed]:
+    return {
+        f"antiphase {options.precision}": lambda: 1 - apgd(
+            model, images, labels, Threat(eps=eps), precision=options.precision
+        ).asr,
+        "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["apgd-ce"]),
+    }  # fmt: skip
+
+
+def _pgd(
+    model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
+) -> dict[str, Timed]:
+    def foolbox_pgd() -> float:
+        import foolbox
+
+        victim = foolbox.PyTorchModel(model, bounds=(0, 1))
+        attack = foolbox.attacks.LinfPGD(steps=20, abs_stepsize=eps / 4)
+        _, _, fell = attack(victim, images, labels, epsilons=eps)
+        return 1 - float(fell.double().mean())
+
+    def torchattacks_pgd() -> float:
+        import torchattacks
+
+        adversarial = torchattacks.PGD(model, eps=eps, alpha=eps / 4, steps=20)(images, labels)
+        with torch.no_grad():
+            return float((model(adversarial).argmax(1) == labels).double().mean())
+
+    contestants: dict[str, Timed] = {
+        f"antiphase {options.precision}": lambda: 1 - pgd(
+            model, images, labels, Threat(eps=eps), precision=options.precision
+        ).asr,
+        "foolbox": foolbox_pgd,
+    }  # fmt: skip
+    try:
+        import torchattacks  # noqa: F401
+
+        contestants["torchattacks"] = torchattacks_pgd
+    except ImportError:
+        pass
+    return contestants
+
+
+def _sweep(
+    model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
+) -> dict[str, Timed]:
+    budgets = [k / 255 for k in (0.5, 1, 2, 4, 8)]
+    ensemble = autoattack_ensemble("standard", steps=100, queries=500)
+
+    def ours(nested: Any) -> Timed:
+        def work() -> float:
+            results = sweep(
+                ensemble, model, images, labels, Threat(), budgets, nested=nested, precision=options.precision
+            )
+            return sum(1 - result.asr for result in results) / len(results)
+
+        return work
+
+    return {"nested up": ours(True), "nested down": ours("down"), "five separate runs": ours(False)}
+
+
+COMPARISONS: dict[str, tuple[Callable[..., dict[str, Timed]], bool]] = {
+    "apgd-ce": (_apgd, False),
+    "pgd": (_pgd, False),
+    "autoattack": (_autoattack, False),
+    "sweep": (_sweep, True),
+}
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main()
