@@ -1,8 +1,10 @@
+import numpy as np
 import polars as pl
 import pytest
+from scipy import stats
 
 from antiphase.evaluation.rates import COMPARISON_SCHEMA
-from antiphase.report.families import families, family_comparisons, family_results
+from antiphase.report.families import families, family_comparisons, family_results, over_images
 
 
 def model(name, attention="softmax", seed=None):
@@ -87,3 +89,27 @@ def test_pairs_that_share_a_model_are_no_seeds_of_their_own():
 
 def test_no_comparisons_have_no_means():
     assert family_comparisons(pl.DataFrame(schema=COMPARISON_SCHEMA), families(TWO_SEEDS)).is_empty()
+
+
+def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
+    generator = np.random.default_rng(0)
+    fell = generator.random((4, 90)) < np.array([[0.6], [0.5], [0.3], [0.4]])
+    rows = pl.DataFrame(
+        [
+            {
+                "model": name,
+                "attack": "pgd",
+                "norm": "linf",
+                "eps": 0.1,
+                "sample": i,
+                "success": bool(fell[m, i]),
+            }
+            for m, name in enumerate(("d0", "d1", "v0", "v1"))
+            for i in range(90)
+        ]
+    )
+    found = over_images(rows, [("d0", "v0"), ("d1", "v1")]).row(0, named=True)
+    counts = fell.astype(float)
+    differences = (counts[0] + counts[1] - counts[2] - counts[3]) / 2
+    interval = stats.norm.interval(0.95, differences.mean(), stats.sem(differences))
+    assert (found["image_low"], found["image_high"]) == pytest.approx(interval, abs=1e-5)

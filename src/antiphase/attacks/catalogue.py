@@ -67,8 +67,13 @@ def settings_of(stage: Stage) -> str:
     >>> settings_of(find_attack("fgsm").stages[0])
     'objective cross_entropy'
     """
+    said = {
+        "step_size": "ε/4",
+        "targets": "none",
+        "objective": "dlr" if stage.settings.get("targets") else "cross_entropy",
+    }
     return ", ".join(
-        f"{name} {'default' if value is None else value}"
+        f"{name} {said.get(name, 'default') if value is None else value}"
         for name, value in (_defaults(stage) | stage.settings).items()
     )
 

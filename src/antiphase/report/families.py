@@ -94,3 +94,24 @@ def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> p
         & (pl.col("against").n_unique().over(keys) == pl.len().over(keys))
     )
     return over_seeds(apart, keys, "difference")
+
+
+def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """Average the paired differences of ASR over the pairs image by image: the interval for these weights.
+
+    With dᵢ the mean over the pairs of (first model fell) − (second model fell) at image i, the interval is
+    d̄ ± 1.96·s/√n over the n images. It tells what other images would change, not what other seeds would.
+
+    Returns:
+        Columns ``attack, norm, eps, image_low, image_high``.
+    """
+    fell = rows.select("model", "attack", "norm", "eps", "sample", pl.col("success").cast(pl.Float64))
+    keys = ["attack", "norm", "eps", "sample"]
+    signed = [
+        fell.filter(model=name).with_columns(success=sign * pl.col("success"))
+        for pair in pairs
+        for name, sign in zip(pair, (1.0, -1.0), strict=True)
+    ]
+    images = pl.concat(signed).group_by(keys).agg(d=pl.sum("success") / len(pairs))
+    half = 1.96 * pl.std("d") / pl.len().sqrt()
+    return images.group_by(keys[:3]).agg(image_low=pl.mean("d") - half, image_high=pl.mean("d") + half)

@@ -92,8 +92,9 @@ def _of_families(
     lead = (
         f"{_at_middle(frame)}, {attack} changes on average {rates[0].percent}% of the predictions of "
         f"{family} and {rates[1].percent}% of {against}’s: a difference of {points(at['difference'])} points "
-        f"over {at['n']} pairs of training seeds, each pair on the same {images:,} images (95% interval over "
-        f"the seeds {points_range(at['low'], at['high'])}, Student’s t). "
+        f"over {at['n']} pairs of training seeds, each pair on the same {images:,} images (95% intervals: "
+        f"{points_range(at['image_low'], at['image_high'])} over the images, for these weights; "
+        f"{points_range(at['low'], at['high'])} over the seeds, Student’s t). "
         f"On clean images they are right in {percent(clean[family])}% and {percent(clean[against])}%."
     )
     return Headline(_title(family, against, frame), lead, eps_label(at["eps"]), rates)

@@ -9,7 +9,7 @@ import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
-from antiphase.report.families import Family, families, family_comparisons, family_results
+from antiphase.report.families import Family, families, family_comparisons, family_results, over_images
 from antiphase.studies.gallery import Gallery, read_gallery
 
 _RUN_KEYS = (
@@ -78,11 +78,27 @@ def read_run(directory: Path) -> StoredRun:
         results=results,
         comparisons=comparisons,
         mean_results=family_results(results, groups),
-        mean_comparisons=family_comparisons(comparisons, groups),
+        mean_comparisons=_over_seeds_and_images(comparisons, groups, rows),
         norms=summary.get("norms", []),
         felled=_felled(rows),
         gallery=read_gallery(gallery) if gallery.exists() else None,
     )
+
+
+def _over_seeds_and_images(
+    comparisons: pl.DataFrame, groups: list[Family], rows: pl.DataFrame
+) -> pl.DataFrame:
+    """Average over the pairs of two families, with the interval over seeds and the one over images."""
+    means = family_comparisons(comparisons, groups)
+    names = {family.name: family.models for family in groups}
+    frames = []
+    for (first, second), mean in means.group_by(["family", "against_family"], maintain_order=True):
+        pairs = comparisons.filter(
+            pl.col("model").is_in(names[str(first)]) & pl.col("against").is_in(names[str(second)])
+        )
+        unique = pairs.select("model", "against").unique(maintain_order=True).rows()
+        frames.append(mean.join(over_images(rows, unique), on=["attack", "norm", "eps"], how="left"))
+    return pl.concat(frames) if frames else means.with_columns(image_low=pl.lit(0.0), image_high=pl.lit(0.0))
 
 
 def _felled(rows: pl.DataFrame) -> pl.DataFrame:

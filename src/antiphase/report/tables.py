@@ -205,6 +205,8 @@ def _difference_cell(entry: Mapping[str, Any] | None) -> Cell:
     if entry is None:
         return Cell("–")
     notes = [points_range(entry["low"], entry["high"])]
+    if "image_low" in entry:
+        notes = [f"{points_range(entry['image_low'], entry['image_high'])} images", f"{notes[0]} seeds"]
     if "p_value" in entry:
         notes.append(p_text(entry["p_value"]))
     value = entry["difference"] if "difference" in entry else entry["value"]

@@ -194,7 +194,7 @@ def _record(
     return {
         "command": command,
         "settings": {
-            "attack": plan.attack, "norm": plan.norm, "ε": [f"{eps * 255:g}/255" for eps in plan.eps],
+            "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
             **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
             "budgets": "nested: fallen at ε, fallen at every larger one" if plan.nested else "independent",
             "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
