@@ -18,6 +18,7 @@ LAYERS = (
     {"evaluation"},
     {"studies"},
     {"report"},
+    {"commands"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

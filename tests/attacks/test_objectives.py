@@ -55,7 +55,7 @@ def test_positive_exactly_where_the_prediction_has_changed(name):
     assert torch.equal(value > 0, logits.argmax(1) != labels)
 
 
-@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+@pytest.mark.parametrize("name", objectives.TARGETED_OBJECTIVES)
 def test_a_targeted_objective_is_positive_only_where_the_prediction_has_changed(name):
     logits, labels, targets = _logits(101), torch.arange(101) % 7, torch.arange(1, 102) % 7
     value = objectives.resolve_targeted(name)(logits, labels, targets)
@@ -65,12 +65,23 @@ def test_a_targeted_objective_is_positive_only_where_the_prediction_has_changed(
         assert (logits.argmax(1) != labels)[value > 0].all()
 
 
-@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+@pytest.mark.parametrize("name", objectives.TARGETED_OBJECTIVES)
 def test_gradients(name):
     logits, labels, targets = _logits(5).requires_grad_(True), torch.arange(5), torch.arange(1, 6)
     plain, targeted = objectives.resolve(name), objectives.resolve_targeted(name)
     assert torch.autograd.gradcheck(lambda z: plain(z, labels), logits)
     assert torch.autograd.gradcheck(lambda z: targeted(z, labels, targets), logits)
+
+
+def test_the_cosine_to_the_own_prompt():
+    generator = torch.Generator().manual_seed(0)
+    image, prompts = torch.randn(3, 11, generator=generator), torch.randn(5, 11, generator=generator)
+    labels = torch.tensor([4, 0, 2])
+    logits = (
+        100 * torch.nn.functional.normalize(image, dim=1) @ torch.nn.functional.normalize(prompts, dim=1).T
+    )
+    cosine = torch.nn.functional.cosine_similarity(image, prompts[labels])
+    torch.testing.assert_close(objectives.resolve("cosine")(logits, labels), -100 * cosine)
 
 
 def test_dlr_of_equal_logits_is_zero():
