@@ -35,6 +35,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--eps", default="2/255,8/255")
     parser.add_argument("--precision", default="float32")
+    parser.add_argument(
+        "--compile", action="store_true", help="our search through torch.compile, warmed up first"
+    )
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
@@ -43,6 +46,13 @@ def main() -> None:
     images = data.images(range(len(data)))
     with torch.no_grad():
         labels = model(images).argmax(1)  # of both: the clean prediction
+    if options.compile:
+        began = time.perf_counter()
+        autoattack(
+            model, images[:40], labels[:40], Threat(eps=1 / 255), steps=3, queries=20, precision=options.precision,
+            compile=True,
+        )  # fmt: skip
+        print(json.dumps({"compiled in": round(time.perf_counter() - began, 1)}), flush=True)
     for name in options.what:
         for eps in [float(Fraction(text)) for text in options.eps.split(",")]:
             compare, single = COMPARISONS[name]
@@ -68,6 +78,11 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
         "times faster": {who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours},
     }  # fmt: skip
     print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def ours_name(options: argparse.Namespace) -> str:
+    """Name our own contestant."""
+    return f"antiphase {options.precision}{' compiled' if options.compile else ''}"
 
 
 def _official(
@@ -96,12 +111,18 @@ def _autoattack(
         return lambda: (
             1
             - autoattack(
-                model, images, labels, Threat(eps=eps), queries=options.queries, precision=precision
+                model,
+                images,
+                labels,
+                Threat(eps=eps),
+                queries=options.queries,
+                precision=precision,
+                compile=options.compile,
             ).asr
         )
 
     return {
-        f"antiphase {options.precision}": ours(options.precision),
+        ours_name(options): ours(options.precision),
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries),
     }
 
@@ -110,8 +131,8 @@ def _apgd(
     model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
 ) -> dict[str, Timed]:
     return {
-        f"antiphase {options.precision}": lambda: 1 - apgd(
-            model, images, labels, Threat(eps=eps), precision=options.precision
+        ours_name(options): lambda: 1 - apgd(
+            model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
         ).asr,
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["apgd-ce"]),
     }  # fmt: skip
@@ -136,8 +157,8 @@ def _pgd(
             return float((model(adversarial).argmax(1) == labels).double().mean())
 
     contestants: dict[str, Timed] = {
-        f"antiphase {options.precision}": lambda: 1 - pgd(
-            model, images, labels, Threat(eps=eps), precision=options.precision
+        ours_name(options): lambda: 1 - pgd(
+            model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
         ).asr,
         "foolbox": foolbox_pgd,
     }  # fmt: skip
@@ -159,7 +180,15 @@ def _sweep(
     def ours(nested: Any) -> Timed:
         def work() -> float:
             results = sweep(
-                ensemble, model, images, labels, Threat(), budgets, nested=nested, precision=options.precision
+                ensemble,
+                model,
+                images,
+                labels,
+                Threat(),
+                budgets,
+                nested=nested,
+                precision=options.precision,
+                compile=options.compile,
             )
             return sum(1 - result.asr for result in results) / len(results)
 

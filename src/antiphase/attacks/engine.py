@@ -29,6 +29,7 @@ from antiphase.streams import key, sample_keys
 
 _ROWS = {"cpu": 64}  # at once where nothing is said; on a CPU more are no faster (dev/LOG.md)
 _ROWS_ELSEWHERE = 128
+_PATIENCE = 20  # steps that an ended search waits for others to be confirmed with
 _PIXELS = 2**21  # at once, which keeps a ViT-B at 224×224 to about 2 GB
 
 
@@ -153,7 +154,8 @@ class _Work:
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
         self.last = torch.full((count,), items - 1)  # no later item of a sample can count
         self.keys = torch.tensor([key(options.seed, search.name, item) for item in range(items)])
-        self.batch = Rows()
+        self.batch, self.tried = Rows(), Rows()  # at work; ended and not yet confirmed
+        self.waited = 0  # steps since the first of those
         standing = (~self.results["success"]).nonzero().flatten()
         self.schedule = Schedule(standing.tolist(), items, options.early_stop)
         self.ahead: dict[tuple[int, int], Rows] = {}  # ended ahead of their turn
@@ -165,25 +167,43 @@ class _Work:
     def advance(self) -> bool:
         """Refill the batch, take one step, settle what is decided; return whether anything was left to do."""
         self._refill()
-        if not len(self.batch):
+        if not len(self.batch) and not len(self.tried):
             return False
-        self.search.step(self.batch, self.oracle)
-        ready = self.batch["done"] | (self.batch["found"] & self.options.early_stop)
-        if ready.any():
-            self.batch["forwards"] = self.batch["forwards"] + ready  # the confirmation
-            tried = self.batch.take(ready)
-            # a search in low precision may have failed by a hair: what is done is asked again in any case
-            tried["prediction"] = self.oracle.predict(tried["best"])
-            allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
-            tried["success"] = (tried["prediction"] != tried["label"]) & allowed
-            self.batch["found"][ready] = tried["success"]
-            over = tried["done"] | tried["success"]
-            ended = ready.clone()
-            ended[ready] = over
-            self._settle(tried.take(over))
-            last = self.last.to(self.oracle.device)[self.batch["position"]]
-            self.batch = self.batch.take(~ended & (self.batch["item"] <= last))
+        if len(self.batch):
+            self.search.step(self.batch, self.oracle)
+            ready = self.batch["done"] | (self.batch["found"] & self.options.early_stop)
+            if ready.any():
+                self.tried = self.tried.join(self.batch.take(ready))
+                self.batch = self.batch.take(~ready)
+        self.waited = self.waited + 1 if len(self.tried) else 0
+        idle = not len(self.batch) and not self.schedule
+        if len(self.tried) >= QUANTUM or self.waited >= _PATIENCE or (idle and len(self.tried)):
+            self._confirm()
         return True
+
+    def _confirm(self) -> None:
+        """Ask the model again about the rows whose search has ended, in float32, a full quantum at a time."""
+        count = len(self.tried)
+        tried = self.tried.take(slice(count - count % QUANTUM or count))
+        self.tried, self.waited = self.tried.take(slice(len(tried), None)), 0
+        tried["forwards"] = tried["forwards"] + 1
+        goes_on = tried.take(slice(0))
+        # a search in low precision may have failed by a hair: what is done is asked again in any case
+        verdict = Rows(tried)
+        verdict["prediction"] = self.oracle.predict(tried["best"])
+        allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
+        verdict["success"] = (verdict["prediction"] != tried["label"]) & allowed
+        over = tried["done"] | verdict["success"]
+        if not over.all():  # adversarial in the search's precision alone
+            goes_on = tried.take(~over)
+            goes_on["found"] = torch.zeros_like(goes_on["found"])
+        self._settle(verdict.take(over))
+        last = self.last.to(self.oracle.device)
+        self.batch = self.batch.join(goes_on) if len(goes_on) else self.batch
+        for name in ("batch", "tried"):
+            rows: Rows = getattr(self, name)
+            if len(rows):
+                setattr(self, name, rows.take(rows["item"] <= last[rows["position"]]))
 
     def _refill(self) -> None:
         room = self.size - len(self.batch)

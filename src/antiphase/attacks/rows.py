@@ -13,8 +13,8 @@ class Rows(dict[str, Tensor]):
         """Number of rows (not of names)."""
         return next(iter(self.values())).shape[0] if super().__len__() else 0
 
-    def take(self, index: Tensor) -> Self:
-        """Return the rows that a boolean mask or a list of positions selects."""
+    def take(self, index: Tensor | slice) -> Self:
+        """Return the rows that a boolean mask, a list of positions or a slice selects."""
         return type(self)({name: tensor[index] for name, tensor in self.items()})
 
     def join(self, other: Self) -> Self:

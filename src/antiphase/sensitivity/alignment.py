@@ -1,0 +1,163 @@
+"""Gradient alignment of the two maps at a layer's tokens: exact, and by random cotangents.
+
+With J1 and J2 the Jacobians of A1 and A2 by the tokens, everything is built from three inner products,
+⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩: ρ and cosθ come from their averages, never from averaged ratios.
+
+A scalar such as A.sum() has no gradient (the rows of a softmax sum to 1), and the gradients of ‖A‖_F or of an
+operator norm do not obey Lemma 1: neither is offered.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from scipy import stats
+from torch import Tensor
+
+from antiphase.errors import UserError
+from antiphase.sensitivity.branches import Branch
+from antiphase.streams import normal
+
+Sign = Literal["negative", "positive", "undecided"]
+
+
+@dataclass(frozen=True)
+class Gram:
+    """The three inner products; probes, where there are any, are the last axis."""
+
+    first: Float[Tensor, "*shape"]
+    second: Float[Tensor, "*shape"]
+    cross: Float[Tensor, "*shape"]
+
+    def difference(self, lam: Float[Tensor, "*shape"] | float) -> Float[Tensor, "*shape"]:
+        """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
+        return self.first + lam**2 * self.second - 2.0 * lam * self.cross
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How two gradients lie to each other.
+
+    Attributes:
+        cosine: cosθ, in [−1, 1].
+        low, high: its 95 % interval over the probes; equal to it where there is no probe.
+        rho: ρ = ‖J2‖ / ‖J1‖.
+        probes: K; 0 where the inner products are exact.
+    """
+
+    cosine: Float[Tensor, "*shape"]
+    low: Float[Tensor, "*shape"]
+    high: Float[Tensor, "*shape"]
+    rho: Float[Tensor, "*shape"]
+    probes: int
+
+    def signs(self) -> list[Sign]:
+        """Return, in order, whether each interval lies below 0, above it, or on both sides."""
+        pairs = zip(self.low.flatten().tolist(), self.high.flatten().tolist(), strict=True)
+        return ["negative" if high < 0 else "positive" if low > 0 else "undecided" for low, high in pairs]
+
+
+def exact_gram(positive: Branch, negative: Branch) -> Gram:
+    """Return the Frobenius inner products of the Jacobians by the layer's tokens, in closed form.
+
+    With a_i row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by their keys'
+    tokens and M that by the query's token (see :class:`~antiphase.sensitivity.branches.Branch`), the Jacobian
+    of a_i by token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
+
+    ⟨J1, J2⟩ = Σ_i ⟨P1_i, P2_i⟩·⟨u1_i, u2_i⟩ + ⟨P1_i·M1, P2_i·M2⟩ + u1_iᵀ(P2_i·M2)ᵀP1_i·e_i + u2_iᵀ(P1_i·M1)ᵀP2_i·e_i.
+
+    One head costs O(N²·D) for N tokens of width D, as a forward pass does; no autograd.
+
+    Returns:
+        Inner products of shape (batch, heads).
+    """
+    return Gram(_inner(positive, positive), _inner(negative, negative), _inner(positive, negative))
+
+
+def _inner(one: Branch, two: Branch) -> Float[Tensor, "batch heads"]:
+    a, b = one.attention, two.attention
+    both = a * b
+    total = both.sum(-1)
+    # ⟨P1, P2⟩ of each row, written out
+    products = total - (both * b).sum(-1) - (a * both).sum(-1) + total.square()
+    towards = (one.by_key * two.by_key).sum(-1)
+    m_one, m_two = one.by_query, two.by_query
+    mean_one, mean_two = a @ m_one, b @ m_two  # row i: Σ_j a_ij·M_j
+    # Σ_j a_ij·b_ij·(M1_j − mean1_i)·(M2_j − mean2_i), multiplied out
+    pairs = (m_one * m_two).sum(-1)
+    centred = (
+        (both @ pairs[..., None]).squeeze(-1)
+        - ((both @ m_one) * mean_two).sum(-1)
+        - ((both @ m_two) * mean_one).sum(-1)
+        + total * (mean_one * mean_two).sum(-1)
+    )
+    crossed = _crossed(one, two, both, mean_two) + _crossed(two, one, both, mean_one)
+    return (products * towards + centred + crossed).sum(-1)
+
+
+def _crossed(
+    one: Branch, two: Branch, both: Float[Tensor, "batch heads tokens tokens"],
+    mean_two: Float[Tensor, "batch heads tokens dim"],
+) -> Float[Tensor, "batch heads tokens"]:  # fmt: skip
+    """Return u1_iᵀ(P2_i·M2)ᵀP1_i·e_i = Σ_j a_ij(δ_ij − a_ii)·b_ij·u1_i·(M2_j − mean2_i) of each row i."""
+    own = one.attention.diagonal(dim1=-2, dim2=-1)
+    projected = one.by_key @ two.by_query.mT - (one.by_key * mean_two).sum(-1, keepdim=True)
+    weighted = both * projected
+    return weighted.diagonal(dim1=-2, dim2=-1) - own * weighted.sum(-1)
+
+
+def cotangent_gram(positive: Branch, negative: Branch, keys: Int64[Tensor, "batch probes"]) -> Gram:
+    """Return ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v that both maps share.
+
+    v is standard normal, so that each is an unbiased estimate of the Frobenius inner product; Lemma 1 holds
+    exactly for each v.
+
+    Args:
+        positive: branch of A1.
+        negative: branch of A2.
+        keys: one random stream for each sample and probe.
+
+    Returns:
+        Inner products of shape (batch, heads, probes).
+    """
+    shape = positive.attention.shape
+    size = shape[1] * shape[2] * shape[3]
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for probe in keys.unbind(1):
+        v = normal(probe, size).to(positive.q.dtype).view(shape)
+        one, two = positive.vjp(v), negative.vjp(v)
+        parts.append(tuple((x * y).sum((-2, -1)) for x, y in ((one, one), (two, two), (one, two))))  # pyright: ignore
+    return Gram(*(torch.stack(column, -1) for column in zip(*parts, strict=True)))
+
+
+def align(gram: Gram, probes: bool) -> Alignment:
+    """Return cosθ and ρ from inner products.
+
+    cosθ = m₁₂ / √(m₁₁·m₂₂) and ρ = √(m₂₂ / m₁₁), m the means over the probes. The interval is Student's t
+    on the linearised ratio: with r_k = (g₁₂ − ½·cosθ·(g₁₁·m₂₂ + g₂₂·m₁₁) / √(m₁₁·m₂₂))_k / √(m₁₁·m₂₂),
+    cosθ ± t_{.975, K−1}·s_r / √K, cut off at ±1.
+
+    Args:
+        gram: inner products.
+        probes: whether their last axis is that of random probes, to be averaged.
+
+    Raises:
+        UserError: for fewer than 2 probes, which have no interval.
+    """
+    if not probes:
+        cosine = gram.cross / (gram.first * gram.second).sqrt()
+        return Alignment(cosine, cosine, cosine, (gram.second / gram.first).sqrt(), 0)
+    count = gram.cross.shape[-1]
+    if count < 2:
+        raise UserError(f"probes {count}: expected at least 2, for an interval")
+    first, second, cross = (part.mean(-1) for part in (gram.first, gram.second, gram.cross))
+    scale = (first * second).sqrt()
+    cosine = cross / scale
+    balanced = (
+        gram.first * (second / first).sqrt()[..., None] + gram.second * (first / second).sqrt()[..., None]
+    )
+    residual = (gram.cross - 0.5 * cosine[..., None] * balanced) / scale[..., None]
+    half = float(stats.t.ppf(0.975, count - 1)) * residual.std(-1) / count**0.5
+    low, high = (cosine - half).clamp(-1.0, 1.0), (cosine + half).clamp(-1.0, 1.0)
+    return Alignment(cosine, low, high, (second / first).sqrt(), count)

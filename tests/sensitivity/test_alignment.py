@@ -1,0 +1,159 @@
+"""Alignment at a layer's tokens: against dense Jacobians, Lemma 1, and the rate at which probes converge."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from antiphase.attention import DifferentialAttention
+from antiphase.errors import UserError
+from antiphase.sensitivity import align, amplification, branches, cotangent_gram, exact_gram
+from antiphase.streams import key, sample_keys
+
+
+def layer(dim, heads, seed, bias=True):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = DifferentialAttention(dim, heads, qkv_bias=bias).double()
+        for parameter in module.parameters():
+            parameter.data.normal_(0, dim**-0.5 * 1.7)
+    return module.requires_grad_(False)
+
+
+def tokens(batch, count, dim, seed=0):
+    return torch.randn(batch, count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense(module, x):
+    """Return J1 and J2 by autograd: (batch, heads, N·N, N·D)."""
+    found = []
+    for sample in x:
+        for name in ("positive", "negative"):
+            jacobian = torch.autograd.functional.jacobian(
+                lambda t, name=name: getattr(module.maps(t[None]), name)[0], sample
+            )
+            found.append(jacobian.flatten(3).flatten(1, 2))
+    both = torch.stack(found).unflatten(0, (len(x), 2))
+    return both[:, 0], both[:, 1]
+
+
+def keys(batch, probes, seed=0):
+    base = sample_keys(key(seed, "probe"), torch.arange(batch * probes))
+    return base.view(batch, probes)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    shape=st.sampled_from([(1, 2, 2, 2), (2, 3, 6, 2), (1, 5, 12, 4), (3, 7, 10, 2), (1, 11, 14, 2)]),
+    seed=st.integers(0, 10**6),
+    bias=st.booleans(),
+)
+def test_the_closed_form_equals_the_dense_jacobian(shape, seed, bias):
+    batch, count, dim, heads = shape
+    module, x = layer(dim, heads, seed, bias), tokens(batch, count, dim, seed)
+    one, two = dense(module, x)
+    gram = exact_gram(*branches(module, x))
+    for mine, jacobians in ((gram.first, (one, one)), (gram.second, (two, two)), (gram.cross, (one, two))):
+        assert_close(mine, (jacobians[0] * jacobians[1]).sum((-2, -1)), rtol=1e-10, atol=1e-10)
+
+
+def test_products_with_vectors_equal_the_dense_jacobian():
+    module, x = layer(12, 4, 3), tokens(2, 5, 12)
+    v = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    t = tokens(2, 5, 12, seed=2)
+    for branch, jacobian in zip(branches(module, x), dense(module, x), strict=True):
+        backward = torch.einsum("bho,bhoi->bhi", v.flatten(2), jacobian).view(2, 2, 5, 12)
+        forward = torch.einsum("bi,bhoi->bho", t.flatten(1), jacobian).view(2, 2, 5, 5)
+        assert_close(branch.vjp(v), backward, rtol=1e-10, atol=1e-12)
+        assert_close(branch.jvp(t), forward, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.37, 0.8, 2.0])
+def test_lemma_1_and_theorem_1_hold_exactly(lam):
+    module, x = layer(10, 2, 5), tokens(3, 7, 10)
+    one, two = dense(module, x)
+    measured = (one - lam * two).square().sum((-2, -1))
+    gram = exact_gram(*branches(module, x))
+    assert_close(gram.difference(lam), measured, rtol=1e-10, atol=1e-10)
+    found = align(gram, probes=False)
+    predicted = gram.first.sqrt().numpy() * amplification(lam, found.rho.numpy(), found.cosine.numpy())
+    assert_close(torch.from_numpy(predicted), measured.sqrt(), rtol=1e-10, atol=1e-10)
+
+
+def test_lemma_1_holds_for_each_probe():
+    module, x = layer(10, 2, 5), tokens(3, 7, 10)
+    positive, negative = branches(module, x)
+    gram = cotangent_gram(positive, negative, keys(3, 2))
+    v = torch.stack([_probe(k, positive) for k in keys(3, 2).unbind(1)])
+    for probe in range(2):
+        difference = positive.vjp(v[probe]) - 0.8 * negative.vjp(v[probe])
+        assert_close(
+            gram.difference(0.8)[..., probe], difference.square().sum((-2, -1)), rtol=1e-10, atol=1e-10
+        )
+
+
+def _probe(streams, branch):
+    from antiphase.streams import normal
+
+    shape = branch.attention.shape
+    return normal(streams, shape[1] * shape[2] * shape[3]).double().view(shape)
+
+
+def test_probes_converge_to_the_exact_value_as_one_over_the_root_of_k():
+    module, x = layer(6, 2, 7), tokens(1, 5, 6)
+    pair = branches(module, x)
+    exact = align(exact_gram(*pair), probes=False).cosine.item()
+    errors = {}
+    for probes in (16, 64, 256):
+        found = [
+            align(cotangent_gram(*pair, keys(1, probes, seed)), probes=True).cosine.item() - exact
+            for seed in range(60)
+        ]
+        errors[probes] = torch.tensor(found).square().mean().sqrt().item()
+    assert errors[256] < 0.05
+    assert 1.4 < errors[16] / errors[64] < 2.9  # 2, give or take the error of 60 draws
+    assert 1.4 < errors[64] / errors[256] < 2.9
+
+
+def test_intervals_hold_the_exact_value_as_often_as_they_say():
+    module, x = layer(6, 2, 7), tokens(1, 5, 6)
+    pair = branches(module, x)
+    exact = align(exact_gram(*pair), probes=False).cosine.item()
+    held = 0
+    for seed in range(300):
+        found = align(cotangent_gram(*pair, keys(1, 32, seed)), probes=True)
+        held += found.low.item() <= exact <= found.high.item()
+    assert 0.90 <= held / 300 <= 0.99
+
+
+def test_signs():
+    module, x = layer(12, 4, 3), tokens(2, 5, 12)
+    pair = branches(module, x)
+    exact, few = align(exact_gram(*pair), probes=False), align(cotangent_gram(*pair, keys(2, 2)), probes=True)
+    assert set(exact.signs()) <= {"negative", "positive"}
+    assert "undecided" in few.signs()
+    many = align(cotangent_gram(*pair, keys(2, 400)), probes=True)
+    decided = [(a, b) for a, b in zip(many.signs(), exact.signs(), strict=True) if a != "undecided"]
+    assert len(decided) >= 2
+    assert all(a == b for a, b in decided)
+
+
+def test_a_batch_changes_nothing():
+    module, x = layer(12, 4, 3), tokens(5, 7, 12)
+    whole = exact_gram(*branches(module, x)).cross
+    alone = torch.cat([exact_gram(*branches(module, sample[None])).cross for sample in x])
+    assert_close(whole, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_the_eager_and_the_fused_backend_are_asked_alike():
+    module, x = layer(12, 4, 3), tokens(2, 5, 12)
+    eager = exact_gram(*branches(module, x)).cross
+    module.backend = "sdpa"
+    assert_close(exact_gram(*branches(module, x)).cross, eager, rtol=0, atol=0)
+
+
+def test_one_probe_has_no_interval():
+    module, x = layer(6, 2, 7), tokens(1, 5, 6)
+    with pytest.raises(UserError, match="probes 1: expected at least 2"):
+        align(cotangent_gram(*branches(module, x), keys(1, 1)), probes=True)
