@@ -37,6 +37,9 @@ Independent = Annotated[
     bool,
     typer.Option("--independent", help="Attack at each ε afresh; else the fallen stay fallen at larger ε."),
 ]
+Control = Annotated[
+    bool, typer.Option("--control", help="Also add random noise of the same ε, to compare the attack with.")
+]
 SearchPrecision = Annotated[
     str, typer.Option(help="Of the search: float32, or bf16 (faster); verdicts are float32.")
 ]
@@ -146,6 +149,7 @@ def audit(
     steps: Steps = None,
     restarts: Restarts = None,
     independent: Independent = False,
+    control: Control = False,
     precision: SearchPrecision = "float32",
     seed: Seed = 0,
     out: Out = Path("antiphase-audit"),
@@ -170,8 +174,8 @@ def audit(
     run_audit(
         model.split(","), against.split(",") if against else [], data, out, quiet, device,
         split=split, limit=limit, eps=eps, norm=norm, attack=attack,
-        settings=given(steps=steps, restarts=restarts), nested=not independent, precision=precision, seed=seed,
-        random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
+        settings=given(steps=steps, restarts=restarts), nested=not independent, control=control,
+        precision=precision, seed=seed, random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -199,6 +203,7 @@ def attack(
         str | None, typer.Option(help="PGD, APGD: cross_entropy, margin, dlr or cosine.")
     ] = None,
     independent: Independent = False,
+    control: Control = False,
     precision: SearchPrecision = "float32",
     seed: Seed = 0,
     out: Out = Path("antiphase-attack"),
@@ -227,8 +232,8 @@ def attack(
     )
     run_audit(
         [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
-        settings=settings, nested=not independent, precision=precision, seed=seed, random_weights=random_weights,
-        skip_bad=skip_bad, batch_size=batch_size,
+        settings=settings, nested=not independent, control=control, precision=precision, seed=seed,
+        random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
     )  # fmt: skip
 
 

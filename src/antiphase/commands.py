@@ -38,7 +38,7 @@ def parse_eps(text: str) -> tuple[float, ...]:
 def run_audit(
     models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *, eps: str,
     split: str = "test", limit: int | None = None, random_weights: bool = False, skip_bad: bool = False,
-    **plan: Any,
+    control: bool = False, **plan: Any,
 ) -> None:  # fmt: skip
     """Load models and data, audit them, write the report and print the table."""
     from antiphase.data import load_data
@@ -70,7 +70,7 @@ def run_audit(
     )  # fmt: skip
     loaded = [model.to(place) for model in loaded]
     summary = audit(
-        loaded[: len(models)], loaded[len(models) :], images, chosen, out,
+        loaded[: len(models)], loaded[len(models) :], images, chosen, out, control=control,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
     )  # fmt: skip
     if not shard().first:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from antiphase.attacks import Threat, pgd
+from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.models import diffvit
+from antiphase.models import diffvit, load_model
 
 
 class Linear(nn.Module):
@@ -200,3 +201,14 @@ def test_a_threat_checks_itself(fields, match):
 def test_nan_logits_stop_the_attack_with_a_message():
     with pytest.raises(UserError, match="NaN"):
         pgd(lambda x: x.flatten(1)[:, :3] * float("nan"), torch.rand(2, 1, 3, 3), None, Threat())
+
+
+@pytest.mark.slow
+def test_a_compiled_search_finds_what_an_eager_one_does():
+    model, images = (
+        load_model("specimen:diffvit-0"),
+        load_data("specimen-fashion-mnist", limit=40).images(range(40)),
+    )
+    eager, compiled = (pgd(model, images, None, Threat(eps=4 / 255), compile=way) for way in (False, True))
+    assert int((eager.success != compiled.success).sum()) <= 1
+    assert (model(compiled.adversarial).argmax(1) != compiled.label).eq(compiled.success).all()

@@ -77,6 +77,31 @@ def test_the_norms_at_which_samples_fall(tmp_path, run_cli, victim):
     assert "50 %" in out
 
 
+def test_noise_of_the_same_size_stands_beside_the_attack(tmp_path, run_cli, victim):
+    code, out, err = run_cli(
+        "attack",
+        victim.card.spec,
+        "--attack",
+        "pgd",
+        "--control",
+        "--eps",
+        "8/255",
+        "--limit",
+        29,
+        "--out",
+        tmp_path,
+    )
+    assert code == 0, err
+    assert "PGD" in out
+    assert "Noise" in out
+    asr = {
+        result["attack"]: result["value"]
+        for result in json.loads((tmp_path / "summary.json").read_text())["results"]
+        if result["metric"] == "asr"
+    }
+    assert asr["noise"] < asr["pgd"]
+
+
 def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
     run = _run(tmp_path / "vit", vit)
     arguments = [

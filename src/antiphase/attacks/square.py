@@ -24,9 +24,11 @@ from antiphase.attacks.square_moves import (
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-# How many images few rows are filled up to, see _Square.step. On a CPU what the oracle pads is free, and more is not.
-_FILL = {"cpu": QUANTUM}
+# How many images few rows are filled up to, see _Square.step. On a CPU the time grows with the images: 6 rows of
+# a DiffViT made 600 queries in 2.3 s with 16 images at once, in 1.9 s with 32, in 2.1 s with 48 (dev/LOG.md).
+_FILL = {"cpu": 2 * QUANTUM}
 _FILL_ELSEWHERE = 64
+_MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
 
 
 def square(
@@ -172,7 +174,7 @@ class _Square:
     def _ahead(self, count: int, oracle: Oracle) -> int:
         """Return how many queries of each row are asked at once."""
         fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
-        return max(1, min(fill // count, self.queries))
+        return max(1, min(fill // count, _MOST_AHEAD, self.queries))
 
     def _propose(
         self, rows: Rows, t: Int64[Tensor, "batch ahead"]

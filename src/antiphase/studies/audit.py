@@ -4,6 +4,7 @@ import math
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def audit(
     plan: Plan,
     out: Path,
     *,
+    control: bool = False,
     command: str = "",
     progress: bool = True,
 ) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def audit(
         data: images and labels.
         plan: of the attack.
         out: directory, made if missing.
+        control: whether to add uniform noise of the same budgets, which shows what the attack adds to it.
         command: for the record.
         progress: whether to show progress bars on stderr.
 
@@ -66,10 +69,12 @@ def audit(
         _check_fit(card_of(model), data)
     share = shard()
     measured, warnings = [], _about(data)
-    for name, model in zip(names, everyone, strict=True):
-        rows, said = measure(name, model, data, plan, out, shard=share, progress=progress)
-        measured.append(rows)
-        warnings += [f"{name}: {warning}" for warning in said]
+    plans = [plan, replace(plan, attack="noise", settings={})] if control else [plan]
+    for each in plans:
+        for name, model in zip(names, everyone, strict=True):
+            rows, said = measure(name, model, data, each, out, shard=share, progress=progress)
+            measured.append(rows)
+            warnings += [f"{name}: {warning}" for warning in said]
     rows = pl.concat(measured)
     cards = [
         {"name": name, "attention": card_of(m).attention, "seed": card_of(m).seed, "lambda": mean_lambdas(m)}
@@ -156,7 +161,9 @@ def _predict(model: nn.Module, images: Tensor) -> Tensor:
 def _norms(rows: pl.DataFrame, plan: Plan) -> list[dict[str, Any]]:
     """Return the ε at which each model's ASR reaches 50, 95 and 100 %; None stands for infinity."""
     entries = []
-    for (model,), own in rows.filter(eps=max(plan.eps)).group_by(["model"], maintain_order=True):
+    for (model,), own in rows.filter(attack=plan.attack, eps=max(plan.eps)).group_by(
+        ["model"], maintain_order=True
+    ):
         found = (own["prediction"] != own["clean_prediction"]).to_numpy()
         for at in eps_at(own["distance"].to_numpy(), found):
             numbers = {"eps": at.eps, "low": at.low, "high": at.high}
