@@ -56,7 +56,7 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
         lam: λ, at least 0.
         rho: ρ, at least 0.
 
-    >>> critical_cosine(1.0, 0.8, 1.0)
+    >>> round(critical_cosine(1.0, 0.8, 1.0), 12)
     0.4
     """
     product = np.asarray(lam * rho, dtype=np.float64)
