@@ -14,8 +14,8 @@ import os
 # the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-from antiphase import attacks, attention, data, models
+from antiphase import attacks, attention, data, models, sensitivity
 from antiphase.errors import UserError
 from antiphase.models import load_model
 
-__all__ = ["UserError", "attacks", "attention", "data", "load_model", "models"]
+__all__ = ["UserError", "attacks", "attention", "data", "load_model", "models", "sensitivity"]
