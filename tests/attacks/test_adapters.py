@@ -21,13 +21,12 @@ EPS = 0.04
 
 @pytest.fixture(scope="module")
 def foolbox():
-    pytest.importorskip("foolbox", exc_type=ImportError)
     return adapters._library("foolbox")
 
 
 @pytest.fixture(scope="module")
 def torchattacks():
-    """Not among our own tools: it pins requests 2.25."""
+    """Not among our own tools, as it pins requests 2.25; CI installs it without what it asks for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("torchattacks")

@@ -85,6 +85,14 @@ def test_falling_asr_is_reported(victim):
     assert "ASR falls from 0.509 at ε = 0.004 to 0.264 at ε = 0.008" in last.warnings[-1]
 
 
+def test_a_sweep_down_refuses_to_report_before_it_begins(victim):
+    def never(*given, **run):
+        raise AssertionError("attacked before the refusal")
+
+    with pytest.raises(UserError, match="on_finished: not told of a sweep that goes down"):
+        sweep(never, *victim, None, THREAT, EPS, nested="down", on_finished=print)
+
+
 def test_bad_input(victim):
     with pytest.raises(UserError, match="expected at least one budget"):
         sweep(pgd, *victim, None, THREAT, [])

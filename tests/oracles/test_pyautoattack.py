@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from pyautoattack import autopgd_base as autopgd
+from pyautoattack import fab_pt
+from pyautoattack import square as theirs_square
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -11,10 +14,6 @@ from antiphase.attacks import Threat
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.fab import fab
 from antiphase.attacks.square import square
-
-autopgd = pytest.importorskip("pyautoattack.autopgd_base")
-fab_pt = pytest.importorskip("pyautoattack.fab_pt")
-theirs_square = pytest.importorskip("pyautoattack.square")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*zero gradient")  # theirs, of one digit
 

@@ -67,13 +67,10 @@ def settings_of(stage: Stage) -> str:
     >>> settings_of(find_attack("fgsm").stages[0])
     'objective cross_entropy'
     """
-    said = {
-        "step_size": "ε/4",
-        "targets": "none",
-        "objective": "dlr" if stage.settings.get("targets") else "cross_entropy",
-    }
+    objective = "dlr" if stage.settings.get("targets") else "cross_entropy"  # APGD's
+    unsaid = {"step_size": "ε/4", "targets": "none", "objective": objective}
     return ", ".join(
-        f"{name} {said.get(name, 'default') if value is None else value}"
+        f"{name} {unsaid[name] if value is None else value}"
         for name, value in (_defaults(stage) | stage.settings).items()
     )
 

@@ -187,7 +187,6 @@ class _Work:
         tried = self.tried.take(slice(count - count % QUANTUM or count))
         self.tried, self.waited = self.tried.take(slice(len(tried), None)), 0
         tried["forwards"] = tried["forwards"] + 1
-        goes_on = tried.take(slice(0))
         # a search in low precision may have failed by a hair: what is done is asked again in any case
         verdict = Rows(tried)
         verdict["prediction"] = self.oracle.predict(tried["best"])
@@ -197,9 +196,9 @@ class _Work:
         if not over.all():  # adversarial in the search's precision alone
             goes_on = tried.take(~over)
             goes_on["found"] = torch.zeros_like(goes_on["found"])
+            self.batch = self.batch.join(goes_on)
         self._settle(verdict.take(over))
         last = self.last.to(self.oracle.device)
-        self.batch = self.batch.join(goes_on) if len(goes_on) else self.batch
         for name in ("batch", "tried"):
             rows: Rows = getattr(self, name)
             if len(rows):

@@ -65,6 +65,8 @@ def sweep(
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
     results: list[AttackResult] = []
     if nested == "down":
+        if Run(**run).on_finished is not None:
+            raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
         for budget in reversed(budgets):
             at = replace(threat, eps=budget)
             results.append(_below(results[-1] if results else None, ensemble, model, images, labels, at, run))
@@ -91,8 +93,6 @@ def _below(
         adversarial=images.detach().cpu().clone(), distance=torch.zeros_like(above.distance), forwards=nothing,
         backwards=nothing.clone(), stages=(), warnings=(),
     )  # fmt: skip
-    if Run(**run).on_finished is not None:
-        raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
     if not len(fallen):
         return whole
     here: RunOptions = {**run, "ids": above.ids[fallen]}

@@ -26,7 +26,6 @@ from antiphase.studies.gallery import Gallery, write_gallery
 from antiphase.studies.measure import Plan, measure
 from antiphase.studies.shards import shard
 
-DEFAULT_EPS = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
 _GALLERY_SIZE = 6
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import find_attack
+from antiphase.attacks.checks import black_box_wins, falling_asr
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.options import Precision
 from antiphase.attacks.threat import TOLERANCE, Norm, Threat
@@ -139,7 +140,19 @@ def measure(
                 rows = rows.with_columns(success=_within(eps))
             parts.append(rows.with_columns(felled_by=pl.when("success").then(pl.lit(stage.name))))
         levels.append(_verdicts(parts).with_columns(eps=pl.lit(eps)))
+    warnings.update(dict.fromkeys(_doubts(levels, plan)))
     return _described(pl.concat(levels), name, model, data, plan), list(warnings)
+
+
+def _doubts(levels: list[pl.DataFrame], plan: Plan) -> list[str]:
+    """Return what the verdicts themselves make doubtful, as the library's ensembles and sweeps do."""
+    asr = [level.select(pl.mean("success")).item() for level in levels]
+    doubts = falling_asr(sorted(plan.eps), asr)
+    if len(plan.ensemble.stages) > 1:
+        for level in levels:
+            black_box = int((level["felled_by"] == "square").sum())
+            doubts += black_box_wins(int(level["success"].sum()) - black_box, black_box, len(level))
+    return doubts
 
 
 def _within(eps: float) -> pl.Expr:
