@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
 from antiphase.errors import UserError
-from antiphase.sensitivity import align, amplification, branches, cotangent_gram, exact_gram
+from antiphase.sensitivity import align, amplification, attention_layers, cotangent_gram, exact_gram
 from antiphase.streams import key, sample_keys
 
 
@@ -18,7 +18,20 @@ def layer(dim, heads, seed, bias=True):
         module = DifferentialAttention(dim, heads, qkv_bias=bias).double()
         for parameter in module.parameters():
             parameter.data.normal_(0, dim**-0.5 * 1.7)
-    return module.requires_grad_(False)
+    return module.requires_grad_(False).eval()
+
+
+def branches(module, x):
+    (found,) = attention_layers(module, x)
+    return found.positive, found.negative
+
+
+LAM = torch.tensor([0.8, 0.7], dtype=torch.float64)
+
+
+def probed(pair, keys):
+    """Return the inner products by cotangents; λ plays no part in them but in ``moved``."""
+    return cotangent_gram(*pair, LAM[: pair[0].to_q.shape[0]], keys)
 
 
 def tokens(batch, count, dim, seed=0):
@@ -84,13 +97,14 @@ def test_lemma_1_and_theorem_1_hold_exactly(lam):
 def test_lemma_1_holds_for_each_probe():
     module, x = layer(10, 2, 5), tokens(3, 7, 10)
     positive, negative = branches(module, x)
-    gram = cotangent_gram(positive, negative, keys(3, 2))
+    gram = probed((positive, negative), keys(3, 2))
     v = torch.stack([_probe(k, positive) for k in keys(3, 2).unbind(1)])
     for probe in range(2):
         difference = positive.vjp(v[probe]) - 0.8 * negative.vjp(v[probe])
         assert_close(
             gram.difference(0.8)[..., probe], difference.square().sum((-2, -1)), rtol=1e-10, atol=1e-10
         )
+    assert_close(gram.difference(LAM[:1, None]), gram.moved, rtol=1e-10, atol=1e-10)
 
 
 def _probe(streams, branch):
@@ -107,7 +121,7 @@ def test_probes_converge_to_the_exact_value_as_one_over_the_root_of_k():
     errors = {}
     for probes in (16, 64, 256):
         found = [
-            align(cotangent_gram(*pair, keys(1, probes, seed)), probes=True).cosine.item() - exact
+            align(probed(pair, keys(1, probes, seed)), probes=True).cosine.item() - exact
             for seed in range(60)
         ]
         errors[probes] = torch.tensor(found).square().mean().sqrt().item()
@@ -122,7 +136,7 @@ def test_intervals_hold_the_exact_value_as_often_as_they_say():
     exact = align(exact_gram(*pair), probes=False).cosine.item()
     held = 0
     for seed in range(300):
-        found = align(cotangent_gram(*pair, keys(1, 32, seed)), probes=True)
+        found = align(probed(pair, keys(1, 32, seed)), probes=True)
         held += found.low.item() <= exact <= found.high.item()
     assert 0.90 <= held / 300 <= 0.99
 
@@ -130,10 +144,10 @@ def test_intervals_hold_the_exact_value_as_often_as_they_say():
 def test_signs():
     module, x = layer(12, 4, 3), tokens(2, 5, 12)
     pair = branches(module, x)
-    exact, few = align(exact_gram(*pair), probes=False), align(cotangent_gram(*pair, keys(2, 2)), probes=True)
+    exact, few = align(exact_gram(*pair), probes=False), align(probed(pair, keys(2, 2)), probes=True)
     assert set(exact.signs()) <= {"negative", "positive"}
     assert "undecided" in few.signs()
-    many = align(cotangent_gram(*pair, keys(2, 400)), probes=True)
+    many = align(probed(pair, keys(2, 400)), probes=True)
     decided = [(a, b) for a, b in zip(many.signs(), exact.signs(), strict=True) if a != "undecided"]
     assert len(decided) >= 2
     assert all(a == b for a, b in decided)
@@ -156,4 +170,4 @@ def test_the_eager_and_the_fused_backend_are_asked_alike():
 def test_one_probe_has_no_interval():
     module, x = layer(6, 2, 7), tokens(1, 5, 6)
     with pytest.raises(UserError, match="probes 1: expected at least 2"):
-        align(cotangent_gram(*branches(module, x), keys(1, 1)), probes=True)
+        align(probed(branches(module, x), keys(1, 1)), probes=True)

@@ -145,10 +145,13 @@ class DifferentialAttention(nn.Module):
     ) -> Float[Tensor, "batch tokens dim"]:
         """Return the attended tokens; ``mask`` as in ``differential_attention``."""
         heads = differential_attention(*self._project(x), self.lam(), mask=mask, backend=self.backend)
+        return self.finish(heads)
+
+    def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
+        """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
         if self.norm is not None:
             heads = self.norm(heads.to(self.norm.weight.dtype))  # autocast leaves the weight in float32
-        heads = heads * self.scale
-        return self.proj(heads.transpose(1, 2).flatten(2))
+        return self.proj((heads * self.scale).transpose(1, 2).flatten(2))
 
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
         """Return both maps and λ, differentiable in ``x``."""

@@ -1,11 +1,11 @@
 """Intervals and tests for proportions: one sample, two proportions on the same samples, means over seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from scipy import stats
 
 
@@ -118,6 +118,42 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
     mean = float(np.mean(values))
     half = float(stats.t.ppf((1 + confidence) / 2, k - 1) * np.std(values, ddof=1) / math.sqrt(k))
     return Estimate(mean, mean - half, mean + half, k)
+
+
+def jackknife(
+    parts: Float[np.ndarray, "samples parts"],
+    statistic: Callable[[Float[np.ndarray, "... parts"]], Float[np.ndarray, "..."]],
+    confidence: float = 0.95,
+) -> Estimate:
+    """Estimate a smooth function of means over the samples: ratios of means, angles built from them.
+
+    θ = f(x̄), with θ₍ᵢ₎ the value when sample i is left out: s² = (n − 1)/n·Σ(θ₍ᵢ₎ − θ̄₍.₎)², interval
+    θ ± t·s, Student's t at n − 1 degrees of freedom. One sample has no interval: it is the whole line.
+
+    Args:
+        parts: what is averaged, a row a sample.
+        statistic: f, from means in the last axis to one number each.
+        confidence: Level in (0, 1).
+
+    Raises:
+        ValueError: There is no sample.
+
+    Source: J. W. Tukey (1958); B. Efron and C. Stein, "The jackknife estimate of variance", Annals of
+    Statistics 9:586–596 (1981).
+
+    >>> jackknife(np.array([[1.0], [2.0], [3.0]]), lambda means: means[..., 0]).value  # a mean: x̄ ± t·s/√n
+    2.0
+    """
+    n = len(parts)
+    if n < 1:
+        raise ValueError("a mean over no samples")
+    value = float(statistic(parts.mean(0)))
+    if n == 1:
+        return Estimate(value, -math.inf, math.inf, 1)
+    left_out = statistic((parts.sum(0) - parts) / (n - 1))
+    spread = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * spread
+    return Estimate(value, value - half, value + half, n)
 
 
 def _paired_counts(

@@ -7,6 +7,7 @@ A scalar such as A.sum() has no gradient (the rows of a softmax sum to 1), and t
 operator norm do not obey Lemma 1: neither is offered.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,15 +25,58 @@ Sign = Literal["negative", "positive", "undecided"]
 
 @dataclass(frozen=True)
 class Gram:
-    """The three inner products; probes, where there are any, are the last axis."""
+    """The inner products of two gradients; probes, where there are any, are the last axis.
+
+    Attributes:
+        first, second, cross: ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩; those of standard attention, which has one map,
+            are zero but for the first.
+        moved: ‖J1 − λ·J2‖², measured on the difference itself; None for closed forms, which have no other way
+            to it than Lemma 1.
+    """
 
     first: Float[Tensor, "*shape"]
     second: Float[Tensor, "*shape"]
     cross: Float[Tensor, "*shape"]
+    moved: Float[Tensor, "*shape"] | None = None
+
+    @classmethod
+    def stack(cls, probes: "Sequence[Gram]") -> "Gram":
+        """Return the inner products of several probes, side by side in a new last axis."""
+        parts = ((probe.first, probe.second, probe.cross) for probe in probes)
+        stacked = [torch.stack(column, -1) for column in zip(*parts, strict=True)]
+        moved = [probe.moved for probe in probes if probe.moved is not None]
+        return cls(*stacked, torch.stack(moved, -1) if moved else None)
+
+    def mean(self) -> "Gram":
+        """Return the average over the probes."""
+        moved = None if self.moved is None else self.moved.mean(-1)
+        return Gram(self.first.mean(-1), self.second.mean(-1), self.cross.mean(-1), moved)
 
     def difference(self, lam: Float[Tensor, "*shape"] | float) -> Float[Tensor, "*shape"]:
         """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
         return self.first + lam**2 * self.second - 2.0 * lam * self.cross
+
+
+def gram_of(
+    one: Float[Tensor, "batch heads *shape"], two: Float[Tensor, "batch heads *shape"] | None,
+    lam: Float[Tensor, " heads"],
+) -> Gram:  # fmt: skip
+    """Return the inner products of two gradients, for each sample and head.
+
+    Args:
+        one: of A1.
+        two: of A2; None for standard attention.
+        lam: λ.
+    """
+
+    def inner(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).flatten(2).sum(-1)
+
+    first = inner(one, one)
+    if two is None:
+        return Gram(first, torch.zeros_like(first), torch.zeros_like(first), first)
+    difference = one - lam.view(-1, *[1] * (one.ndim - 2)) * two
+    return Gram(first, inner(two, two), inner(one, two), inner(difference, difference))
 
 
 @dataclass(frozen=True)
@@ -58,7 +102,7 @@ class Alignment:
         return ["negative" if high < 0 else "positive" if low > 0 else "undecided" for low, high in pairs]
 
 
-def exact_gram(positive: Branch, negative: Branch) -> Gram:
+def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
     """Return the Frobenius inner products of the Jacobians by the layer's tokens, in closed form.
 
     With a_i row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by their keys'
@@ -72,7 +116,10 @@ def exact_gram(positive: Branch, negative: Branch) -> Gram:
     Returns:
         Inner products of shape (batch, heads).
     """
-    return Gram(_inner(positive, positive), _inner(negative, negative), _inner(positive, negative))
+    first = _inner(positive, positive)
+    if negative is None:
+        return Gram(first, torch.zeros_like(first), torch.zeros_like(first))
+    return Gram(first, _inner(negative, negative), _inner(positive, negative))
 
 
 def _inner(one: Branch, two: Branch) -> Float[Tensor, "batch heads"]:
@@ -107,28 +154,29 @@ def _crossed(
     return weighted.diagonal(dim1=-2, dim2=-1) - own * weighted.sum(-1)
 
 
-def cotangent_gram(positive: Branch, negative: Branch, keys: Int64[Tensor, "batch probes"]) -> Gram:
+def cotangent_gram(
+    positive: Branch, negative: Branch | None, lam: Float[Tensor, " heads"], keys: Int64[Tensor, "batch probes"]
+) -> Gram:
     """Return ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v that both maps share.
 
     v is standard normal, so that each is an unbiased estimate of the Frobenius inner product; Lemma 1 holds
-    exactly for each v.
+    exactly for each v. J_DAᵀv = J1ᵀv − λ·J2ᵀv comes for free.
 
     Args:
         positive: branch of A1.
-        negative: branch of A2.
+        negative: branch of A2; None for standard attention.
+        lam: λ of each head.
         keys: one random stream for each sample and probe.
 
     Returns:
         Inner products of shape (batch, heads, probes).
     """
     shape = positive.attention.shape
-    size = shape[1] * shape[2] * shape[3]
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for probe in keys.unbind(1):
-        v = normal(probe, size).to(positive.q.dtype).view(shape)
-        one, two = positive.vjp(v), negative.vjp(v)
-        parts.append(tuple((x * y).sum((-2, -1)) for x, y in ((one, one), (two, two), (one, two))))  # pyright: ignore
-    return Gram(*(torch.stack(column, -1) for column in zip(*parts, strict=True)))
+    probes = []
+    for probe in keys.to(positive.q.device).unbind(1):
+        v = normal(probe, shape[1] * shape[2] * shape[3]).to(positive.q.dtype).view(shape)
+        probes.append(gram_of(positive.vjp(v), None if negative is None else negative.vjp(v), lam))
+    return Gram.stack(probes)
 
 
 def align(gram: Gram, probes: bool) -> Alignment:

@@ -1,5 +1,6 @@
-"""The two branches of a differential layer, head by head: queries, keys and the matrices that made them."""
+"""One softmax map in each head, and how it moves with the layer's tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,73 +8,95 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from antiphase.attention import DifferentialAttention
+Turn = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One softmax map in each head: A = softmax(q·kᵀ/√d), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k.
+    """A = softmax(s·q̃·k̃ᵀ + mask) with q̃ = turn_q(q), k̃ = turn_k(k), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k.
 
-    Everything that sensitivity at the layer's tokens x needs follows from these four.
+    Everything that sensitivity at the layer's tokens x needs follows from these.
+
+    Attributes:
+        q, k: what the projections give.
+        to_q, to_k: W_q and W_k, one for each head.
+        scale: s; 1/√width where not given.
+        mask: added to the scores, broadcastable to the map; −∞ where a token may not be attended to.
+        turn_q, turn_k: what happens to queries and keys on their way, each head for itself: a norm, rotary
+            positions. None: nothing, and the closed forms of ``by_key`` and ``by_query`` hold.
     """
 
     q: Float[Tensor, "batch heads tokens width"]
     k: Float[Tensor, "batch heads tokens width"]
     to_q: Float[Tensor, "heads width dim"]
     to_k: Float[Tensor, "heads width dim"]
+    scale: float | None = None
+    mask: Tensor | None = None
+    turn_q: Turn | None = None
+    turn_k: Turn | None = None
+
+    @property
+    def factor(self) -> float:
+        """The scale s."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def plain(self) -> bool:
+        """Whether queries and keys are used as they are projected."""
+        return self.turn_q is None and self.turn_k is None
+
+    @cached_property
+    def turned_q(self) -> Float[Tensor, "batch heads tokens width"]:
+        """The queries q̃ that make the scores."""
+        return self.q if self.turn_q is None else self.turn_q(self.q)
+
+    @cached_property
+    def turned_k(self) -> Float[Tensor, "batch heads tokens width"]:
+        """The keys k̃ that make the scores."""
+        return self.k if self.turn_k is None else self.turn_k(self.k)
 
     @cached_property
     def attention(self) -> Float[Tensor, "batch heads tokens tokens"]:
         """The map A."""
-        return (self.q @ self.k.mT * self.scale).softmax(-1)
-
-    @property
-    def scale(self) -> float:
-        """1/√d."""
-        return self.q.shape[-1] ** -0.5
+        scores = (self.turned_q * self.factor) @ self.turned_k.mT
+        return (scores if self.mask is None else scores + self.mask).softmax(-1)
 
     @cached_property
     def by_key(self) -> Float[Tensor, "batch heads tokens dim"]:
-        """u: row i is the derivative of score s_ij by token j, the same for every j ≠ i."""
-        return self.q @ self.to_k * self.scale
+        """u of a plain branch: row i is the derivative of score s_ij by token j, the same for every j ≠ i."""
+        return self.q @ self.to_k * self.factor
 
     @cached_property
     def by_query(self) -> Float[Tensor, "batch heads tokens dim"]:
-        """M: row j is the derivative of score s_ij by token i, the same for every i ≠ j."""
-        return self.k @ self.to_q * self.scale
+        """M of a plain branch: row j is the derivative of score s_ij by token i, the same for every i ≠ j."""
+        return self.k @ self.to_q * self.factor
 
     def vjp(
         self, cotangent: Float[Tensor, "batch heads tokens tokens"]
     ) -> Float[Tensor, "batch heads tokens dim"]:
         """Return Jᵀv: the gradient of Σ A·v by the tokens, for each head alone.
 
-        ∂/∂s_i = P_i·v_i with P_i = diag(a_i) − a_i·a_iᵀ; token m then collects Σ_i (P_i·v_i)_m·u_i as a key
-        and Σ_j (P_m·v_m)_j·M_j as a query.
+        With ∂/∂s_i = P_i·v_i, P_i = diag(a_i) − a_i·a_iᵀ, the queries collect S·k̃ and the keys Sᵀ·q̃; the
+        projections carry both back to the tokens. All heads and samples at the price of one.
         """
         a = self.attention
-        scores = a * (cotangent - (a * cotangent).sum(-1, keepdim=True))
-        return scores.mT @ self.by_key + scores @ self.by_query
+        scores = (a * (cotangent - (a * cotangent).sum(-1, keepdim=True))) * self.factor
+        to_query = _pull(self.turn_q, self.q, scores @ self.turned_k)
+        to_key = _pull(self.turn_k, self.k, scores.mT @ self.turned_q)
+        return to_query @ self.to_q + to_key @ self.to_k
 
     def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch heads tokens tokens"]:
         """Return J·t: how the map changes as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
-        scores = self.by_key @ moved.mT + (moved @ self.by_query.mT)
+        query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
+        key = _push(self.turn_k, self.k, moved @ self.to_k.mT)
+        scores = (query @ self.turned_k.mT + self.turned_q @ key.mT) * self.factor
         return a * (scores - (a * scores).sum(-1, keepdim=True))
 
 
-def branches(module: DifferentialAttention, x: Float[Tensor, "batch tokens dim"]) -> tuple[Branch, Branch]:
-    """Return the positive and the negative branch of a layer at its tokens, without a graph.
+def _pull(turn: Turn | None, at: Tensor, cotangent: Tensor) -> Tensor:
+    return cotangent if turn is None else torch.func.vjp(turn, at)[1](cotangent)[0]
 
-    Args:
-        module: a differential layer.
-        x: its input.
-    """
-    with torch.no_grad():
-        q1, k1, q2, k2, _ = module._project(x)
-        to_q, to_k, _ = module.qkv.weight.detach().chunk(3)
-        layout = (module.num_diff_heads, 2, module.width, x.shape[-1])
-        to_q, to_k = to_q.view(layout), to_k.view(layout)
-        return (
-            Branch(q1, k1, to_q[:, 0], to_k[:, 0]),
-            Branch(q2, k2, to_q[:, 1], to_k[:, 1]),
-        )
+
+def _push(turn: Turn | None, at: Tensor, tangent: Tensor) -> Tensor:
+    return tangent if turn is None else torch.func.jvp(turn, (at,), (tangent,))[1]

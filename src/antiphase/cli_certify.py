@@ -1,0 +1,65 @@
+"""The options of ``antiphase certify``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from antiphase.commands_certify import run_certify
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(certify)
+
+
+def certify(
+    model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
+    against: Annotated[str | None, typer.Option(help="The twin to compare with.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Source of images; the model's own test images where not given.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 500,
+    sigma: Annotated[
+        float, typer.Option(help="Standard deviation of the noise, in units of the [0, 1] pixel.")
+    ] = 0.25,
+    samples: Annotated[
+        int, typer.Option(help="Noisy copies of each image that bound the radius; the field takes 100,000.")
+    ] = 100_000,
+    select: Annotated[int, typer.Option(help="Noisy copies that choose the class.")] = 100,
+    alpha: Annotated[float, typer.Option(help="Probability that an image's radius is too large.")] = 0.001,
+    precision: Annotated[
+        str, typer.Option(help="Of the smoothed model: float32, or bf16 (faster; another model).")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Directory to write; the same command goes on where it was.")
+    ] = Path("antiphase-certify"),
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Build timm: models without a download.")
+    ] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Noisy copies through the model at once; affects no result.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+) -> None:
+    """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and the curve.
+
+    It says how long it will take before it starts, and goes on where it was when killed. The certificate is one of
+    the smoothed model. A model that was not trained with noise certifies little at a large σ: try a small one.
+
+    **Examples**
+
+    antiphase certify specimen:diffvit-0 --against specimen:vit-0 --sigma 0.05 --samples 1000 --limit 100
+
+    antiphase certify runs/diffvit --sigma 0.25 --limit 500
+
+    torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
+    """
+    run_certify(
+        model, against, data, out, quiet, device, split=split, limit=limit, random_weights=random_weights,
+        batch_size=batch_size, sigma=sigma, samples=samples, select=select, alpha=alpha, seed=seed,
+        precision=precision,
+    )  # fmt: skip

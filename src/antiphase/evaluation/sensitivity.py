@@ -1,0 +1,183 @@
+"""From stored rows of sensitivity to tables: alignment by layer, what explains it, Lipschitz constants, depth.
+
+Every mean is taken over the samples before a ratio is formed, and every interval is over the samples
+(:func:`~antiphase.evaluation.statistics.jackknife`, 95 %), for these weights: what other training seeds would
+give, only several models can tell.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from antiphase.evaluation.statistics import Estimate, jackknife
+from antiphase.sensitivity.theory import amplification
+
+_WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
+_LAYER = {"layer": pl.Int64, "name": pl.String}
+ALIGNMENT_SCHEMA = _WHO | _LAYER | {
+    "head": pl.Int64, "site": pl.String, "probes": pl.Int64, "lam": pl.Float64, "first": pl.Float64,
+    "second": pl.Float64, "cross": pl.Float64, "moved": pl.Float64, "low": pl.Float64, "high": pl.Float64,
+}  # fmt: skip
+LIPSCHITZ_SCHEMA = _WHO | _LAYER | {
+    "of": pl.String, "estimator": pl.String, "norm": pl.String, "ball": pl.String, "eps": pl.Float64,
+    "value": pl.Float64,
+}  # fmt: skip
+DEPTH_SCHEMA = _WHO | {
+    "perturbation": pl.String, "eps": pl.Float64, "stage": pl.Int64, "name": pl.String, "length": pl.Float64,
+    "gain": pl.Float64, "lipschitz": pl.Float64, "alpha": pl.Float64, "positive": pl.Float64,
+    "negative": pl.Float64, "moved": pl.Float64,
+}  # fmt: skip
+
+_ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
+Statistic = Callable[[np.ndarray], np.ndarray]
+
+
+def alignment(rows: pl.DataFrame) -> pl.DataFrame:
+    """Estimate, for each model, site and layer:
+
+    - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
+    - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured (Theorem 1 predicts it from the two above where
+      the heads share one λ);
+    - ``negative``, ``positive``, ``undecided``: shares of samples and heads whose interval of cosθ over the
+      probes lies below 0, above it, or on both sides (Figure 5); exact inner products decide them all;
+    - ``norm``: ‖J_DA‖ (or ‖J‖ of standard attention), the root mean square over samples and heads.
+
+    Args:
+        rows: of ``ALIGNMENT_SCHEMA``.
+
+    Returns:
+        Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
+    """  # noqa: D415 (a list follows)
+    found: list[tuple[Any, ...]] = []
+    keys = ["model", "site", "layer", "name"]
+    for key, block in _signed(rows).group_by(keys, maintain_order=True):
+        parts = _by_sample(block)
+        for metric, statistic in _statistics(str(block["attention"][0])).items():
+            found.append((*key, metric, *_numbers(jackknife(parts, statistic))))
+    schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
+    return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+
+
+_PARTS = ("first", "second", "cross", "difference", "negative", "positive", "undecided")
+
+
+def _signed(rows: pl.DataFrame) -> pl.DataFrame:
+    difference = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
+    negative, positive = pl.col("high") < 0, pl.col("low") > 0
+    return rows.with_columns(
+        difference=difference, negative=negative.cast(pl.Float64), positive=positive.cast(pl.Float64),
+        undecided=(~negative & ~positive).cast(pl.Float64),
+    )  # fmt: skip
+
+
+def _by_sample(block: pl.DataFrame) -> np.ndarray:
+    """Return (samples, parts): means over the heads."""
+    return block.group_by("sample").agg(pl.mean(_PARTS)).sort("sample").select(_PARTS).to_numpy()
+
+
+def _statistics(attention: str) -> dict[str, Statistic]:
+    norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
+    if attention == "softmax":
+        return norm
+    return norm | {
+        "cosine": lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]),
+        "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
+        "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
+        **{name: (lambda m, at=_PARTS.index(name): m[..., at]) for name in ("negative", "positive", "undecided")},
+    }
+
+
+def explanation(rows: pl.DataFrame, pairs: list[tuple[str, str]]) -> pl.DataFrame:
+    """Take a layer's relative sensitivity apart: ln(‖J_DA‖/‖J_base‖) = ln γ + ½·ln(1 + λ²ρ²) + the angle's part.
+
+    With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of
+    Theorem 2: ½·ln(1 − 2λρ·cosθ / (1 + λ²ρ²)). The three add up exactly to ``relative``; the largest says
+    what makes the layer more or less sensitive than its twin's. Metrics: ``gamma`` itself, and in logarithms
+    ``relative``, ``by_gamma``, ``by_rho``, ``by_cosine``.
+
+    Args:
+        rows: of ``ALIGNMENT_SCHEMA``.
+        pairs: (differential model, its standard twin), with as many layers.
+
+    Returns:
+        Columns ``model, against, site, layer, metric, value, low, high, n``; samples that both have.
+    """
+    found: list[tuple[Any, ...]] = []
+    signed = _signed(rows).with_columns(lam_second=pl.col("lam") ** 2 * pl.col("second"))
+    parts = ("first", "lam_second", "difference", "base")
+    for model, against in pairs:
+        base = signed.filter(model=against).group_by("site", "layer", "sample").agg(base=pl.mean("first"))
+        own = signed.filter(model=model).group_by("site", "layer", "sample").agg(pl.mean("first", "lam_second", "difference"))
+        both = own.join(base, on=["site", "layer", "sample"]).sort("site", "layer", "sample")
+        for (site, layer), block in both.group_by(["site", "layer"], maintain_order=True):
+            values = block.select(parts).to_numpy()
+            for metric, statistic in _EXPLAINED.items():
+                found.append((model, against, site, layer, metric, *_numbers(jackknife(values, statistic))))
+    schema = {"model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64, "metric": pl.String}
+    return pl.DataFrame(found, schema | _ESTIMATE, orient="row")
+
+
+# first, λ²·second, difference, base
+_EXPLAINED: dict[str, Statistic] = {
+    "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
+    "relative": lambda m: 0.5 * np.log(m[..., 2] / m[..., 3]),
+    "by_gamma": lambda m: 0.5 * np.log(m[..., 0] / m[..., 3]),
+    "by_rho": lambda m: 0.5 * np.log(1 + m[..., 1] / m[..., 0]),
+    "by_cosine": lambda m: 0.5 * np.log(m[..., 2] / (m[..., 0] + m[..., 1])),
+}
+
+
+def prediction_error(rows: pl.DataFrame) -> float:
+    """Return the largest relative difference between ‖J_DA‖ as Theorem 1 predicts it and as it was measured.
+
+    Row by row: amplification(λ, ρ, cosθ)·‖J1‖ against ‖J1 − λ·J2‖ of the same probes, the maps subtracted
+    first. Rows of a closed form have no such measurement and are left out.
+    """
+    own = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
+    if own.is_empty():
+        return 0.0
+    columns = ("first", "second", "cross", "lam", "moved")
+    first, second, cross, lam, measured = (own[name].to_numpy() for name in columns)
+    predicted = amplification(lam, np.sqrt(second / first), cross / np.sqrt(first * second)) * np.sqrt(first)
+    return float(np.max(np.abs(predicted / np.sqrt(measured) - 1.0)))
+
+
+def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
+    """Average columns over the samples of each group, with intervals over the samples.
+
+    Returns:
+        Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
+    """
+    found: list[tuple[Any, ...]] = []
+    for key, block in rows.group_by(keys, maintain_order=True):
+        for column in columns:
+            values = block[column].drop_nulls().to_numpy()
+            if len(values):
+                found.append((*key, column, *_numbers(jackknife(values[:, None], lambda m: m[..., 0]))))
+    schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
+    return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+
+
+def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
+    """Estimate ‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²) of each layer, from sums of squares over the samples.
+
+    Below 1, what a perturbation does to both maps cancels; above 1 it adds up; 1 is no cancellation.
+
+    Args:
+        rows: of ``DEPTH_SCHEMA``.
+    """
+    own = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
+    keys = ["model", "perturbation", "eps", "stage"]
+    found: list[tuple[Any, ...]] = []
+    for key, block in own.group_by(keys, maintain_order=True):
+        squares = block.select("positive", "negative", "moved").to_numpy() ** 2
+        estimate = jackknife(squares, lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1])))
+        found.append((*key, "cancellation", *_numbers(estimate)))
+    schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
+    return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+
+
+def _numbers(estimate: Estimate) -> tuple[float, float, float, int]:
+    return estimate.value, estimate.low, estimate.high, estimate.n

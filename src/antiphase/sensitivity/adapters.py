@@ -1,0 +1,228 @@
+"""How attention modules are taken apart: ours, timm's, torch's and those of transformers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.errors import UserError
+from antiphase.sensitivity.branches import Branch, Turn
+from antiphase.sensitivity.layers import Call, Layer
+
+Adapter = Callable[[Any, Call], Layer]
+_ADAPTERS: dict[type | str, Adapter | None] = {}
+
+
+def register(module: type | str, adapter: Adapter | None) -> None:
+    """Say how a kind of attention module is taken apart.
+
+    Args:
+        module: its class, or the class's full name where the library need not be installed.
+        adapter: function of (module, call) that returns the :class:`~antiphase.sensitivity.Layer`; None
+            leaves such modules out. What it makes of a call is compared with the module's own output each
+            time.
+
+    >>> class Pooling(nn.Module): ...
+    >>> register(Pooling, None)
+    """
+    _ADAPTERS[module] = adapter
+
+
+def find_adapter(module: nn.Module) -> Adapter | None | Literal["unknown"]:
+    """Return the adapter of a module, None for one that is to be left out, or that there is none."""
+    for kind in type(module).__mro__:
+        for key in (kind, f"{kind.__module__}.{kind.__qualname__}"):
+            if key in _ADAPTERS:
+                return _ADAPTERS[key]
+    return _transformers if _has_projections(module) else "unknown"
+
+
+def _by_head(x: Tensor, linear_weight: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    """Project tokens; return what each head gets, and its part of the matrix."""
+    y = torch.nn.functional.linear(x, linear_weight, bias)
+    return y.unflatten(-1, (heads, -1)).transpose(1, 2), linear_weight.unflatten(0, (heads, -1))
+
+
+def _qkv(module: Any, x: Tensor, heads: int, values: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return (projection, matrix) of queries, keys and values of a fused ``qkv`` layer."""
+    weights = module.qkv.weight.chunk(3)
+    biases = (None,) * 3 if module.qkv.bias is None else module.qkv.bias.chunk(3)
+    counts = (heads, heads, values)
+    return tuple(_by_head(x, w, b, n) for w, b, n in zip(weights, biases, counts, strict=True))
+
+
+def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
+    return heads.transpose(1, 2).flatten(2)
+
+
+def _additive(mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False) -> Tensor | None:
+    """Return a mask to be added to the scores; ``forbids``: where True in a boolean mask means must not."""
+    if mask is None:
+        if not causal:
+            return None
+        count = like.shape[1]
+        mask, forbids = torch.ones(count, count, dtype=torch.bool, device=like.device).tril(), False
+    if mask.dtype == torch.bool:
+        closed = mask if forbids else ~mask
+        return torch.zeros_like(closed, dtype=like.dtype).masked_fill(closed, -math.inf)
+    return mask.to(like.dtype)
+
+
+def _turn(norm: nn.Module) -> Turn | None:
+    return None if isinstance(norm, nn.Identity) else norm
+
+
+def _softmax(module: SoftmaxAttention, call: Call) -> Layer:
+    x = call.tokens
+    (q, to_q), (k, to_k), (v, _) = _qkv(module, x, module.num_heads, module.num_heads)
+    branch = Branch(q, k, to_q, to_k, mask=_additive(call.given(0, "mask"), x))
+    return Layer(call.name, x, branch, None, None, lambda a: module.proj(_merge(a @ v)), call.tangent)
+
+
+def _differential(module: DifferentialAttention, call: Call) -> Layer:
+    x, heads = call.tokens, module.num_diff_heads
+    (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * heads, heads)
+    mask = _additive(call.given(0, "mask"), x)
+    positive, negative = (
+        Branch(q[:, i::2], k[:, i::2], to_q[i::2], to_k[i::2], mask=mask) for i in (0, 1)
+    )
+    return Layer(call.name, x, positive, negative, module.lam(), lambda a: module.finish(a @ v), call.tangent)
+
+
+def _timm(module: Any, call: Call) -> Layer:
+    x = call.tokens
+    (q, to_q), (k, to_k), (v, _) = _qkv(module, x, module.num_heads, module.num_heads)
+    mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
+    branch = Branch(q, k, to_q, to_k, module.scale, mask, _turn(module.q_norm), _turn(module.k_norm))
+
+    def finish(a: Tensor) -> Tensor:
+        heads = module.norm(_merge(a @ v)) if hasattr(module, "norm") else _merge(a @ v)
+        gate = getattr(module, "gate", None)
+        return module.proj(heads if gate is None else heads * gate(x).sigmoid())
+
+    return Layer(call.name, x, branch, None, None, finish, call.tangent)
+
+
+def _timm_differential(module: Any, call: Call) -> Layer:
+    x = call.tokens
+    (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * module.num_heads, module.num_heads)
+    mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
+    turns = _turn(module.q_norm), _turn(module.k_norm)
+    positive, negative = (
+        Branch(q[:, i::2], k[:, i::2], to_q[i::2], to_k[i::2], module.scale, mask, *turns) for i in (0, 1)
+    )
+
+    def finish(a: Tensor) -> Tensor:
+        heads = module.sub_norm(a @ v) * (1.0 - module.lambda_init)
+        return module.proj(module.norm(_merge(heads)))
+
+    lam = module._compute_lambda().to(x.dtype)
+    return Layer(call.name, x, positive, negative, lam, finish, call.tangent)
+
+
+def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
+    key, value = call.given(0, "key"), call.given(1, "value")
+    if not (_same(key, call.tokens) and _same(value, call.tokens)):
+        raise UserError(f"{call.name}: attends to other tokens than its own; expected self-attention")
+    if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
+        raise UserError(f"{call.name}: expected keys and values as wide as the queries, and none beside the tokens'")
+    if not module.batch_first:
+        tangent = None if call.tangent is None else call.tangent.transpose(0, 1)
+        call = replace(call, tokens=call.tokens.transpose(0, 1), tangent=tangent)
+    x, heads = call.tokens, module.num_heads
+    weights = module.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    (q, to_q), (k, to_k), (v, _) = (_by_head(x, w, b, heads) for w, b in zip(weights, biases, strict=True))
+    mask = _additive(call.given(4, "attn_mask"), x, forbids=True)
+    if mask is not None and mask.ndim == 3:
+        mask = mask.unflatten(0, (-1, heads))
+    padding = _additive(call.given(2, "key_padding_mask"), x, forbids=True)
+    if padding is not None:
+        mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
+    branch = Branch(q, k, to_q, to_k, mask=mask)
+    return Layer(call.name, x, branch, None, None, lambda a: module.out_proj(_merge(a @ v)), call.tangent)
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    """Whether two arguments are one tensor; a dual tensor and its primal share their storage."""
+    return one.shape == two.shape and one.data_ptr() == two.data_ptr()
+
+
+def _has_projections(module: Any) -> bool:
+    """Whether a module projects to queries, keys and values by layers of their own, as in transformers."""
+    names = ("q_proj", "k_proj", "v_proj")
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names) and hasattr(
+        module, "head_dim"
+    )
+
+
+def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
+    """Return the branch of all query heads, the values of all key heads, and the layer behind them."""
+    x, width = call.tokens, module.head_dim
+    (q, to_q), (k, to_k), (v, _) = (
+        _by_head(x, layer.weight, layer.bias, layer.out_features // width)
+        for layer in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    groups = q.shape[1] // k.shape[1]
+    k, to_k = k.repeat_interleave(groups, 1), to_k.repeat_interleave(groups, 0)
+    causal = call.kwargs.get("is_causal", getattr(module, "is_causal", False))
+    mask = _additive(call.given(1, "attention_mask"), x, bool(causal))
+    turn_q, turn_k = (_rotary(call, getattr(module, name, None)) for name in ("q_norm", "k_norm"))
+    scale = getattr(module, "scaling", None) or module.scale
+    output = module.o_proj if hasattr(module, "o_proj") else module.out_proj
+    return Branch(q, k, to_q, to_k, scale, mask, turn_q, turn_k), v, output
+
+
+def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
+    """Return what turns queries or keys: a norm, then rotary positions (J. Su et al., RoFormer, 2021)."""
+    positions = call.given(0, "position_embeddings")
+    if not isinstance(positions, tuple):
+        return norm
+    cos, sin = (part[:, None] for part in positions)
+
+    def turn(x: Tensor) -> Tensor:
+        x = x if norm is None else norm(x)
+        one, two = x.chunk(2, -1)
+        return x * cos + torch.cat([-two, one], -1) * sin
+
+    return turn
+
+
+def _transformers(module: Any, call: Call) -> Layer:
+    branch, v, output = _grouped(module, call)
+    values = v.repeat_interleave(branch.q.shape[1] // v.shape[1], 1)
+    return Layer(call.name, call.tokens, branch, None, None, lambda a: output(_merge(a @ values)), call.tangent)
+
+
+def _diff_llama(module: Any, call: Call) -> Layer:
+    """Heads h and h + H/2 are the two branches; both read the values of key heads j and j + J/2."""
+    both, v, output = _grouped(module, call)
+    half = both.q.shape[1] // 2
+    one, two = v.chunk(2, 1)
+    values = torch.cat([one, two], -1).repeat_interleave(half // one.shape[1], 1)
+    positive, negative = (
+        replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
+        for part in (slice(half), slice(half, None))
+    )
+    one_lam = (module.lambda_q1 * module.lambda_k1).sum(dtype=torch.float32).exp()
+    lam = one_lam - (module.lambda_q2 * module.lambda_k2).sum(dtype=torch.float32).exp() + module.lambda_init
+
+    def finish(a: Tensor) -> Tensor:
+        return output(_merge((1.0 - module.lambda_init) * module.groupnorm(a @ values)))
+
+    return Layer(call.name, call.tokens, positive, negative, lam.to(call.tokens.dtype), finish, call.tangent)
+
+
+_ADAPTERS |= {
+    SoftmaxAttention: _softmax,
+    DifferentialAttention: _differential,
+    "timm.layers.attention.Attention": _timm,
+    "timm.layers.diff_attention.DiffAttention": _timm_differential,
+    "torch.nn.modules.activation.MultiheadAttention": _torch,
+    "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": _diff_llama,
+}

@@ -1,0 +1,29 @@
+"""Attention in a form that can be differentiated forwards and twice, in anybody's model."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# torch's own forward mode warns, the first time that it is used, of torch.jit.script, which it calls itself
+with warnings.catch_warnings(), suppress(ImportError):
+    warnings.simplefilter("ignore", FutureWarning)
+    import torch._decomp.decompositions_for_jvp  # noqa: F401
+
+
+@contextmanager
+def eager_attention() -> Iterator[None]:
+    """Have torch's attention computed by plain products while the context lasts.
+
+    The fused kernels have neither forward-mode derivatives nor second ones, and ``nn.MultiheadAttention``
+    leaves for a fast path of its own where no gradient is asked for.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

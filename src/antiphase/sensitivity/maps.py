@@ -1,0 +1,206 @@
+"""Attention maps of any model: its attention layers are found, watched in one pass and taken apart."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from antiphase.attention.modules import AttentionMaps
+from antiphase.errors import UserError
+from antiphase.sensitivity.adapters import find_adapter
+from antiphase.sensitivity.eager import eager_attention
+from antiphase.sensitivity.layers import Call, Layer
+
+Inputs = Tensor | Mapping[str, Any]
+# foreign modules compute parts in float32 even where their weights are wider
+_AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def record(
+    model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
+    graph: bool = False,
+) -> list[Call]:  # fmt: skip
+    """Run a model once and return the calls of its attention modules, in order.
+
+    Args:
+        model: in evaluation mode.
+        inputs: one tensor, or the keyword arguments.
+        call: what is run on the inputs; the model where not given (for a text tower: ``model.encode_text``).
+        tangent: direction of the inputs, of their shape: each call then says how its tokens move along it,
+            by forward-mode differentiation, at about the price of a second pass.
+        graph: whether the calls keep the graph that leads back to the inputs.
+
+    Raises:
+        UserError: where there is no attention, an attention module that has no adapter, or a module that
+            is in training mode.
+    """
+    found: list[Call] = []
+    seen: dict[str, int] = {}
+    inside: list[nn.Module] = []  # attention modules that are running: what they are made of is theirs
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inside.append(module)
+
+    def after(name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            inside.pop()
+            if inside or find_adapter(module) is None:
+                return
+            if isinstance(find_adapter(module), str):
+                raise _unknown(name, module)
+            seen[name] = seen.get(name, 0) + 1
+            title = name if seen[name] == 1 else f"{name}@{seen[name]}"
+            found.append(_call(title, module, args, kwargs, output))
+
+        return keep
+
+    if model.training:
+        raise UserError("the model is in training mode: expected model.eval(), so that its maps are its own")
+    hooks = []
+    for name, module in model.named_modules():
+        known = not isinstance(find_adapter(module), str)
+        if known or ("attention" in type(module).__name__.lower() and not _holds_known(module)):
+            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(after(name), with_kwargs=True))
+    try:
+        with eager_attention(), torch.set_grad_enabled(graph):
+            _run(call or model, inputs, tangent)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        raise UserError(f"{type(model).__name__} has no attention that is known: expected a model with attention")
+    return found
+
+
+def _holds_known(module: nn.Module) -> bool:
+    return any(not isinstance(find_adapter(part), str) for part in module.modules() if part is not module)
+
+
+def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> None:
+    if not isinstance(inputs, Tensor):
+        call(**inputs)
+    elif tangent is None:
+        call(inputs)
+    else:
+        with forward_ad.dual_level():
+            call(forward_ad.make_dual(inputs, tangent.to(inputs.dtype)))
+
+
+def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any) -> Call:
+    rest = dict(kwargs)
+    tokens = args[0] if args else next((rest.pop(k) for k in ("hidden_states", "query", "x") if k in rest), None)
+    if not isinstance(tokens, Tensor):
+        raise UserError(f"{name} ({type(module).__name__}): expected its tokens as the first argument")
+    first = output[0] if isinstance(output, tuple) else output
+    if forward_ad._current_level < 0:
+        return Call(name, module, tokens, None, args[1:], rest, first)
+    dual = forward_ad.unpack_dual(tokens)
+    tangent = torch.zeros_like(dual.primal) if dual.tangent is None else dual.tangent
+    return Call(name, module, dual.primal, tangent, args[1:], rest, forward_ad.unpack_dual(first).primal)
+
+
+def attention_layers(
+    model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
+    graph: bool = False,
+) -> Iterator[Layer]:  # fmt: skip
+    """Run a model once and yield its attention layers at their tokens; arguments as of :func:`record`.
+
+    Each is checked on the spot: what it is made of must give the module's own output.
+
+    Raises:
+        UserError: as :func:`record`, and where a layer's parts do not give its output.
+    """
+    for one in record(model, inputs, call=call, tangent=tangent, graph=graph):
+        with torch.set_grad_enabled(graph):
+            layer = take_apart(one)
+        yield layer
+
+
+def take_apart(call: Call) -> Layer:
+    """Return the layer behind a call, checked against what the module returned."""
+    adapter = find_adapter(call.module)
+    if adapter is None or isinstance(adapter, str):
+        raise _unknown(call.name, call.module)
+    layer = adapter(call.module, call)
+    combined = layer.maps.combined  # cached in the branches, with the graph that is asked for
+    with torch.no_grad():
+        mine = layer.finish(combined)
+        if mine.shape != call.output.shape:
+            mine = mine.transpose(0, 1)  # nn.MultiheadAttention may put the tokens first
+        error = float((mine - call.output).abs().max() / call.output.abs().max().clamp_min(1e-12))
+    allowed = _AGREEMENT[call.output.dtype]
+    if not error <= allowed:
+        raise UserError(
+            f"{call.name} ({type(call.module).__name__}): its maps give another output than its own, off by {error:.1e} "
+            f"of the largest value where {allowed:.0e} is allowed; {_HOW}"
+        )
+    return layer
+
+
+_HOW = (
+    "write an adapter and call antiphase.sensitivity.register(its class, adapter), or register(its class, None) "
+    "to leave it out"
+)
+
+
+def _unknown(name: str, module: nn.Module) -> UserError:
+    kind = type(module)
+    return UserError(f"{name}: {kind.__module__}.{kind.__qualname__} is an attention module without adapter; {_HOW}")
+
+
+def attention_maps(
+    model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, graph: bool = False
+) -> dict[str, AttentionMaps]:
+    """Return the maps of every attention layer by the name of its module; arguments as of :func:`record`.
+
+    With ``graph=True`` they are differentiable in the inputs.
+    """
+    return {layer.name: layer.maps for layer in attention_layers(model, inputs, call=call, graph=graph)}
+
+
+class _Reached(Exception):
+    """Ends a pass where enough is known."""
+
+
+def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a module is first given when a model runs on x; the rest of the model does not run."""
+    kept: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append((args, kwargs))
+        raise _Reached
+
+    hook = module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        model(x)
+    except _Reached:
+        return kept[0]
+    finally:
+        hook.remove()
+    raise UserError(f"{type(module).__name__}: the model runs without it")
+
+
+def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function from inputs to one layer's combined map over the root of its heads, with a graph.
+
+    f(x) = (A1 − λ·A2)(x) / √H, all H heads in one vector: ‖f(x + ξ) − f(x)‖ is then the root mean square over
+    the maps, and a layer of three differential heads compares with its twin's six.
+
+    Args:
+        model: any model with attention.
+        name: of the layer, as in :func:`attention_maps`.
+    """
+    module = dict(model.named_modules())[name]
+    adapter = find_adapter(module)
+    if adapter is None or isinstance(adapter, str):
+        raise _unknown(name, module)
+
+    def function(x: Tensor) -> Tensor:
+        args, kwargs = until(model, module, x)
+        layer = adapter(module, _call(name, module, args, kwargs, x))
+        return layer.maps.combined.flatten(1) * layer.heads**-0.5
+
+    return function

@@ -1,0 +1,268 @@
+"""Randomised smoothing: a radius within which a model's majority vote under Gaussian noise cannot change.
+
+Source: J. Cohen, E. Rosenfeld, J. Z. Kolter, *Certified Adversarial Robustness via Randomized Smoothing*
+(ICML 2019), Theorem 1 and procedure CERTIFY of Section 3.2.2.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from jaxtyping import Float, Int64
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from antiphase import streams
+from antiphase.attacks.options import Precision
+from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle, attacked
+from antiphase.errors import UserError
+from antiphase.sensitivity.certificates import certified_radius
+
+ABSTAIN = -1
+"""The prediction where the votes name no class surely enough."""
+
+Counted = Callable[[int, dict[str, Any]], None]
+
+_BLOCK = {"cpu": 2**15}  # numbers drawn at once: what a processor's cache holds
+_BATCH = {"cpu": 64}  # noisy copies through the model at once; more were slower
+_ELSEWHERE = (2**24, 2**12)  # the same two on other devices
+_BATCH_NUMBERS = 2**27  # in the copies of a batch
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """How a model is smoothed and how surely its votes are counted. The numbers are the source's.
+
+    Attributes:
+        sigma: σ of the noise, in units of the [0, 1] pixel.
+        select: draws that choose the class (n₀).
+        samples: further draws that bound its probability (n).
+        alpha: probability that the bound of one image is wrong.
+        seed: of the noise.
+        precision: of the model's passes. The certificate is one of the model in that precision.
+
+    Raises:
+        UserError: for a number out of its range, or so few samples that all of them together certify nothing.
+    """
+
+    sigma: float
+    select: int = 100
+    samples: int = 100_000
+    alpha: float = 0.001
+    seed: int = 0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma < math.inf:
+            raise UserError(f"sigma {self.sigma}: expected a positive number, in units of the [0, 1] pixel")
+        if not 0 < self.alpha < 1:
+            raise UserError(f"alpha {self.alpha}: expected a probability between 0 and 1")
+        for name, value in (("select", self.select), ("samples", self.samples)):
+            if value < 1:
+                raise UserError(f"{name} {value}: expected at least 1 draw")
+        if self.alpha < 0.5**self.samples:
+            least = math.ceil(math.log2(1 / self.alpha))
+            raise UserError(
+                f"samples {self.samples}: too few to certify anything at alpha {self.alpha:g}, even if all "
+                f"agree; expected at least {least}"
+            )
+        if self.precision not in get_args(Precision):
+            raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
+
+    @property
+    def draws(self) -> int:
+        """Noisy copies of each image."""
+        return self.select + self.samples
+
+    @property
+    def reach(self) -> float:
+        """The radius where all samples agree: no image can have a larger one."""
+        return float(certified_radius(self.samples, self.samples, self.sigma, self.alpha))
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """What smoothing says of each image.
+
+    Attributes:
+        prediction: class of the smoothed model, or :data:`ABSTAIN`.
+        radius: certified L2 radius in units of the [0, 1] pixel; 0 where it abstains.
+        top: the class that the selection chose, also where it abstains.
+        count: how many of the samples voted for it.
+    """
+
+    ids: Int64[Tensor, " samples"]
+    prediction: Int64[Tensor, " samples"]
+    radius: Float[Tensor, " samples"]
+    top: Int64[Tensor, " samples"]
+    count: Int64[Tensor, " samples"]
+    smoothing: Smoothing
+    seconds: float
+
+
+def smooth(
+    model: Classifier,
+    images: Float[Tensor, "samples channels height width"],
+    *,
+    sigma: float,
+    select: int = 100,
+    samples: int = 100_000,
+    alpha: float = 0.001,
+    seed: int = 0,
+    ids: Int64[Tensor, " samples"] | None = None,
+    batch_size: int | None = None,
+    precision: Precision = "float32",
+    progress: str = "",
+    on_finished: Counted | None = None,
+) -> Smoothed:
+    """Predict each image by the majority of its noisy copies, and certify how far the majority holds.
+
+    With probability at least 1 − α for each image (not for all at once), the smoothed model
+    g(x) = argmax_c P(f(x + ε) = c), ε ~ N(0, σ²I), answers ``prediction`` everywhere within the L2 distance
+    ``radius``. That is a statement on g, not on the model f that was given. Noisy copies are not clamped to
+    [0, 1]: the theorem is on Gaussian noise.
+
+    Noise is keyed by (seed, id, draw): neither neighbours nor their order nor the batch size change it, and
+    the first 1,000 of 100,000 draws are those of a run of 1,000. Counts are then the same too, but for
+    copies whose first two logits differ by less than the rounding of the model (see ``QUANTUM`` in
+    :mod:`antiphase.attacks.oracle`).
+
+    Args:
+        model: from images to logits; put in evaluation mode meanwhile.
+        images: in [0, 1].
+        sigma: of the noise; this and the next four as in :class:`Smoothing`.
+        select: draws that choose the class.
+        samples: draws that bound its probability.
+        alpha: probability of a wrong bound.
+        seed: of the noise.
+        ids: keys of the samples' noise; positions where not given.
+        batch_size: noisy copies through the model at once; affects no result.
+        precision: of the model's passes.
+        progress: title of a progress bar on stderr; none where empty.
+        on_finished: called with the position of each image as it is done, and its ``prediction``,
+            ``radius``, ``top`` and ``count``.
+
+    Raises:
+        UserError: for settings out of range, ids that do not fit, or a model without finite logits.
+    """
+    began = time.monotonic()
+    settings = Smoothing(sigma, select, samples, alpha, seed, precision)
+    count = len(images)
+    found: dict[str, Tensor] = {
+        "prediction": torch.full((count,), ABSTAIN), "radius": torch.zeros(count, dtype=torch.float64),
+        "top": torch.zeros(count, dtype=torch.int64), "count": torch.zeros(count, dtype=torch.int64),
+    }  # fmt: skip
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True)
+    with attacked(model, precision) as oracle, shown:
+        task = shown.add_task(progress, total=count)
+        copies = _Copies(oracle, images, ids, settings, batch_size)
+        votes = copies.votes(lambda cast: shown.advance(task, cast / settings.draws))
+        for position, cast in enumerate(votes):
+            verdict = _certify(cast, settings)
+            for name, value in verdict.items():
+                found[name][position] = value
+            if on_finished is not None:
+                on_finished(position, verdict)
+    return Smoothed(copies.ids, **found, smoothing=settings, seconds=time.monotonic() - began)
+
+
+def expected_seconds(
+    model: Classifier,
+    images: Float[Tensor, "samples channels height width"],
+    smoothing: Smoothing,
+    *,
+    count: int | None = None,
+    batch_size: int | None = None,
+    batches: int = 3,
+) -> float:
+    """Return how long :func:`smooth` will take, as ``batches`` of copies tell after one that is not counted.
+
+    Args:
+        model: to be smoothed.
+        images: one or more of those to come.
+        smoothing: how.
+        count: how many images are to come, if not these.
+        batch_size: as in :func:`smooth`.
+        batches: to measure.
+    """
+    with attacked(model, smoothing.precision) as oracle:
+        copies = _Copies(oracle, images, None, smoothing, batch_size)
+        rows = range(min(copies.size, copies.total))
+        copies.classes(rows)
+        began = time.perf_counter()
+        for _ in range(batches):
+            copies.classes(rows)
+        each = (time.perf_counter() - began) / (batches * len(rows))
+    return each * smoothing.draws * (len(images) if count is None else count)
+
+
+def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, Any]:
+    """Return what CERTIFY makes of one image's votes; the class is chosen by draws that bound nothing."""
+    top = int(votes[: smoothing.select].bincount().argmax())
+    count = int((votes[smoothing.select :] == top).sum())
+    radius = float(certified_radius(count, smoothing.samples, smoothing.sigma, smoothing.alpha))
+    abstains = math.isnan(radius)
+    return {
+        "prediction": ABSTAIN if abstains else top, "radius": 0.0 if abstains else radius, "top": top,
+        "count": count,
+    }  # fmt: skip
+
+
+class _Copies:
+    """The noisy copies of all images, numbered image by image: each one's noise and its class."""
+
+    def __init__(
+        self, oracle: Oracle, images: Tensor, ids: Tensor | None, smoothing: Smoothing, size: int | None
+    ) -> None:
+        self.oracle, self.images, self.smoothing = oracle, images, smoothing
+        self.ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
+        if self.ids.shape != (len(images),):
+            raise UserError(f"{len(self.ids)} ids for {len(images)} images: expected one each")
+        if size is not None and size < 1:
+            raise UserError(f"batch_size {size}: expected at least 1")
+        kind, self.pixels = oracle.device.type, math.prod(images.shape[1:])
+        self.block = max(1, _BLOCK.get(kind, _ELSEWHERE[0]) // max(1, self.pixels))
+        fitting = max(QUANTUM, _BATCH_NUMBERS // max(1, self.pixels))
+        self.size = size or min(_BATCH.get(kind, _ELSEWHERE[1]), fitting)
+        self.total = len(images) * smoothing.draws
+        self.keys = {
+            name: streams.sample_keys(streams.key(smoothing.seed, "smoothing", name), self.ids)
+            for name in ("select", "samples")
+        }
+
+    def votes(self, cast: Callable[[int], object]) -> Iterator[Int64[Tensor, " draws"]]:
+        """Yield the classes of each image's copies in turn; ``cast`` is told of each batch's size."""
+        draws, waiting = self.smoothing.draws, list[Tensor]()
+        for first in range(0, self.total, self.size):
+            rows = range(first, min(first + self.size, self.total))
+            waiting.append(self.classes(rows))
+            cast(len(rows))
+            if rows.stop // draws > first // draws:
+                parts = torch.cat(waiting).split(draws)
+                waiting = [part for part in parts if len(part) < draws]
+                yield from (part for part in parts if len(part) == draws)
+
+    def classes(self, rows: range) -> Int64[Tensor, " rows"]:
+        """Return the model's class of copies that follow each other."""
+        number = torch.arange(rows.start, rows.stop)
+        position, draw = number // self.smoothing.draws, number % self.smoothing.draws
+        first, last = int(position[0]), int(position[-1])
+        near = self.images[first : last + 1].to(self.oracle.device)  # each image travels once
+        clean = near[(position - first).to(near.device)]
+        noisy = clean + self.smoothing.sigma * self._noise(position, draw).view_as(clean).to(clean.dtype)
+        return self.oracle.logits(noisy).argmax(1).cpu()
+
+    def _noise(
+        self, position: Int64[Tensor, " rows"], draw: Int64[Tensor, " rows"]
+    ) -> Float[Tensor, "rows pixels"]:
+        selects = draw < self.smoothing.select
+        keys = torch.where(selects, self.keys["select"][position], self.keys["samples"][position])
+        offset = torch.where(selects, draw, draw - self.smoothing.select) * self.pixels
+        keys, offset = keys.to(self.oracle.device), offset.to(self.oracle.device)
+        blocks = zip(keys.split(self.block), offset.split(self.block), strict=True)
+        return torch.cat([streams.normal(key, self.pixels, start) for key, start in blocks])

@@ -1,0 +1,425 @@
+"""Local Lipschitz constants: linear maps with closed forms, dense Jacobians, and which estimate bounds which."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from antiphase.attention import DifferentialAttention
+from antiphase.data.specimens import specimen_images
+from antiphase.errors import UserError
+from antiphase.models import diffvit, load_model, vit
+from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum, uniform_sampling
+from antiphase.sensitivity.operator_norm import exact_norm, power_iteration, unit
+
+NORMS = ["l2", "linf"]
+PAIRS = list(itertools.product(NORMS, NORMS))
+FEW = {"steps": 4, "samples": 4, "power_steps": 20}
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def linear(matrix):
+    return lambda x: x.flatten(1) @ matrix.mT + 0.3
+
+
+def mlp(inputs, outputs, seed=0):
+    one, two = gaussian(19, inputs, seed=seed) * 1.5, gaussian(outputs, 19, seed=seed + 1)
+    return lambda x: torch.tanh(x.flatten(1) @ one.mT) @ two.mT
+
+
+def attention(seed=0):
+    """One differential layer on 5 tokens of 6 numbers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = DifferentialAttention(6, 2).double()
+        for parameter in module.parameters():
+            parameter.data.normal_(0, 0.7)
+    return module.requires_grad_(False), gaussian(3, 5, 6, seed=seed)
+
+
+def tiny(make):
+    model = make(8, seed=3, dim=12, num_heads=2, num_classes=3).double().eval().requires_grad_(False)
+    return model, gaussian(3, 1, 8, 8).sigmoid()
+
+
+def specimen():
+    model = load_model("specimen:diffvit-0").requires_grad_(False)
+    return model, specimen_images().pixels[:3].float() / 255
+
+
+def twin(f, sample):
+    """The Jacobian of one sample, the slow way."""
+    jacobian = torch.autograd.functional.jacobian(lambda t: f(t[None])[0], sample)
+    return jacobian.reshape(-1, sample.numel())
+
+
+def norm_of(jacobian, norm):
+    if norm == "l2":
+        return torch.linalg.svdvals(jacobian)[0]
+    signs = itertools.product((-1.0, 1.0), repeat=jacobian.shape[1])
+    return max((jacobian @ torch.tensor(s, dtype=jacobian.dtype)).norm() for s in signs)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "rank"), [(7, 11, 7), (11, 7, 7), (5, 7, 1), (13, 11, 3), (1, 5, 1)]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_linear_maps_have_their_norm_everywhere(norm, outputs, inputs, rank, batch):
+    matrix = gaussian(outputs, rank) @ gaussian(rank, inputs, seed=1)
+    expected = norm_of(matrix, norm).expand(batch)
+    f, x = linear(matrix), gaussian(batch, inputs, seed=2)
+    assert_close(exact_norm(f, x, norm=norm, chunk=3).value, expected, rtol=1e-10, atol=0)
+    options = {"steps": 2000, "tolerance": 1e-15} if norm == "l2" else {"restarts": 20}
+    found = power_iteration(f, x, norm=norm, **options)
+    assert_close(found.value, expected, rtol=1e-6, atol=0)
+    for result in (found, exact_norm(f, x, norm=norm)):
+        length = {"l2": result.direction.norm(dim=1), "linf": result.direction.abs().amax(1)}[norm]
+        assert_close(length, torch.ones_like(length))
+        assert_close((result.direction @ matrix.mT).norm(dim=1), result.value)
+        assert result.norm == norm
+    # every chord of a linear map has the slope of its direction: none beats the norm
+    best = gradient_ascent(f, x, 0.1, norm=norm, power_steps=500, restarts=5)
+    assert (best.value <= expected * (1 + 1e-9)).all()
+    assert (best.value >= expected * 0.97).all()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_closed_forms(norm):
+    diagonal = torch.tensor([3.0, -4.0, 1.0], dtype=torch.float64).diag()
+    x = gaussian(2, 3)
+    expected = {"l2": 4.0, "linf": 26**0.5}[norm]  # ‖diag(d)‖ = max|d| and ‖d‖₂
+    assert_close(exact_norm(linear(diagonal), x, norm=norm).value, torch.full((2,), expected).double())
+    assert_close(
+        power_iteration(linear(diagonal), x, norm=norm).value,
+        torch.full((2,), expected).double(),
+        rtol=1e-5,
+        atol=0,
+    )
+    # signs (1, 1, 1) lie in its kernel: no such start may end there
+    row = torch.tensor([[3.0, -4.0, 1.0]], dtype=torch.float64)
+    dual = {"l2": 26**0.5, "linf": 8.0}[norm]  # one output: the dual norm, in one step
+    assert_close(power_iteration(linear(row), x, norm=norm, steps=1).value, torch.full((2,), dual).double())
+
+
+@pytest.mark.parametrize("ball", NORMS)
+def test_uniform_samples_see_the_average_slope(ball):
+    matrix = gaussian(7, 101)  # D = 101
+    matrix[0] *= 5  # far from isotropic, so that the average is far below the norm
+    found = uniform_sampling(linear(matrix), gaussian(2, 101, seed=1), 0.03, samples=400, ball=ball)
+    average = matrix.norm() / 101**0.5
+    # the mean square is ‖J‖²_F/D; the mean is less, by Jensen's inequality
+    assert ((found.mean < average) & (found.mean > 0.75 * average)).all()
+    assert (found.largest < 0.6 * torch.linalg.svdvals(matrix)[0]).all()
+    assert (found.mean < found.largest).all()
+    scaled = uniform_sampling(linear(torch.eye(101).double()), gaussian(2, 101), 0.03, samples=10, ball=ball)
+    assert_close(scaled.mean, torch.ones(2).double())  # an isometry has slope 1 every way
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("ball", NORMS)
+def test_perturbations_are_in_the_ball_and_have_the_slope(norm, ball):
+    f, x = mlp(11, 5), gaussian(4, 11)
+    for found in (
+        uniform_sampling(f, x, 0.4, norm=norm, ball=ball),
+        gradient_ascent(f, x, 0.4, norm=norm, ball=ball),
+    ):
+        delta = found.perturbation
+        size = {"l2": delta.norm(dim=1), "linf": delta.abs().amax(1)}
+        assert (size[ball] <= 0.4 * (1 + 1e-9)).all()
+        chord = (f(x + delta) - f(x)).norm(dim=1) / size[norm]
+        value = found.largest if hasattr(found, "largest") else found.value
+        moved = size[ball] > 0
+        assert moved.any()
+        assert_close(chord[moved], value[moved])
+        assert (found.norm, found.ball, found.eps) == (norm, ball, 0.4)
+
+
+@pytest.mark.parametrize("ball", NORMS)
+def test_uniform_samples_fill_the_ball(ball):
+    deltas = [
+        uniform_sampling(
+            lambda x: x, torch.zeros(500, 2).double(), 0.5, samples=1, seed=s, ball=ball
+        ).perturbation
+        for s in range(4)
+    ]
+    delta = torch.cat(deltas)
+    inner = {"l2": delta.norm(dim=1), "linf": delta.abs().amax(1)}[ball] < 0.25
+    assert 0.2 < inner.double().mean() < 0.3  # a quarter of the area
+    assert delta.mean(0).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: (mlp(13, 17), gaussian(3, 13)), attention], ids=["mlp", "attention"]
+)
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_the_exact_norm_is_that_of_the_dense_jacobian(make, chunk):
+    f, x = make()
+    expected = torch.stack([torch.linalg.svdvals(twin(f, sample))[0] for sample in x])
+    assert_close(exact_norm(f, x, chunk=chunk).value, expected, rtol=1e-9, atol=0)
+
+
+def test_the_sign_vectors_are_those_of_the_dense_jacobian():
+    f, x = mlp(11, 5), gaussian(3, 11)
+    expected = torch.stack([norm_of(twin(f, sample), "linf") for sample in x])
+    found = exact_norm(f, x, norm="linf")
+    assert_close(found.value, expected, rtol=1e-9, atol=0)
+    power = power_iteration(f, x, norm="linf", restarts=10)
+    assert (power.value <= expected * (1 + 1e-9)).all()
+    assert (power.value >= 0.99 * expected).all()
+
+
+MODELS = {
+    "mlp": lambda: (mlp(13, 17), gaussian(3, 13)),
+    "attention": attention,
+    "vit": lambda: tiny(vit),
+    "diffvit": lambda: tiny(diffvit),
+    "specimen": specimen,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_power_iteration_reaches_the_singular_value(name):
+    f, x = MODELS[name]()
+    exact = exact_norm(f, x)
+    found = power_iteration(f, x)
+    assert (found.value >= 0.99 * exact.value).all()
+    assert (found.value <= exact.value * (1 + 1e-5)).all()
+    short = power_iteration(f, x, steps=1)
+    assert (short.value <= found.value * (1 + 1e-5)).all()
+    assert (short.value < 0.999 * found.value).any()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-in-".join)
+@pytest.mark.parametrize("name", MODELS)
+def test_ascent_is_above_power_iteration_and_that_above_samples(name, pair):
+    f, x = MODELS[name]()
+    norm, ball = pair
+    eps = 0.02 if ball == "linf" else 0.2
+    sampled = uniform_sampling(f, x, eps, samples=4, norm=norm, ball=ball)
+    power = power_iteration(f, x, norm=norm, steps=FEW["power_steps"])
+    best = gradient_ascent(f, x, eps, norm=norm, ball=ball, **FEW)
+    assert (sampled.mean <= sampled.largest).all()
+    assert (sampled.largest < power.value).all()
+    assert (best.value >= power.value).all()
+    assert (best.value >= sampled.largest).all()
+    assert (best.value > power.value * 1.0001).any()  # the ascent finds more than the limit
+
+
+def test_ascent_finds_the_steepest_chord_where_the_slope_at_x_is_small():
+    # |f(ξ) − f(0)|/|ξ| of sin²(3ξ) is 0 as ξ → 0 and largest at tan(3ξ) = 6ξ
+    grid = torch.linspace(1e-3, 1.0, 100_001, dtype=torch.float64)
+    expected = (torch.sin(3 * grid).square() / grid).max()
+    x = torch.zeros(5, 1, dtype=torch.float64)
+    found = gradient_ascent(lambda t: torch.sin(3 * t).square(), x, 1.0, steps=60)
+    assert_close(found.value, expected.expand(5), rtol=1e-4, atol=0)
+    assert power_iteration(lambda t: torch.sin(3 * t).square(), x).value.max() < 1e-6
+
+
+def test_ascent_looks_along_both_ways_of_a_direction():
+    # 1 + 5·(r − 0.3)/r towards −r, 1 towards r; the sign of v is drawn
+    x = torch.zeros(6, 1, dtype=torch.float64)
+    found = gradient_ascent(lambda t: t - 5 * torch.relu(-t - 0.3), x, 1.0, samples=1, restarts=1)
+    assert_close(found.value, torch.full((6,), 4.5).double())
+
+
+def test_ascent_knows_what_the_samples_saw():
+    def f(t):  # flat at 0 along the second axis, steep beyond
+        return torch.stack([t[:, 0], 10 * torch.relu(t[:, 1] - 0.5)], 1)
+
+    x = torch.zeros(3, 2, dtype=torch.float64)
+    sampled = uniform_sampling(f, x, 1.0, samples=16)
+    assert (sampled.largest > 1.5 * power_iteration(f, x).value).all()
+    assert (gradient_ascent(f, x, 1.0, restarts=1).value >= sampled.largest).all()
+
+
+def test_the_local_maximum_looks_at_x_itself():
+    found = local_maximum(lambda t: torch.tanh(50 * t) / 50, torch.zeros(3, 1).double(), 1.0, points=2)
+    assert_close(found.largest, torch.ones(3).double())
+    assert torch.equal(found.perturbation, torch.zeros(3, 1).double())
+    assert (found.mean < 0.5).all()
+
+
+def test_a_gradient_of_zero_leaves_the_choice():
+    g, otherwise = torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([[-0.6, 0.8], [-0.6, 0.8]])
+    assert_close(unit(g, "linf", otherwise), torch.tensor([[-1.0, 1.0], [-1.0, 1.0]]))
+    assert_close(unit(g, "l2", otherwise), torch.tensor([[0.0, 1.0], [-0.6, 0.8]]))
+
+
+def test_the_local_maximum_is_at_least_the_norm_at_x_and_at_most_the_supremum():
+    x = gaussian(3, 1) * 0.1
+    f = lambda t: torch.sin(3 * t)  # noqa: E731
+    found = local_maximum(f, x, 1.0, points=40)
+    assert (found.largest >= power_iteration(f, x, steps=20).value).all()
+    assert (found.largest <= 3.0 + 1e-9).all()
+    assert (found.largest > 2.95).all()
+    assert (found.mean < found.largest).all()
+    slope = 3 * torch.cos(3 * (x + found.perturbation)).abs().squeeze(1)
+    assert_close(slope, found.largest)
+
+
+def estimates(f, x, ids, norm):
+    options = {"ids": ids, "norm": norm, "seed": 5}
+    sampled = uniform_sampling(f, x, 0.05, samples=5, **options)
+    largest = local_maximum(f, x, 0.05, points=2, steps=10, **options)
+    return {
+        "largest": sampled.largest, "mean": sampled.mean, "local": largest.largest, "around": largest.mean,
+        "power": power_iteration(f, x, **options).value,
+        "ascent": gradient_ascent(f, x, 0.05, **FEW, **options).value,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["mlp", "attention", "diffvit"])
+def test_neither_company_nor_order_changes_a_sample(name, norm):
+    f, x = MODELS[name]()
+    ids = torch.tensor([40, 7, 19])
+    whole = estimates(f, x, ids, norm)
+    turned = estimates(f, x[[2, 0, 1]], ids[[2, 0, 1]], norm)
+    alone = estimates(f, x[1:2], ids[1:2], norm)
+    other = estimates(f, x, ids + 1, norm)
+    for key, value in whole.items():
+        assert_close(turned[key], value[[2, 0, 1]], rtol=1e-9, atol=0, msg=key)
+        assert_close(alone[key], value[1:2], rtol=1e-9, atol=0, msg=key)
+    assert not torch.allclose(other["mean"], whole["mean"], rtol=1e-4)  # ids are what the draws hang on
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_company_changes_a_trained_model_by_no_more_than_its_rounding(norm):
+    f, x = specimen()
+    ids = torch.tensor([40, 7, 19])
+    whole, alone = estimates(f, x, ids, norm), estimates(f, x[1:2], ids[1:2], norm)
+    for key, value in whole.items():
+        # in float32 the logits themselves hang on the batch, and a climb makes more of it
+        assert_close(alone[key], value[1:2], rtol=1e-3 if key == "ascent" else 1e-5, atol=0, msg=key)
+
+
+def test_a_sample_that_has_converged_waits_untouched():
+    # the second sample needs many more steps than the first
+    scale = torch.tensor([[5.0, 0.1], [1.0, 0.97]], dtype=torch.float64)
+    x = torch.stack([torch.zeros(2), torch.ones(2)]).double()
+
+    def f(t):
+        return t * torch.where(t.detach().sum(1, keepdim=True) > 1, scale[1], scale[0])
+
+    both = power_iteration(f, x, ids=torch.tensor([3, 4]), tolerance=1e-3)
+    alone = power_iteration(f, x[:1], ids=torch.tensor([3]), tolerance=1e-3)
+    assert torch.equal(both.value[:1], alone.value)
+    assert torch.equal(both.direction[:1], alone.direction)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: torch.ones(len(x), 3).double(), lambda x: x.flatten(1) * 0.0, lambda x: torch.sign(x) * 0 + 2],
+    ids=["detached", "product", "no slope"],
+)
+def test_a_constant_has_slope_zero(f, norm):
+    x = gaussian(3, 5)
+    found = {
+        **estimates(f, x, None, norm),
+        "svd": exact_norm(f, x, norm=norm).value,
+    }
+    for key, value in found.items():
+        assert torch.equal(value, torch.zeros(3).double()), key
+    direction = power_iteration(f, x, norm=norm).direction
+    assert direction.isfinite().all()
+
+
+def test_seeds_and_draws_differ():
+    f, x = mlp(7, 5), gaussian(1, 7).expand(3, 7)
+    found = uniform_sampling(f, x, 0.3, samples=1)
+    again = uniform_sampling(f, x, 0.3, samples=1, seed=1)
+    assert len(set(found.mean.tolist() + again.mean.tolist())) == 6  # one input, six draws
+    assert torch.equal(found.mean, uniform_sampling(f, x, 0.3, samples=1).mean)
+    more = uniform_sampling(f, x, 0.3, samples=9)
+    assert (more.largest > more.mean).all()
+    assert (more.largest >= found.largest).all()
+
+
+@settings(max_examples=6, deadline=None)
+@given(scale=st.sampled_from([1e-3, 0.1, 7.0, 1e4]), norm=st.sampled_from(NORMS), seed=st.integers(0, 1000))
+def test_scaling_f_scales_every_estimate(scale, norm, seed):
+    f, x = mlp(7, 5, seed), gaussian(3, 7, seed=seed)
+    plain, scaled = (estimates(g, x, None, norm) for g in (f, lambda t: scale * f(t)))
+    for key, value in plain.items():
+        assert_close(scaled[key], scale * value, rtol=1e-6, atol=0, msg=key)
+
+
+@settings(max_examples=6, deadline=None)
+@given(norm=st.sampled_from(NORMS), seed=st.integers(0, 1000))
+def test_turning_the_output_changes_nothing(norm, seed):
+    f, x = mlp(7, 5, seed), gaussian(3, 7, seed=seed)
+    turn = torch.linalg.qr(gaussian(5, 5, seed=seed)).Q
+    plain, turned = (estimates(g, x, None, norm) for g in (f, lambda t: f(t) @ turn))
+    for key, value in plain.items():
+        assert_close(turned[key], value, rtol=1e-6, atol=0, msg=key)
+
+
+def test_the_output_may_have_any_shape():
+    matrix = gaussian(12, 7)
+    x = gaussian(3, 7)
+    flat = estimates(linear(matrix), x, None, "l2")
+    folded = estimates(lambda t: linear(matrix)(t).view(-1, 2, 3, 2), x, None, "l2")
+    for key, value in flat.items():
+        assert_close(folded[key], value, rtol=1e-10, atol=0, msg=key)
+
+
+def test_no_gradient_is_left_behind_and_none_need_be_on():
+    model, x = tiny(diffvit)
+    model.requires_grad_(True)
+    with torch.no_grad():
+        inside = power_iteration(model, x).value
+        gradient_ascent(model, x, 0.05, **FEW)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not inside.requires_grad
+    assert torch.equal(inside, power_iteration(model, x).value)
+
+
+def test_bad_input_gets_one_line():
+    f, x = mlp(7, 5), gaussian(3, 7)
+    cases = {
+        "norm 'l1': expected": [
+            lambda: power_iteration(f, x, norm="l1"),
+            lambda: exact_norm(f, x, norm="l1"),
+        ],
+        "ball 'l1': expected": [lambda: uniform_sampling(f, x, 0.1, ball="l1")],
+        "above 0": [
+            lambda eps=eps, g=g: g(f, x, eps)
+            for eps in (0.0, -1.0, math.nan, math.inf)
+            for g in (uniform_sampling, gradient_ascent, local_maximum)
+        ],
+        "too small for inputs": [lambda: uniform_sampling(f, x, 1e-30)],
+        "samples 0: expected at least 1": [lambda: uniform_sampling(f, x, 0.1, samples=0)],
+        "points 0": [lambda: local_maximum(f, x, 0.1, points=0)],
+        "steps 0": [lambda: power_iteration(f, x, steps=0), lambda: gradient_ascent(f, x, 0.1, steps=0)],
+        "restarts 0": [lambda: power_iteration(f, x, restarts=0)],
+        "chunk 0": [lambda: exact_norm(f, x, chunk=0)],
+        "ids": [lambda: power_iteration(f, x, ids=torch.arange(2))],
+        "finite floats": [
+            lambda: power_iteration(f, x * math.nan),
+            lambda: power_iteration(f, torch.ones(3, 7, dtype=torch.int64)),
+            lambda: power_iteration(f, x[:0]),
+        ],
+        "NaN or infinite": [
+            lambda g=g: g(lambda t: torch.where(t > 0, t, math.nan), x.abs())
+            for g in (lambda h, y: uniform_sampling(h, y, 1e3), lambda h, y: local_maximum(h, y, 1e3))
+        ],
+        "one row for each sample": [
+            lambda: power_iteration(lambda t: t.sum(), x),
+            lambda: uniform_sampling(lambda t: t[:1], x, 0.1),
+        ],
+        "at most 16": [lambda: exact_norm(f, gaussian(2, 17), norm="linf")],
+    }
+    for line, calls in cases.items():
+        for call in calls:
+            with pytest.raises(UserError, match=line) as caught:
+                call()
+            assert "\n" not in str(caught.value)

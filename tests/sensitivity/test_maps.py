@@ -1,0 +1,268 @@
+"""Maps of anybody's model: taken apart, each must give its module's own output; derivatives against autograd."""
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention, DiffAttention, RmsNorm
+from torch import nn
+from torch.testing import assert_close
+
+from antiphase.errors import UserError
+from antiphase.models import diffvit, vit
+from antiphase.sensitivity import attention_layers, attention_maps, register
+from antiphase.sensitivity.maps import record
+
+
+def rand(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def wild(module, seed=0):
+    """Return the module in float64 with weights large enough for maps that are not flat."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        spread = parameter.shape[-1] ** -0.5 * 1.5 if parameter.ndim > 1 else 0.4
+        parameter.data = torch.randn(parameter.shape, generator=generator) * spread
+    return module.double().eval().requires_grad_(False)
+
+
+def diff_llama():
+    from transformers import DiffLlamaConfig, DiffLlamaModel
+
+    return wild(DiffLlamaModel(DiffLlamaConfig(
+        vocab_size=31, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=6, attn_implementation="sdpa",
+    )))  # fmt: skip
+
+
+def hugging_vit(implementation="sdpa"):
+    from transformers import ViTConfig, ViTModel
+
+    return wild(ViTModel(ViTConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=14, patch_size=7,
+        attn_implementation=implementation,
+    )))  # fmt: skip
+
+
+def hugging_clip():
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return wild(CLIPTextModel(CLIPTextConfig(
+        vocab_size=37, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
+        max_position_embeddings=11,
+    )))  # fmt: skip
+
+
+def ids(count=31):
+    return {"input_ids": torch.randint(0, count, (2, 7), generator=torch.Generator().manual_seed(0))}
+
+
+LAYERS = {
+    "timm": lambda: (Attention(14, 2, qkv_bias=True), rand(2, 5, 14)),
+    "timm norms and gate": lambda: (
+        Attention(14, 2, qk_norm=True, scale_norm=True, gated=True, norm_layer=nn.LayerNorm), rand(2, 5, 14),
+    ),
+    "timm differential": lambda: (DiffAttention(12, 2, depth=3), rand(2, 5, 12)),
+    "timm differential, norms": lambda: (
+        DiffAttention(12, 3, qk_norm=True, scale_norm=True, dual_lambda=True, norm_layer=RmsNorm), rand(2, 5, 12),
+    ),
+}  # fmt: skip
+MODELS = {
+    "ours, standard": lambda: (
+        wild(vit(image_size=6, patch_size=2, in_channels=1, dim=12, depth=2, num_heads=2, num_classes=3)),
+        rand(2, 1, 6, 6).sigmoid(), 2, False,
+    ),
+    "ours, differential": lambda: (
+        wild(diffvit(image_size=6, patch_size=2, in_channels=1, dim=12, depth=2, num_heads=4, num_classes=3)),
+        rand(2, 1, 6, 6).sigmoid(), 2, True,
+    ),
+    "transformers ViT": lambda: (hugging_vit(), rand(2, 3, 14, 14), 2, False),
+    "transformers CLIP text": lambda: (hugging_clip(), ids(37), 2, False),
+    "transformers DiffLlama": lambda: (diff_llama(), ids(), 2, True),
+    "torch encoder": lambda: (
+        wild(nn.TransformerEncoder(nn.TransformerEncoderLayer(10, 2, 14), 2, enable_nested_tensor=False)), rand(7, 3, 10), 2, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_are_found_and_rows_sum_to_one_minus_lambda(name):
+    model, inputs, depth, differential = MODELS[name]()
+    found = attention_maps(model, inputs)
+    assert len(found) == depth
+    for maps in found.values():
+        assert (maps.negative is not None) == differential
+        rows = maps.combined.sum(-1)
+        lam = 0.0 if maps.lam is None else maps.lam
+        assert_close(rows, torch.ones_like(rows) - lam, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_with_vectors_equal_autograd(name):
+    module, x = LAYERS[name]()
+    _compare(wild(module), x)
+
+
+@pytest.mark.parametrize("name", ["transformers DiffLlama", "transformers CLIP text", "torch encoder"])
+def test_products_with_vectors_equal_autograd_inside_a_model(name):
+    model, inputs, *_ = MODELS[name]()
+    for call in record(model, inputs):
+        _compare_call(call)
+
+
+def _compare(module, x):
+    (call,) = record(module, x)
+    _compare_call(call)
+
+
+def _compare_call(call):
+    """Hold Jᵀv and J·t against autograd through the map as the adapter builds it from tokens with a graph."""
+    from dataclasses import replace
+
+    from antiphase.sensitivity.maps import take_apart
+
+    x = call.tokens.detach().requires_grad_()
+    same = {"key": x, "value": x} if isinstance(call.module, nn.MultiheadAttention) else {}
+    args = () if same else call.args
+    layer = take_apart(replace(call, tokens=x, args=args, kwargs=dict(call.kwargs) | same))
+    plain = take_apart(call)
+    pairs = [(layer.positive, plain.positive)]
+    pairs += [(layer.negative, plain.negative)] if layer.negative is not None else []
+    t = rand(*plain.tokens.shape, seed=3)
+    for traced, branch in pairs:
+        v = rand(*branch.attention.shape, seed=4)
+        (whole,) = torch.autograd.grad((traced.attention * v).sum(), x, retain_graph=True)
+        found = branch.vjp(v).sum(1)
+        assert_close(found if found.shape == whole.shape else found.transpose(0, 1), whole, rtol=1e-9, atol=1e-9)
+        for head in range(v.shape[1]):  # each head alone
+            (one,) = torch.autograd.grad((traced.attention * v)[:, head].sum(), x, retain_graph=True)
+            mine = branch.vjp(v)[:, head]
+            assert_close(mine if mine.shape == one.shape else mine.transpose(0, 1), one, rtol=1e-9, atol=1e-9)
+        assert_close((branch.jvp(t) * v).sum(), (found * t).sum(), rtol=1e-9, atol=1e-9)  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
+
+
+@pytest.mark.parametrize("name", ["ours, differential", "transformers ViT", "ours, standard"])
+def test_tangents_equal_finite_differences(name):
+    model, images, *_ = MODELS[name]()
+    direction = rand(*images.shape, seed=5)
+    layers = list(attention_layers(model, images, tangent=direction))
+    step = 1e-6
+    ahead, behind = (attention_maps(model, images + sign * step * direction) for sign in (1, -1))
+    for layer in layers:
+        for side in ("positive", "negative"):
+            branch = getattr(layer, side)
+            if branch is not None:
+                slope = (getattr(ahead[layer.name], side) - getattr(behind[layer.name], side)) / (2 * step)
+                assert_close(branch.jvp(layer.tangent), slope, rtol=1e-5, atol=1e-8)
+
+
+def test_maps_with_a_graph_lead_back_to_the_images():
+    model, images, *_ = MODELS["ours, differential"]()
+    images.requires_grad_()
+    last = list(attention_maps(model, images, graph=True).values())[-1]
+    (gradient,) = torch.autograd.grad(last.combined.square().sum(), images)
+    assert gradient.abs().sum() > 0
+
+
+def test_eager_and_fused_models_give_the_same():
+    eager, fused = (attention_maps(hugging_vit(kind), rand(2, 3, 14, 14)) for kind in ("eager", "sdpa"))
+    for name in eager:
+        assert_close(eager[name].positive, fused[name].positive, rtol=1e-6, atol=1e-6)  # theirs softmaxes in float32
+
+
+@pytest.mark.parametrize("name", ["vit_dwee_patch16_reg1_gap_256", "vit_wee_patch16_reg1_gap_256"])
+def test_timm_models(name):
+    model = timm.create_model(name, num_classes=7, img_size=64, depth=2).eval()
+    found = attention_maps(model, torch.rand(2, 3, 64, 64))
+    assert list(found) == ["blocks.0.attn", "blocks.1.attn"]
+    assert all((maps.negative is not None) == ("dwee" in name) for maps in found.values())
+
+
+def test_open_clip():
+    import open_clip
+
+    model = open_clip.create_model("ViT-B-32", pretrained=None).eval()
+    text = torch.randint(1, 49000, (2, 77), generator=torch.Generator().manual_seed(0))
+    images = attention_maps(model, torch.rand(1, 3, 224, 224))
+    words = attention_maps(model, text, call=model.encode_text)
+    assert len(images) == len(words) == 12
+    assert images["visual.transformer.resblocks.3.attn"].positive.shape == (1, 12, 50, 50)
+    causal = words["transformer.resblocks.0.attn"].positive
+    assert causal.triu(1).abs().max() == 0
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_masks_of_multihead_attention(batch_first, padded):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = nn.MultiheadAttention(6, 2, batch_first=batch_first)
+
+        def forward(self, x):
+            causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+            padding = torch.zeros(3, 5, dtype=torch.bool)
+            padding[1, 3:] = padded
+            return self.attn(x, x, x, attn_mask=causal, key_padding_mask=padding)[0]
+
+    x = rand(3, 5, 6) if batch_first else rand(5, 3, 6)
+    (maps,) = attention_maps(wild(Holder()), x).values()
+    assert maps.positive.triu(1).abs().max() == 0
+    assert (maps.positive[1, :, :, 3:].abs().max() == 0) == padded
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = Attention(6, 2)
+
+    def forward(self, x):
+        return self.attn(self.attn(x))
+
+
+def test_a_module_that_runs_twice_is_two_layers():
+    assert list(attention_maps(wild(Shared()), rand(1, 3, 6))) == ["attn", "attn@2"]
+
+
+class HomeMadeAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Holder(nn.Module):
+    def __init__(self, attn):
+        super().__init__()
+        self.attn, self.other = attn, Attention(6, 2)
+
+    def forward(self, x):
+        return self.other(self.attn(x))
+
+
+class WithAnotherValue(Attention):
+    def forward(self, x):
+        return super().forward(x) + 1.0
+
+
+def test_bad_input():
+    with pytest.raises(UserError, match=r"attn: .*HomeMadeAttention is an attention module without adapter; write"):
+        attention_maps(wild(Holder(HomeMadeAttention())), rand(1, 3, 6))
+    with pytest.raises(UserError, match=r"attn \(WithAnotherValue\): its maps give another output than its own"):
+        attention_maps(wild(Holder(WithAnotherValue(6, 2))), rand(1, 3, 6))
+    with pytest.raises(UserError, match="Linear has no attention that is known"):
+        attention_maps(nn.Linear(3, 3).eval(), torch.rand(1, 3))
+    with pytest.raises(UserError, match="in training mode"):
+        attention_maps(Attention(6, 2), rand(1, 3, 6))
+    cross = wild(nn.MultiheadAttention(6, 2, batch_first=True))
+    with pytest.raises(UserError, match="attends to other tokens than its own"):
+        attention_maps(cross, {"query": rand(1, 3, 6), "key": rand(1, 4, 6), "value": rand(1, 4, 6)})
+
+
+def test_what_is_left_out_is_left_out():
+    class LeftOutAttention(HomeMadeAttention): ...
+
+    register(LeftOutAttention, None)
+    assert list(attention_maps(wild(Holder(LeftOutAttention())), rand(1, 3, 6))) == ["other"]
