@@ -5,7 +5,7 @@ import json
 import polars as pl
 import pytest
 
-from antiphase.commands import parse_eps
+from antiphase.commands.parse import parse_eps
 from antiphase.errors import UserError
 
 

@@ -17,7 +17,15 @@ from antiphase.sensitivity.gradients import (
 )
 from antiphase.streams import key, sample_keys
 
-SHAPE = {"image_size": 6, "patch_size": 3, "in_channels": 1, "dim": 20, "depth": 2, "num_heads": 4, "num_classes": 3}
+SHAPE = {
+    "image_size": 6,
+    "patch_size": 3,
+    "in_channels": 1,
+    "dim": 20,
+    "depth": 2,
+    "num_heads": 4,
+    "num_classes": 3,
+}
 
 
 def make(kind):
@@ -143,7 +151,7 @@ def _parts(model, block, x):
 
     def patched(tokens, mask=None):
         t = tokens.detach().requires_grad_()
-        q1, k1, q2, k2, v = attn._project(t)
+        v = attn._project(t)[-1]
         maps = attn.maps(t)
         combined = maps.combined.detach().requires_grad_()
         kept.update(t=t, maps=maps, combined=combined)
@@ -158,7 +166,8 @@ def _parts(model, block, x):
     sides = []
     for side in (kept["maps"].positive, kept["maps"].negative):
         heads = [
-            torch.autograd.grad((side * v)[:, h].sum(), kept["t"], retain_graph=True)[0] for h in range(v.shape[1])
+            torch.autograd.grad((side * v)[:, h].sum(), kept["t"], retain_graph=True)[0]
+            for h in range(v.shape[1])
         ]
         sides.append(torch.stack(heads, 1))
     return sides
@@ -176,7 +185,10 @@ def test_grams_do_not_change_with_the_batch_or_the_names(model, exact):
         assert name == f"0.blocks.{at}.attn"
         assert_close(turned[at], whole[at][order], rtol=1e-10, atol=1e-14)
         assert_close(cross, whole[at], rtol=0, atol=0)
-    alone = [[g.cross for _, g, _ in token_grams(model, x[i : i + 1], drawn[i : i + 1], exact=exact)] for i in range(3)]
+    alone = [
+        [g.cross for _, g, _ in token_grams(model, x[i : i + 1], drawn[i : i + 1], exact=exact)]
+        for i in range(3)
+    ]
     for at, cross in enumerate(whole):
         assert_close(torch.cat([one[at] for one in alone]), cross, rtol=1e-10, atol=1e-14)
 
@@ -196,7 +208,10 @@ def test_lemma_1_and_theorem_1_hold_on_a_trained_model():
     u = random_directions(x, keys(1, 3))
     for layer, gram in direction_grams(model, x, u):
         lam = layer.weight[:, None]
-        one, two = layer.positive.jvp(layer.tangent), layer.negative.jvp(layer.tangent)  # of the last direction
+        one, two = (
+            layer.positive.jvp(layer.tangent),
+            layer.negative.jvp(layer.tangent),
+        )  # of the last direction
         moved = (one - lam[..., None] * two).flatten(2).square().sum(-1)
         assert_close(gram.difference(lam)[..., -1], moved, rtol=1e-10, atol=1e-16)
         mean = gram.mean()

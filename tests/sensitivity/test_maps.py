@@ -80,7 +80,8 @@ MODELS = {
     "transformers CLIP text": lambda: (hugging_clip(), ids(37), 2, False),
     "transformers DiffLlama": lambda: (diff_llama(), ids(), 2, True),
     "torch encoder": lambda: (
-        wild(nn.TransformerEncoder(nn.TransformerEncoderLayer(10, 2, 14), 2, enable_nested_tensor=False)), rand(7, 3, 10), 2, False,
+        wild(nn.TransformerEncoder(nn.TransformerEncoderLayer(10, 2, 14), 2, enable_nested_tensor=False)),
+        rand(7, 3, 10), 2, False,
     ),
 }  # fmt: skip
 
@@ -133,12 +134,16 @@ def _compare_call(call):
         v = rand(*branch.attention.shape, seed=4)
         (whole,) = torch.autograd.grad((traced.attention * v).sum(), x, retain_graph=True)
         found = branch.vjp(v).sum(1)
-        assert_close(found if found.shape == whole.shape else found.transpose(0, 1), whole, rtol=1e-9, atol=1e-9)
+        assert_close(
+            found if found.shape == whole.shape else found.transpose(0, 1), whole, rtol=1e-9, atol=1e-9
+        )
         for head in range(v.shape[1]):  # each head alone
             (one,) = torch.autograd.grad((traced.attention * v)[:, head].sum(), x, retain_graph=True)
             mine = branch.vjp(v)[:, head]
             assert_close(mine if mine.shape == one.shape else mine.transpose(0, 1), one, rtol=1e-9, atol=1e-9)
-        assert_close((branch.jvp(t) * v).sum(), (found * t).sum(), rtol=1e-9, atol=1e-9)  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
+        assert_close(
+            (branch.jvp(t) * v).sum(), (found * t).sum(), rtol=1e-9, atol=1e-9
+        )  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
 
 
 @pytest.mark.parametrize("name", ["ours, differential", "transformers ViT", "ours, standard"])
@@ -167,7 +172,9 @@ def test_maps_with_a_graph_lead_back_to_the_images():
 def test_eager_and_fused_models_give_the_same():
     eager, fused = (attention_maps(hugging_vit(kind), rand(2, 3, 14, 14)) for kind in ("eager", "sdpa"))
     for name in eager:
-        assert_close(eager[name].positive, fused[name].positive, rtol=1e-6, atol=1e-6)  # theirs softmaxes in float32
+        assert_close(
+            eager[name].positive, fused[name].positive, rtol=1e-6, atol=1e-6
+        )  # theirs softmaxes in float32
 
 
 @pytest.mark.parametrize("name", ["vit_dwee_patch16_reg1_gap_256", "vit_wee_patch16_reg1_gap_256"])
@@ -248,9 +255,13 @@ class WithAnotherValue(Attention):
 
 
 def test_bad_input():
-    with pytest.raises(UserError, match=r"attn: .*HomeMadeAttention is an attention module without adapter; write"):
+    with pytest.raises(
+        UserError, match=r"attn: .*HomeMadeAttention is an attention module without adapter; write"
+    ):
         attention_maps(wild(Holder(HomeMadeAttention())), rand(1, 3, 6))
-    with pytest.raises(UserError, match=r"attn \(WithAnotherValue\): its maps give another output than its own"):
+    with pytest.raises(
+        UserError, match=r"attn \(WithAnotherValue\): its maps give another output than its own"
+    ):
         attention_maps(wild(Holder(WithAnotherValue(6, 2))), rand(1, 3, 6))
     with pytest.raises(UserError, match="Linear has no attention that is known"):
         attention_maps(nn.Linear(3, 3).eval(), torch.rand(1, 3))

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from torch import nn
 
-from antiphase import cli
-from antiphase.cli_certify import register
-from antiphase.commands_certify import curve_figure
 from antiphase.data import load_data
 from antiphase.evaluation.statistics import proportion
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.report.certified import curve_figure
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from antiphase.studies.certify import (
     _collect,
@@ -33,13 +31,6 @@ from antiphase.studies.shards import Shard
 
 QUICK = Smoothing(0.2, select=5, samples=30, alpha=0.05)
 QUICK_OPTIONS = ("--sigma", 0.2, "--select", 5, "--samples", 30, "--alpha", 0.05, "--quiet")
-
-
-@pytest.fixture(autouse=True)
-def registered():
-    names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
-    if "certify" not in names:
-        register(cli.app)
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
 
 
-_PARTS = ("first", "second", "cross", "difference", "negative", "positive", "undecided")
+_PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided"]
 
 
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
@@ -74,7 +74,7 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _by_sample(block: pl.DataFrame) -> np.ndarray:
     """Return (samples, parts): means over the heads."""
-    return block.group_by("sample").agg(pl.mean(_PARTS)).sort("sample").select(_PARTS).to_numpy()
+    return block.group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
 
 
 def _statistics(attention: str) -> dict[str, Statistic]:
@@ -85,7 +85,9 @@ def _statistics(attention: str) -> dict[str, Statistic]:
         "cosine": lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]),
         "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
         "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
-        **{name: (lambda m, at=_PARTS.index(name): m[..., at]) for name in ("negative", "positive", "undecided")},
+        "negative": lambda m: m[..., 4],
+        "positive": lambda m: m[..., 5],
+        "undecided": lambda m: m[..., 6],
     }
 
 
@@ -109,13 +111,23 @@ def explanation(rows: pl.DataFrame, pairs: list[tuple[str, str]]) -> pl.DataFram
     parts = ("first", "lam_second", "difference", "base")
     for model, against in pairs:
         base = signed.filter(model=against).group_by("site", "layer", "sample").agg(base=pl.mean("first"))
-        own = signed.filter(model=model).group_by("site", "layer", "sample").agg(pl.mean("first", "lam_second", "difference"))
+        own = (
+            signed.filter(model=model)
+            .group_by("site", "layer", "sample")
+            .agg(pl.mean("first", "lam_second", "difference"))
+        )
         both = own.join(base, on=["site", "layer", "sample"]).sort("site", "layer", "sample")
         for (site, layer), block in both.group_by(["site", "layer"], maintain_order=True):
             values = block.select(parts).to_numpy()
             for metric, statistic in _EXPLAINED.items():
                 found.append((model, against, site, layer, metric, *_numbers(jackknife(values, statistic))))
-    schema = {"model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64, "metric": pl.String}
+    schema = {
+        "model": pl.String,
+        "against": pl.String,
+        "site": pl.String,
+        "layer": pl.Int64,
+        "metric": pl.String,
+    }
     return pl.DataFrame(found, schema | _ESTIMATE, orient="row")
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from antiphase.report.families import Family
 from antiphase.report.wording import attack_label, eps_label
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib
     "font.size": 9.0,
     "axes.edgecolor": "#8a8a86",
@@ -43,7 +43,7 @@ def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Fam
     """
     results, means = (frame.filter(pl.col("metric") == metric) for frame in (results, means))
     panels = results.select("attack", "norm").unique(maintain_order=True).rows()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 3.6 * len(panels)), layout="constrained")
         FigureCanvasAgg(figure)
         for place, (attack, norm) in enumerate(panels, start=1):
@@ -64,7 +64,7 @@ def as_svg(figure: Figure) -> str:
     """Return the figure as an SVG document, the same bytes for the same figure."""
     buffer = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata=no_metadata)
     return buffer.getvalue()
 
@@ -95,7 +95,7 @@ def as_png(figure: Figure) -> bytes:
 def as_pdf(figure: Figure) -> bytes:
     """Return the figure as PDF, without a date."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
     return buffer.getvalue()
 

@@ -33,7 +33,7 @@ def register(module: type | str, adapter: Adapter | None) -> None:
     _ADAPTERS[module] = adapter
 
 
-def find_adapter(module: nn.Module) -> Adapter | None | Literal["unknown"]:
+def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
     """Return the adapter of a module, None for one that is to be left out, or that there is none."""
     for kind in type(module).__mro__:
         for key in (kind, f"{kind.__module__}.{kind.__qualname__}"):
@@ -60,7 +60,9 @@ def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "b
     return heads.transpose(1, 2).flatten(2)
 
 
-def _additive(mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False) -> Tensor | None:
+def _additive(
+    mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False
+) -> Tensor | None:
     """Return a mask to be added to the scores; ``forbids``: where True in a boolean mask means must not."""
     if mask is None:
         if not causal:
@@ -88,9 +90,7 @@ def _differential(module: DifferentialAttention, call: Call) -> Layer:
     x, heads = call.tokens, module.num_diff_heads
     (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * heads, heads)
     mask = _additive(call.given(0, "mask"), x)
-    positive, negative = (
-        Branch(q[:, i::2], k[:, i::2], to_q[i::2], to_k[i::2], mask=mask) for i in (0, 1)
-    )
+    positive, negative = (Branch(q[:, i::2], k[:, i::2], to_q[i::2], to_k[i::2], mask=mask) for i in (0, 1))
     return Layer(call.name, x, positive, negative, module.lam(), lambda a: module.finish(a @ v), call.tangent)
 
 
@@ -130,7 +130,9 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     if not (_same(key, call.tokens) and _same(value, call.tokens)):
         raise UserError(f"{call.name}: attends to other tokens than its own; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
-        raise UserError(f"{call.name}: expected keys and values as wide as the queries, and none beside the tokens'")
+        raise UserError(
+            f"{call.name}: expected keys and values as wide as the queries, and none beside the tokens'"
+        )
     if not module.batch_first:
         tangent = None if call.tangent is None else call.tangent.transpose(0, 1)
         call = replace(call, tokens=call.tokens.transpose(0, 1), tangent=tangent)
@@ -196,7 +198,9 @@ def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
 def _transformers(module: Any, call: Call) -> Layer:
     branch, v, output = _grouped(module, call)
     values = v.repeat_interleave(branch.q.shape[1] // v.shape[1], 1)
-    return Layer(call.name, call.tokens, branch, None, None, lambda a: output(_merge(a @ values)), call.tangent)
+    return Layer(
+        call.name, call.tokens, branch, None, None, lambda a: output(_merge(a @ values)), call.tangent
+    )
 
 
 def _diff_llama(module: Any, call: Call) -> Layer:

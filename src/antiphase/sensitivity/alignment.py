@@ -43,9 +43,9 @@ class Gram:
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
         """Return the inner products of several probes, side by side in a new last axis."""
         parts = ((probe.first, probe.second, probe.cross) for probe in probes)
-        stacked = [torch.stack(column, -1) for column in zip(*parts, strict=True)]
+        first, second, cross = (torch.stack(column, -1) for column in zip(*parts, strict=True))
         moved = [probe.moved for probe in probes if probe.moved is not None]
-        return cls(*stacked, torch.stack(moved, -1) if moved else None)
+        return cls(first, second, cross, torch.stack(moved, -1) if moved else None)
 
     def mean(self) -> "Gram":
         """Return the average over the probes."""
@@ -155,7 +155,10 @@ def _crossed(
 
 
 def cotangent_gram(
-    positive: Branch, negative: Branch | None, lam: Float[Tensor, " heads"], keys: Int64[Tensor, "batch probes"]
+    positive: Branch,
+    negative: Branch | None,
+    lam: Float[Tensor, " heads"],
+    keys: Int64[Tensor, "batch probes"],
 ) -> Gram:
     """Return ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v that both maps share.
 

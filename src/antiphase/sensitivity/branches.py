@@ -63,7 +63,7 @@ class Branch:
 
     @cached_property
     def by_key(self) -> Float[Tensor, "batch heads tokens dim"]:
-        """u of a plain branch: row i is the derivative of score s_ij by token j, the same for every j ≠ i."""
+        """U of a plain branch: row i is the derivative of score s_ij by token j, the same for every j ≠ i."""
         return self.q @ self.to_k * self.factor
 
     @cached_property

@@ -164,7 +164,9 @@ def stage_norms(
     return torch.stack(found, 1)
 
 
-def product_bound(norms: Float[Tensor, "batch stages"], xi: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+def product_bound(
+    norms: Float[Tensor, "batch stages"], xi: Float[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
     """Return ∏ L(d)·‖ξ‖, what equation 5 with α = 1 allows a perturbation to come to.
 
     With L(d) taken at the clean tokens it is a bound for ever smaller ξ only.

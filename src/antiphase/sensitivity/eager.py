@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # torch's own forward mode warns, the first time that it is used, of torch.jit.script, which it calls itself
 with warnings.catch_warnings(), suppress(ImportError):
     warnings.simplefilter("ignore", FutureWarning)
-    import torch._decomp.decompositions_for_jvp  # noqa: F401
+    import torch._decomp.decompositions_for_jvp
 
 
 @contextmanager

@@ -73,9 +73,13 @@ def _along(layer: Layer) -> Gram:
     return gram_of(one, two, layer.weight)
 
 
-def random_directions(images: Tensor, keys: Int64[Tensor, "batch probes"]) -> Float[Tensor, "probes batch *shape"]:
+def random_directions(
+    images: Tensor, keys: Int64[Tensor, "batch probes"]
+) -> Float[Tensor, "probes batch *shape"]:
     """Return standard normal directions, one for each image and probe."""
-    draws = [normal(probe.to(images.device), images[0].numel()).view(images.shape) for probe in keys.unbind(1)]
+    draws = [
+        normal(probe.to(images.device), images[0].numel()).view(images.shape) for probe in keys.unbind(1)
+    ]
     return torch.stack(draws).to(images.dtype)
 
 

@@ -71,7 +71,9 @@ def record(
         for hook in hooks:
             hook.remove()
     if not found:
-        raise UserError(f"{type(model).__name__} has no attention that is known: expected a model with attention")
+        raise UserError(
+            f"{type(model).__name__} has no attention that is known: expected a model with attention"
+        )
     return found
 
 
@@ -91,7 +93,9 @@ def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> No
 
 def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any) -> Call:
     rest = dict(kwargs)
-    tokens = args[0] if args else next((rest.pop(k) for k in ("hidden_states", "query", "x") if k in rest), None)
+    tokens = (
+        args[0] if args else next((rest.pop(k) for k in ("hidden_states", "query", "x") if k in rest), None)
+    )
     if not isinstance(tokens, Tensor):
         raise UserError(f"{name} ({type(module).__name__}): expected its tokens as the first argument")
     first = output[0] if isinstance(output, tuple) else output
@@ -134,8 +138,8 @@ def take_apart(call: Call) -> Layer:
     allowed = _AGREEMENT[call.output.dtype]
     if not error <= allowed:
         raise UserError(
-            f"{call.name} ({type(call.module).__name__}): its maps give another output than its own, off by {error:.1e} "
-            f"of the largest value where {allowed:.0e} is allowed; {_HOW}"
+            f"{call.name} ({type(call.module).__name__}): its maps give another output than its own, off by "
+            f"{error:.1e} of the largest value where {allowed:.0e} is allowed; {_HOW}"
         )
     return layer
 
@@ -148,7 +152,9 @@ _HOW = (
 
 def _unknown(name: str, module: nn.Module) -> UserError:
     kind = type(module)
-    return UserError(f"{name}: {kind.__module__}.{kind.__qualname__} is an attention module without adapter; {_HOW}")
+    return UserError(
+        f"{name}: {kind.__module__}.{kind.__qualname__} is an attention module without adapter; {_HOW}"
+    )
 
 
 def attention_maps(

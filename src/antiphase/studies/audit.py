@@ -1,11 +1,9 @@
 """The audit: clean accuracy, λ and attack success over several ε, for one model or for models and their twins."""
 
 import math
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,10 @@ from antiphase.errors import UserError
 from antiphase.evaluation.rates import summarise
 from antiphase.files import replacing, write_json
 from antiphase.models.lambdas import mean_lambdas
-from antiphase.models.zoo import ModelCard, card_of
+from antiphase.models.zoo import card_of
 from antiphase.studies.gallery import Gallery, write_gallery
 from antiphase.studies.measure import Plan, measure
+from antiphase.studies.record import check_fit, run_record, short_names
 from antiphase.studies.shards import shard
 
 _GALLERY_SIZE = 6
@@ -63,9 +62,9 @@ def audit(
     if twins and len(twins) != len(models):
         raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
     everyone = [*models, *twins]
-    names = _names([card_of(model) for model in everyone])
+    names = short_names([card_of(model) for model in everyone])
     for model in everyone:
-        _check_fit(card_of(model), data)
+        check_fit(card_of(model), data)
     share = shard()
     measured, warnings = [], _about(data)
     plans = [plan, replace(plan, attack="noise", settings={})] if control else [plan]
@@ -93,31 +92,10 @@ def audit(
         (out / "gallery.safetensors").unlink(missing_ok=True)
     else:
         write_gallery(out / "gallery.safetensors", gallery)
-    record = _record(everyone, names, data, plan, warnings, command, time.monotonic() - began)
+    record = run_record(everyone, names, data, _settings(plan), warnings, command, time.monotonic() - began)
     write_json(out / "run.json", record)
     write_json(out / "summary.json", summary)
     return summary
-
-
-def _names(cards: Sequence[ModelCard]) -> list[str]:
-    """Short names where they tell the models apart, whole specifications where not."""
-    for names in ([card.name for card in cards], [card.spec for card in cards]):
-        if len(set(names)) == len(names):
-            return names
-    raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")
-
-
-def _check_fit(card: ModelCard, data: ImageSet) -> None:
-    if card.image_shape != data.image_shape:
-        raise UserError(
-            f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "
-            "give data that fits with --data"
-        )
-    if len(data) and int(data.labels.max()) >= card.num_classes:
-        raise UserError(
-            f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
-            "give data that fits with --data"
-        )
 
 
 def _gallery(models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan) -> Gallery | None:
@@ -186,32 +164,12 @@ def _about(data: ImageSet) -> list[str]:
     return [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
 
 
-def _record(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan, warnings: list[str],
-    command: str, seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Return what a reader needs to judge the numbers and to make them again."""
-    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
-    device = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"{cpu}, {torch.get_num_threads()} threads"
-    )
+def _settings(plan: Plan) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers."""
     return {
-        "command": command,
-        "settings": {
-            "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
-            **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
-            "budgets": "nested: fallen at ε, fallen at every larger one" if plan.nested else "independent",
-            "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
-            "verdicts": "float32",
-        },
-        "models": dict(zip(names, (card_of(model).spec for model in models), strict=True)),
-        "data": data.name,
-        "data_fingerprint": data.fingerprint(),
-        "n": len(data),
-        "seconds": round(seconds, 2),
-        "hardware": device,
-        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
-        "warnings": warnings,
+        "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
+        **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
+        "budgets": "nested: fallen at ε, fallen at every larger one" if plan.nested else "independent",
+        "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
+        "verdicts": "float32",
     }  # fmt: skip

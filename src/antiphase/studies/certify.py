@@ -21,9 +21,9 @@ from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.zoo import card_of, fingerprint
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
-from antiphase.studies.audit import _check_fit, _names
 from antiphase.studies.journal import Journal
-from antiphase.studies.measure import _slices
+from antiphase.studies.measure import slices
+from antiphase.studies.record import check_fit, short_names
 from antiphase.studies.shards import Shard, shard
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
@@ -107,8 +107,8 @@ def certify(
     """
     share = shard()
     for model in models:
-        _check_fit(card_of(model), data)
-    names = _names([card_of(model) for model in models])
+        check_fit(card_of(model), data)
+    names = short_names([card_of(model) for model in models])
     cells = [
         _open(name, model, data, smoothing, out, share) for name, model in zip(names, models, strict=True)
     ]
@@ -211,7 +211,7 @@ def _fill(
 ) -> None:
     """Smooth this process's share of the missing images."""
     mine = torch.tensor(cell.missing[share.rank :: share.count], dtype=torch.int64)
-    for part in _slices(mine, data.image_shape):
+    for part in slices(mine, data.image_shape):
         images, ids = data.images(part), data.ids[part]
         with attacked(cell.model) as oracle:
             batches = images.split(64)

@@ -193,9 +193,7 @@ def _cell(
     missing = [at for at, sample in enumerate(data.ids.tolist()) if sample in want and sample not in held]
     shard.wait()  # nobody writes before everybody has read
     warnings: dict[str, None] = {}
-    for part in _slices(
-        torch.tensor(missing[shard.rank :: shard.count], dtype=torch.int64), data.image_shape
-    ):
+    for part in slices(torch.tensor(missing[shard.rank :: shard.count], dtype=torch.int64), data.image_shape):
         images, ids = data.images(part), data.ids[part]
 
         def keep(positions: Tensor, results: dict[str, Tensor], ids: Tensor = ids) -> None:
@@ -223,6 +221,7 @@ def _cell(
     return rows.filter(pl.col("sample").is_in(wanted.implode())), said
 
 
-def _slices(positions: Tensor, shape: tuple[int, int, int]) -> Iterator[Tensor]:
+def slices(positions: Tensor, shape: tuple[int, int, int]) -> Iterator[Tensor]:
+    """Split positions so that the images of each part fit in memory."""
     size = max(1, _SLICE_BYTES // (4 * math.prod(shape)))
     return iter(positions.split(size)) if len(positions) else iter(())

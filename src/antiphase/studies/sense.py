@@ -80,7 +80,9 @@ class Part:
     heavy: bool = False
 
 
-def alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
+def alignment_rows(
+    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+) -> Iterator[dict[str, Any]]:
     """Yield the inner products of every layer and head, at its tokens and at the pixels."""
     draws = torch.arange(plan.probes)
     keys = sample_keys(key(plan.seed, "alignment"), ids)[:, None]
@@ -111,7 +113,9 @@ def _gram_rows(
             }  # fmt: skip
 
 
-def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
+def lipschitz_rows(
+    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+) -> Iterator[dict[str, Any]]:
     """Yield every estimator's value of each layer's combined map (root mean square over heads) and of the logits."""
     names = [layer.name for layer in attention_layers(model, images[:1])]
     functions: list[tuple[int | None, str, str, Callable[[Tensor], Tensor]]] = [(None, "", "logits", model)]
@@ -123,13 +127,22 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePla
                 yield about | {"sample": sample, "estimator": estimator, "value": value}
 
 
-def estimates(f: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, plan: SensePlan) -> dict[str, Tensor]:
+def estimates(
+    f: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, plan: SensePlan
+) -> dict[str, Tensor]:
     """Return what each estimator of the local Lipschitz constant says of a function, l2→l2 in the L∞ ball."""
     draw = {"seed": plan.seed, "ids": ids}
     sampled = uniform_sampling(f, images, plan.eps, samples=plan.samples, **draw)
     power = power_iteration(f, images, steps=2 * plan.steps, **draw)
     climbed = gradient_ascent(
-        f, images, plan.eps, steps=plan.steps, samples=plan.samples, power_steps=2 * plan.steps, restarts=1, **draw
+        f,
+        images,
+        plan.eps,
+        steps=plan.steps,
+        samples=plan.samples,
+        power_steps=2 * plan.steps,
+        restarts=1,
+        **draw,
     )
     highest = local_maximum(f, images, plan.eps, points=plan.points, steps=plan.steps, **draw)
     return {
@@ -169,7 +182,13 @@ def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: 
 
 PARTS = (
     Part("alignment", ALIGNMENT_SCHEMA, ("probes", "seed"), alignment_rows),
-    Part("lipschitz", LIPSCHITZ_SCHEMA, ("eps", "samples", "steps", "points", "seed"), lipschitz_rows, heavy=True),
+    Part(
+        "lipschitz",
+        LIPSCHITZ_SCHEMA,
+        ("eps", "samples", "steps", "points", "seed"),
+        lipschitz_rows,
+        heavy=True,
+    ),
     Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows),
 )
 
@@ -197,14 +216,21 @@ def sense(
     found = {}
     for part in (part for part in PARTS if part.name in parts):
         chosen = {field: asdict(plan)[field] for field in part.settings}
-        what = {"version": SENSE_VERSION, "part": part.name, "model": who, "data": data.fingerprint()} | chosen
+        what = {
+            "version": SENSE_VERSION,
+            "part": part.name,
+            "model": who,
+            "data": data.fingerprint(),
+        } | chosen
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         journal = Journal(path, _stored(part.schema), writer=shard.rank)
         held = set(journal.rows()["sample"])
         wanted = data.ids.tolist()[: plan.lipschitz_limit if part.heavy else None]
         missing = [at for at, sample in enumerate(wanted) if sample not in held]
         shard.wait()
-        with _bar(f"{name} {part.name}", len(missing[shard.rank :: shard.count]), progress and shard.first) as advance:
+        with _bar(
+            f"{name} {part.name}", len(missing[shard.rank :: shard.count]), progress and shard.first
+        ) as advance:
             mine = missing[shard.rank :: shard.count]
             for start in range(0, len(mine), batch_size):
                 at = mine[start : start + batch_size]
@@ -228,7 +254,9 @@ def _stored(schema: dict[str, Any]) -> dict[str, Any]:
 def _described(rows: pl.DataFrame, name: str, model: nn.Module, part: Part) -> pl.DataFrame:
     card = card_of(model)
     about = {"model": name, "attention": card.attention, "seed": card.seed}
-    rows = rows.with_columns(pl.lit(value, part.schema[column]).alias(column) for column, value in about.items())
+    rows = rows.with_columns(
+        pl.lit(value, part.schema[column]).alias(column) for column, value in about.items()
+    )
     order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
     return rows.select(*part.schema).sort(order, maintain_order=True)
 

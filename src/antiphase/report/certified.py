@@ -1,63 +1,25 @@
-"""What ``antiphase certify`` does once its options are read. Imports are local, so that --help is quick."""
+"""Accuracy over the certified radius: the curve, and the table for the console."""
 
-from __future__ import annotations
-
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
+import matplotlib
+import numpy as np
+import polars as pl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-from antiphase.errors import UserError
-
-if TYPE_CHECKING:
-    import polars as pl
-    from matplotlib.figure import Figure
-    from rich.table import Table
+from antiphase.files import replacing, write_text
+from antiphase.report.families import families
+from antiphase.report.figures import STYLE, as_pdf, as_png, as_svg
+from antiphase.report.wording import percent, points
+from antiphase.studies.certify import curve
 
 _CURVE_POINTS = 257
 _TABLE_COLUMNS = 6  # as many radii as fit beside a name in 80 characters
-
-
-def run_certify(
-    model: str, against: str | None, data: str | None, out: Path, quiet: bool, device: str, *,
-    split: str = "test", limit: int | None = None, random_weights: bool = False,
-    batch_size: int | None = None, **smoothing: Any,
-) -> None:  # fmt: skip
-    """Load one or two models and data, smooth them, write rows, summary and figure, and print the table."""
-    from antiphase.commands import _device
-    from antiphase.data import load_data
-    from antiphase.models.zoo import card_of, load_model
-    from antiphase.sensitivity.smoothing import Smoothing
-    from antiphase.studies.certify import certify
-    from antiphase.studies.shards import shard
-
-    began = time.monotonic()
-    chosen = Smoothing(**smoothing)
-    if batch_size is not None and batch_size < 1:
-        raise UserError(f"batch_size {batch_size}: expected at least 1")
-    place = _device(device)
-    specs = [spec.strip() for spec in (model, against) if spec is not None]
-    loaded = [load_model(spec, random_weights=random_weights and spec.startswith("timm:")) for spec in specs]
-    card = card_of(loaded[0])
-    own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
-    if (source := data or own or (card.recipe or {}).get("data")) is None:
-        raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
-    channels, size, _ = card.image_shape
-    images = load_data(
-        source, split=split, image_size=size, channels=channels, limit=limit, seed=0, progress=not quiet,
-        num_classes=card.num_classes if source == "random" else None,
-    )  # fmt: skip
-    console = Console(stderr=True, highlight=False)
-    rows, summary = certify(
-        [each.to(place) for each in loaded], images, chosen, out, batch_size=batch_size,
-        announce=console.print, progress=not quiet,
-    )  # fmt: skip
-    if not shard().first:
-        return
-    write_figure(curve_figure(rows, summary), out)
-    Console().print(certificate_table(summary))
-    print(f"rows, summary and figure: {out}   ({time.monotonic() - began:.0f} s)")
 
 
 def curve_figure(rows: pl.DataFrame, summary: dict[str, Any]) -> Figure:
@@ -69,18 +31,9 @@ def curve_figure(rows: pl.DataFrame, summary: dict[str, Any]) -> Figure:
         rows: of :func:`antiphase.studies.certify.certify`.
         summary: of the same.
     """
-    import matplotlib
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from antiphase.report.families import families
-    from antiphase.report.figures import _STYLE
-    from antiphase.studies.certify import curve
-
     smoothing = summary["smoothing"]
     colors = {name: family.color for family in families(summary["models"]) for name in family.models}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -114,9 +67,6 @@ def curve_figure(rows: pl.DataFrame, summary: dict[str, Any]) -> Figure:
 
 def write_figure(figure: Figure, out: Path) -> None:
     """Write ``curve.svg``, ``curve.png`` and ``curve.pdf``."""
-    from antiphase.files import replacing, write_text
-    from antiphase.report.figures import as_pdf, as_png, as_svg
-
     write_text(out / "curve.svg", as_svg(figure))
     for name, content in (("curve.png", as_png(figure)), ("curve.pdf", as_pdf(figure))):
         with replacing(out / name) as temporary:
@@ -125,12 +75,6 @@ def write_figure(figure: Figure, out: Path) -> None:
 
 def certificate_table(summary: dict[str, Any]) -> Table:
     """Lay the certified accuracies out for a console of 80 columns, with their intervals and differences."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from antiphase.report.wording import percent, points
-
     smoothing, models = summary["smoothing"], summary["models"]
     radii = [at["radius"] for at in models[0]["certified_accuracy"]]
     shown = radii[:: -(-len(radii) // _TABLE_COLUMNS)]

@@ -1,24 +1,20 @@
-"""The options of ``antiphase certify``."""
+"""``antiphase certify``: its options and examples."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from antiphase.commands_certify import run_certify
+from antiphase.cli.app import app
+from antiphase.cli.options import DataSource, Device, Out, Quiet, RandomWeights, Seed
+from antiphase.commands.certify import run_certify
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(certify)
-
-
+@app.command()
 def certify(
     model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
     against: Annotated[str | None, typer.Option(help="The twin to compare with.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Source of images; the model's own test images where not given.")
-    ] = None,
+    data: DataSource = None,
     split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
     limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 500,
     sigma: Annotated[
@@ -32,18 +28,14 @@ def certify(
     precision: Annotated[
         str, typer.Option(help="Of the smoothed model: float32, or bf16 (faster; another model).")
     ] = "float32",
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
-    out: Annotated[
-        Path, typer.Option(help="Directory to write; the same command goes on where it was.")
-    ] = Path("antiphase-certify"),
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Build timm: models without a download.")
-    ] = False,
+    seed: Seed = 0,
+    out: Out = Path("antiphase-certify"),
+    random_weights: RandomWeights = False,
     batch_size: Annotated[
         int | None, typer.Option(help="Noisy copies through the model at once; affects no result.", min=1)
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and the curve.
 

@@ -1,0 +1,56 @@
+"""The command line: one line for each mistake, exit code 2; a traceback is a defect of ours."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from typer.exceptions import Exit, TyperException
+
+from antiphase.errors import UserError
+
+app = typer.Typer(
+    name="antiphase",
+    help="Measure how fragile differential attention is, and help to build models that are not.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        _complain(str(error))
+    except TyperException as error:
+        _complain(error.format_message())
+    except Exit as error:
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("antiphase: interrupted; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    print("antiphase: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"antiphase {version('antiphase')}")
+        raise Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,174 @@
+"""``antiphase quickstart``, ``audit`` and ``attack``: their options and examples."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from antiphase.cli.app import app
+from antiphase.cli.options import (
+    EPS,
+    AttackName,
+    BatchSize,
+    Control,
+    DataSource,
+    Device,
+    Eps,
+    Independent,
+    Norm,
+    Out,
+    Quiet,
+    RandomWeights,
+    Restarts,
+    SearchPrecision,
+    Seed,
+    SkipBad,
+    Steps,
+)  # fmt: skip
+from antiphase.commands.audit import run_audit
+from antiphase.commands.parse import given
+from antiphase.commands.training import run_training
+
+
+@app.command()
+def quickstart(
+    out: Out = Path("antiphase-quickstart"),
+    eps: Eps = "1/255,2/255,4/255,8/255",
+    limit: Annotated[int, typer.Option(help="At most so many of the 1,000 images.", min=1)] = 250,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train a fresh pair first (minutes; needs Fashion-MNIST).")
+    ] = False,
+    epochs: Annotated[int, typer.Option(help="With --train: passes over the 60,000 images.", min=1)] = 3,
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+
+    No download, no training: three ViTs and their differential twins under PGD at four budgets.
+
+    **Examples**
+
+    antiphase quickstart
+
+    antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
+
+    antiphase quickstart --train
+    """
+    models = [f"specimen:diffvit-{i}" for i in range(3)]
+    against = [f"specimen:vit-{i}" for i in range(3)]
+    if train:
+        models, against = [str(out / "diffvit")], [str(out / "vit")]
+        for kind, path in (("diffvit", models[0]), ("vit", against[0])):
+            Console(stderr=True).print(f"training {kind} for {epochs} epochs into {path}", highlight=False)
+            run_training(kind, "fashion-mnist", Path(path), quiet, epochs=epochs, seed=seed)
+    run_audit(models, against, "specimen-fashion-mnist", out, quiet, device, eps=eps, limit=limit, seed=seed)
+
+
+@app.command()
+def audit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME."
+        ),
+    ],
+    against: Annotated[
+        str | None, typer.Option(help="The twin to compare with; several, one for each model.")
+    ] = None,
+    data: DataSource = None,
+    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 1000,
+    eps: Eps = EPS,
+    norm: Norm = "linf",
+    attack: AttackName = "pgd",
+    steps: Steps = None,
+    restarts: Restarts = None,
+    independent: Independent = False,
+    control: Control = False,
+    precision: SearchPrecision = "float32",
+    seed: Seed = 0,
+    out: Out = Path("antiphase-audit"),
+    random_weights: RandomWeights = False,
+    skip_bad: SkipBad = False,
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Attack a model, and its twin on the same images; write rows, summary.json and report.html.
+
+    **Examples**
+
+    antiphase audit specimen:diffvit-0 --against specimen:vit-0
+
+    antiphase audit runs/diffvit --against runs/vit --eps 1/255,4/255 --limit 500
+
+    antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
+
+    antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
+    """
+    run_audit(
+        model.split(","), against.split(",") if against else [], data, out, quiet, device,
+        split=split, limit=limit, eps=eps, norm=norm, attack=attack,
+        settings=given(steps=steps, restarts=restarts), nested=not independent, control=control,
+        precision=precision, seed=seed, random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
+    )  # fmt: skip
+
+
+@app.command()
+def attack(
+    model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
+    data: DataSource = None,
+    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
+    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 1000,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--attack",
+            help="pgd, patch, fgsm, apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square, carlini-wagner, noise, autoattack.",
+        ),
+    ] = "autoattack",
+    eps: Eps = "8/255",
+    norm: Norm = "linf",
+    version: Annotated[str | None, typer.Option(help="AutoAttack: standard, 2020, plus or rand.")] = None,
+    steps: Steps = None,
+    restarts: Restarts = None,
+    queries: Annotated[int | None, typer.Option(help="Square: forward passes a sample.", min=1)] = None,
+    width: Annotated[int | None, typer.Option(help="Patch: side of the square in pixels.", min=1)] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="PGD, APGD: cross_entropy, margin, dlr or cosine.")
+    ] = None,
+    independent: Independent = False,
+    control: Control = False,
+    precision: SearchPrecision = "float32",
+    seed: Seed = 0,
+    out: Out = Path("antiphase-attack"),
+    random_weights: RandomWeights = False,
+    skip_bad: SkipBad = False,
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Attack one model with any attack or ensemble; write rows, summary.json and report.html.
+
+    A killed attack goes on with the same command. Under torchrun the processes share the images.
+
+    **Examples**
+
+    antiphase attack specimen:diffvit-0 --attack autoattack --eps 1/255 --limit 100
+
+    antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
+
+    antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1
+
+    torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
+    """
+    settings = given(
+        version=version, steps=steps, restarts=restarts, queries=queries, width=width, objective=objective
+    )
+    run_audit(
+        [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
+        settings=settings, nested=not independent, control=control, precision=precision, seed=seed,
+        random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""Options that several commands share, each with its words."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPS = "0.5/255,1/255,2/255,4/255,8/255"
+Eps = Annotated[
+    str, typer.Option(help="Budgets in units of the [0, 1] pixel, separated by commas; fractions are fine.")
+]
+Out = Annotated[Path, typer.Option(help="Directory to write; the same command goes on where it was.")]
+Seed = Annotated[int, typer.Option(help="Of every random draw.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+Norm = Annotated[str, typer.Option(help="linf or l2.")]
+AttackName = Annotated[str, typer.Option(help="An attack, as of antiphase attack --attack.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of the attack; PGD takes 20 of ε/4.", min=1)]
+Restarts = Annotated[int | None, typer.Option(help="Tries of a sample that stands.", min=1)]
+Independent = Annotated[
+    bool,
+    typer.Option("--independent", help="Attack at each ε afresh; else the fallen stay fallen at larger ε."),
+]
+Control = Annotated[
+    bool, typer.Option("--control", help="Also add random noise of the same ε, to compare the attack with.")
+]
+SearchPrecision = Annotated[
+    str, typer.Option(help="Of the search: float32, or bf16 (faster); verdicts are float32.")
+]
+DataSource = Annotated[
+    str | None, typer.Option(help="Source of images; the model's own test images where not given.")
+]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="Build timm: models without a download.")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Images through the model at once; affects no result.", min=1)
+]

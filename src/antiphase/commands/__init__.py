@@ -1,0 +1,1 @@
+"""What the commands do once their options are read."""

@@ -1,0 +1,47 @@
+"""What ``antiphase audit`` and ``attack`` do once their options are read. Imports are local: --help is quick."""
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.commands.loading import load_images, load_models
+from antiphase.commands.parse import parse_eps
+from antiphase.errors import UserError
+
+
+def run_audit(
+    models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *, eps: str,
+    split: str = "test", limit: int | None = None, random_weights: bool = False, skip_bad: bool = False,
+    control: bool = False, **plan: Any,
+) -> None:  # fmt: skip
+    """Load models and data, audit them, write the report and print the table."""
+    from antiphase.report import console_table, write_report
+    from antiphase.studies.audit import audit
+    from antiphase.studies.measure import Plan
+    from antiphase.studies.shards import shard
+
+    began = time.monotonic()
+    chosen = Plan(parse_eps(eps), **plan)
+    if against and len(against) != len(models):
+        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    loaded = load_models([*models, *against], random_weights=random_weights, device=device)
+    images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=skip_bad, progress=not quiet)
+    summary = audit(
+        loaded[: len(models)], loaded[len(models) :], images, chosen, out, control=control,
+        command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
+    )  # fmt: skip
+    if not shard().first:
+        return
+    report = write_report(out)
+    Console().print(console_table(summary))
+    for at in summary.get("norms", []):
+        found = "is not reached" if at["eps"] is None else f"at ε = {at['eps']:.4g} (from {at['low']:.4g})"
+        print(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")
+    for warning in json.loads((out / "run.json").read_text(encoding="utf-8"))["warnings"]:
+        print(f"warning: {warning}")
+    print(f"report: {report}   ({time.monotonic() - began:.0f} s)")

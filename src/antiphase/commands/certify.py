@@ -1,0 +1,40 @@
+"""What ``antiphase certify`` does once its options are read. Imports are local, so that --help is quick."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.commands.loading import load_images, load_models
+from antiphase.errors import UserError
+
+
+def run_certify(
+    model: str, against: str | None, data: str | None, out: Path, quiet: bool, device: str, *,
+    split: str = "test", limit: int | None = None, random_weights: bool = False,
+    batch_size: int | None = None, **smoothing: Any,
+) -> None:  # fmt: skip
+    """Load one or two models and data, smooth them, write rows, summary and figure, and print the table."""
+    from antiphase.report.certified import certificate_table, curve_figure, write_figure
+    from antiphase.sensitivity.smoothing import Smoothing
+    from antiphase.studies.certify import certify
+    from antiphase.studies.shards import shard
+
+    began = time.monotonic()
+    chosen = Smoothing(**smoothing)
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size {batch_size}: expected at least 1")
+    specs = [spec for spec in (model, against) if spec is not None]
+    loaded = load_models(specs, random_weights=random_weights, device=device)
+    images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=False, progress=not quiet)
+    console = Console(stderr=True, highlight=False)
+    rows, summary = certify(
+        loaded, images, chosen, out, batch_size=batch_size,
+        announce=console.print, progress=not quiet,
+    )  # fmt: skip
+    if not shard().first:
+        return
+    write_figure(curve_figure(rows, summary), out)
+    Console().print(certificate_table(summary))
+    print(f"rows, summary and figure: {out}   ({time.monotonic() - began:.0f} s)")

@@ -1,0 +1,27 @@
+"""What ``antiphase train`` does once its options are read. Imports are local, so that --help is quick."""
+
+from pathlib import Path
+from typing import Any
+
+from antiphase.commands.loading import find_device
+from antiphase.commands.parse import given
+from antiphase.errors import UserError
+
+
+def run_training(
+    kind: str, data: str, out: Path, quiet: bool, *, image_size: int | None = None, limit: int | None = None,
+    model_fields: dict[str, Any] | None = None, precision: str = "auto", **fields: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Load the data and train; return the metrics of each epoch."""
+    from antiphase.data import load_data
+    from antiphase.training import fastest_precision, make_recipe, train_classifier
+
+    if kind not in ("vit", "diffvit"):
+        raise UserError(f"model {kind!r}: expected vit or diffvit")
+    images = load_data(data, split="train", image_size=image_size, limit=limit, progress=not quiet)
+    held_out = load_data(data, split="test", image_size=image_size, progress=not quiet)
+    if precision == "auto":
+        precision = fastest_precision(find_device("auto"))
+    chosen = given(**(model_fields or {}))
+    recipe = make_recipe(kind, images, chosen, data=data, precision=precision, **fields)
+    return train_classifier(recipe, images, held_out, out, progress=not quiet)

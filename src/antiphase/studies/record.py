@@ -1,0 +1,68 @@
+"""What every run writes down: which models on which data, by which command, on what machine."""
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.models.zoo import ModelCard, card_of
+
+
+def short_names(cards: Sequence[ModelCard]) -> list[str]:
+    """Return short names where they tell the models apart, whole specifications where not.
+
+    Raises:
+        UserError: if a model is named twice.
+    """
+    for names in ([card.name for card in cards], [card.spec for card in cards]):
+        if len(set(names)) == len(names):
+            return names
+    raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")
+
+
+def check_fit(card: ModelCard, data: ImageSet) -> None:
+    """Refuse images that a model does not take.
+
+    Raises:
+        UserError: if shape or number of classes differ.
+    """
+    if card.image_shape != data.image_shape:
+        raise UserError(
+            f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "
+            "give data that fits with --data"
+        )
+    if len(data) and int(data.labels.max()) >= card.num_classes:
+        raise UserError(
+            f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
+            "give data that fits with --data"
+        )
+
+
+def run_record(
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, settings: dict[str, Any], warnings: list[str],
+    command: str, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
+    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{cpu}, {torch.get_num_threads()} threads"
+    )
+    return {
+        "command": command,
+        "settings": settings,
+        "models": dict(zip(names, (card_of(model).spec for model in models), strict=True)),
+        "data": data.name,
+        "data_fingerprint": data.fingerprint(),
+        "n": len(data),
+        "seconds": round(seconds, 2),
+        "hardware": device,
+        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
+        "warnings": warnings,
+    }  # fmt: skip
