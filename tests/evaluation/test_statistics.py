@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from antiphase.evaluation.statistics import mcnemar_exact, mean_over_seeds, paired_difference, proportion
+from antiphase.evaluation.statistics import (
+    jackknife,
+    mcnemar_exact,
+    mean_over_seeds,
+    paired_difference,
+    proportion,
+)
 
 Z = 1.959963984540054
 
@@ -142,3 +148,60 @@ def test_mean_over_seeds_against_scipy_and_by_hand():
 def test_one_seed_has_no_spread():
     with pytest.raises(ValueError, match="2 or more"):
         mean_over_seeds([0.5])
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30))
+def test_the_jackknife_of_a_mean_is_students_interval(values):
+    found = jackknife(np.array(values)[:, None], lambda means: means[..., 0])
+    student = mean_over_seeds(values)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (student.value, student.low, student.high), rel=1e-6, abs=1e-6
+    )
+    assert found.n == student.n
+
+
+def test_the_jackknife_of_a_ratio_by_hand():
+    parts = np.array([[1.0, 2.0], [3.0, 2.0]])
+    found = jackknife(parts, lambda means: means[..., 0] / means[..., 1])
+    half = 12.706204736 * math.sqrt(0.5 * 2 * 0.5**2)  # left out in turn: 3/2 and 1/2
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0 - half, 1.0 + half))
+
+
+@pytest.mark.parametrize("n", [11, 50])
+def test_the_jackknife_covers_a_ratio_and_a_cosine_as_often_as_it_says(n):
+    generator = np.random.default_rng(7)
+    mixing = np.array([[1.0, 0.0], [0.6, 0.8]])
+    statistics = {
+        "ratio": (lambda m: np.sqrt(m[..., 1] / m[..., 0]), 1.0),
+        "cosine": (lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]), 0.6),
+    }
+    hits = dict.fromkeys(statistics, 0)
+    for _ in range(1000):
+        one, two = np.einsum("ij,njk->ink", mixing, generator.normal(size=(n, 2, 5)))
+        parts = np.stack([(one**2).sum(1), (two**2).sum(1), (one * two).sum(1)], 1)
+        for name, (statistic, true) in statistics.items():
+            found = jackknife(parts, statistic)
+            hits[name] += found.low <= true <= found.high
+    for name, count in hits.items():
+        assert 0.925 < count / 1000 < 0.975, name  # .95, give or take 3½ standard deviations
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), min_size=1, max_size=9), st.floats(0.1, 9))
+def test_the_jackknife_ignores_the_order_and_the_unit(pairs, unit):
+    parts = np.array(pairs)
+
+    def ratio(means):
+        return means[..., 0] / means[..., 1]
+
+    found = jackknife(parts, ratio)
+    for other in (jackknife(parts[::-1], ratio), jackknife(parts * unit, ratio)):
+        assert (other.value, other.low, other.high) == pytest.approx(
+            (found.value, found.low, found.high), abs=1e-6
+        )
+
+
+def test_the_jackknife_of_one_sample_knows_nothing_and_of_none_is_refused():
+    found = jackknife(np.array([[2.0, 4.0]]), lambda means: means[..., 0] / means[..., 1])
+    assert (found.value, found.low, found.high, found.n) == (0.5, -math.inf, math.inf, 1)
+    with pytest.raises(ValueError, match="no samples"):
+        jackknife(np.empty((0, 2)), lambda means: means[..., 0])

@@ -13,8 +13,9 @@ from antiphase.attention import DifferentialAttention
 from antiphase.data.specimens import specimen_images
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
-from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum, uniform_sampling
+from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
 from antiphase.sensitivity.operator_norm import exact_norm, power_iteration, unit
+from antiphase.sensitivity.sampling import uniform_sampling
 
 NORMS = ["l2", "linf"]
 PAIRS = list(itertools.product(NORMS, NORMS))

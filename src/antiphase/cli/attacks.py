@@ -63,7 +63,18 @@ def quickstart(
         for kind, path in (("diffvit", models[0]), ("vit", against[0])):
             Console(stderr=True).print(f"training {kind} for {epochs} epochs into {path}", highlight=False)
             run_training(kind, "fashion-mnist", Path(path), quiet, epochs=epochs, seed=seed)
-    run_audit(models, against, "specimen-fashion-mnist", out, quiet, device, eps=eps, limit=limit, seed=seed)
+    run_audit(
+        models,
+        against,
+        "specimen-fashion-mnist",
+        out,
+        quiet,
+        device,
+        eps=eps,
+        limit=limit,
+        seed=seed,
+        sense_limit=32,
+    )
 
 
 @app.command()
@@ -87,6 +98,9 @@ def audit(
     restarts: Restarts = None,
     independent: Independent = False,
     control: Control = False,
+    sense_limit: Annotated[
+        int, typer.Option(help="Images on which to measure how the maps' gradients lie; 0: none.", min=0)
+    ] = 32,
     precision: SearchPrecision = "float32",
     seed: Seed = 0,
     out: Out = Path("antiphase-audit"),
@@ -112,7 +126,8 @@ def audit(
         model.split(","), against.split(",") if against else [], data, out, quiet, device,
         split=split, limit=limit, eps=eps, norm=norm, attack=attack,
         settings=given(steps=steps, restarts=restarts), nested=not independent, control=control,
-        precision=precision, seed=seed, random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
+        sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
+        skip_bad=skip_bad, batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -170,5 +185,6 @@ def attack(
     run_audit(
         [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
         settings=settings, nested=not independent, control=control, precision=precision, seed=seed,
-        random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size,
+        random_weights=random_weights,
+        skip_bad=skip_bad, batch_size=batch_size,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from antiphase.errors import UserError
 def run_audit(
     models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *, eps: str,
     split: str = "test", limit: int | None = None, random_weights: bool = False, skip_bad: bool = False,
-    control: bool = False, **plan: Any,
+    control: bool = False, sense_limit: int = 0, **plan: Any,
 ) -> None:  # fmt: skip
     """Load models and data, audit them, write the report and print the table."""
     from antiphase.report import console_table, write_report
@@ -32,7 +32,7 @@ def run_audit(
     loaded = load_models([*models, *against], random_weights=random_weights, device=device)
     images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=skip_bad, progress=not quiet)
     summary = audit(
-        loaded[: len(models)], loaded[len(models) :], images, chosen, out, control=control,
+        loaded[: len(models)], loaded[len(models) :], images, chosen, out, control=control, sense_limit=sense_limit,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
     )  # fmt: skip
     if not shard().first:

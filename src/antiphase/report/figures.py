@@ -25,7 +25,7 @@ STYLE: Any = {
     "ytick.color": "#55575c",
     "svg.hashsalt": "antiphase",  # else the ids in a file differ from run to run
 }
-_MARKERS = "osD^vP"
+MARKERS = "osD^vP"
 _AXIS = {"asr": "attack success rate (%)", "robust_accuracy": "robust accuracy (%)"}
 
 
@@ -49,14 +49,14 @@ def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Fam
         for place, (attack, norm) in enumerate(panels, start=1):
             axes = figure.add_subplot(len(panels), 1, place)
             here = (pl.col("attack") == attack) & (pl.col("norm") == norm)
-            for family, marker in zip(groups, _MARKERS * len(groups), strict=False):
+            for family, marker in zip(groups, MARKERS * len(groups), strict=False):
                 _draw_family(axes, family, marker, results.filter(here), means.filter(here))
             _dress(axes, results.filter(here)["eps"].unique().sort().to_list())
             axes.set_title(attack_label(attack, norm), loc="left", fontsize=9.5, parse_math=False)
             axes.set_ylabel(_AXIS[metric])
             legend = axes.legend(frameon=False, loc="best", fontsize=8.5)
             for text, family in zip(legend.get_texts(), groups, strict=True):
-                text.set(text=_legend_label(family), parse_math=False)
+                text.set(text=legend_label(family), parse_math=False)
     return figure
 
 
@@ -117,7 +117,8 @@ def _draw_family(axes: Axes, family: Family, marker: str, results: pl.DataFrame,
         axes.vlines(shown["eps"], low, high, **line)
 
 
-def _legend_label(family: Family) -> str:
+def legend_label(family: Family) -> str:
+    """Name a family in a legend, shortened where it is long."""
     name = family.name if len(family.name) <= 36 else f"{family.name[:10]}…{family.name[-25:]}"
     return name if len(family.models) == 1 else f"{name}, mean of {len(family.models)} seeds"
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from antiphase.files import replacing, write_text
 from antiphase.report.attacks import felled_sheets, norm_sheets
 from antiphase.report.figures import as_pdf, as_png, as_svg, inline_svg, rate_figure
 from antiphase.report.gallery import Gallery, cards, has_hard_pixels, magnification
 from antiphase.report.headline import headlines
+from antiphase.report.sensitivity import Chapter, chapters, read_rows
 from antiphase.report.stored import StoredRun, read_run
 from antiphase.report.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
 from antiphase.report.wording import eps_label
@@ -48,39 +50,69 @@ def write_report(directory: Path) -> Path:
         with replacing(directory / f"asr.{ending}") as temporary:
             temporary.write_bytes(content)
 
-    environment = Environment(
-        loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters["breakable"] = _breakable
-    page = environment.get_template("report.html").render(
-        run=run.run,
-        headlines=headlines(run),
-        seeds=any(len(family.models) > 1 for family in run.families),
-        singles=any(len(family.models) == 1 for family in run.families),
-        figures=figures,
-        models=models_sheet(run),
-        rates=[(metric, *words, rate_sheets(run, metric)) for metric, words in _RATES.items()],
-        differences=difference_sheets(run),
-        lambdas=lambda_sheet(run),
-        norms=norm_sheets(run),
-        felled=felled_sheets(run),
-        gallery=_gallery(run.gallery, run) if run.gallery else None,
+    page = (
+        environment()
+        .get_template("report.html")
+        .render(
+            run=run.run,
+            headlines=headlines(run),
+            seeds=any(len(family.models) > 1 for family in run.families),
+            singles=any(len(family.models) == 1 for family in run.families),
+            figures=figures,
+            models=models_sheet(run),
+            rates=[(metric, *words, rate_sheets(run, metric)) for metric, words in _RATES.items()],
+            differences=difference_sheets(run),
+            lambdas=lambda_sheet(run),
+            norms=norm_sheets(run),
+            felled=felled_sheets(run),
+            gallery=_gallery(run.gallery, run) if run.gallery else None,
+            sensitivity=[
+                drawn(chapter) for chapter in chapters(read_rows(directory), run.pairs, run.families)
+            ],
+        )
     )
     path = directory / "report.html"
     write_text(path, page)
     return path
 
 
+def environment() -> Environment:
+    """Return the templates, with what they use."""
+    found = Environment(
+        loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    found.filters["breakable"] = _breakable
+    return found
+
+
+def drawn(chapter: Chapter) -> dict[str, Any]:
+    """Return a chapter as the templates take it."""
+    figures = [
+        (embedded(figure, name, f"{chapter.title}: {name}; the numbers are below"), caption)
+        for name, figure, caption in chapter.figures
+    ]
+    return {"title": chapter.title, "words": chapter.words, "figures": figures, "sheets": chapter.sheets}
+
+
 def _figure(run: StoredRun, metric: str) -> dict[str, Any]:
     figure = rate_figure(run.results, run.mean_results, run.families, metric)
+    return embedded(figure, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
+
+
+def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
+    """Return a figure for a page: inline, and as files to take away.
+
+    Args:
+        figure: what is drawn.
+        name: that no other figure of the page has; letters, digits, "-" and "_".
+        description: what a screen reader says.
+    """
     svg = as_svg(figure)
     files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
     return {
-        "name": metric,
-        "svg": Markup(
-            inline_svg(svg, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
-        ),
+        "name": name,
+        "svg": Markup(inline_svg(svg, name, description)),
         "files": files,
         "downloads": {
             ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"

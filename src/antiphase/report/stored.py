@@ -12,7 +12,7 @@ from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accu
 from antiphase.report.families import Family, families, family_comparisons, family_results, over_images
 from antiphase.studies.gallery import Gallery, read_gallery
 
-_RUN_KEYS = (
+RUN_KEYS = (
     "command",
     "settings",
     "data",
@@ -36,6 +36,7 @@ class StoredRun:
     """
 
     models: list[dict[str, Any]]
+    pairs: list[tuple[str, str]]
     run: dict[str, Any]
     families: list[Family]
     accuracy: pl.DataFrame
@@ -54,8 +55,8 @@ def read_run(directory: Path) -> StoredRun:
     Raises:
         UserError: A file is missing, cannot be read, or lacks a field.
     """
-    summary = _read_json(directory / "summary.json", ("models", "comparisons"))
-    run = _read_json(directory / "run.json", _RUN_KEYS)
+    summary = read_json(directory / "summary.json", ("models", "comparisons"))
+    run = read_json(directory / "run.json", RUN_KEYS)
     rows = _read_rows(directory / "rows.parquet")
     named, attacked = {model["name"] for model in summary["models"]}, set(rows["model"])
     if named != attacked:
@@ -72,6 +73,7 @@ def read_run(directory: Path) -> StoredRun:
     gallery = directory / "gallery.safetensors"
     return StoredRun(
         models=summary["models"],
+        pairs=list(pairs),
         run=run,
         families=groups,
         accuracy=clean_accuracy(rows),
@@ -108,7 +110,12 @@ def _felled(rows: pl.DataFrame) -> pl.DataFrame:
     return fallen.group_by(keys, maintain_order=True).agg(n=pl.len().cast(pl.Int64)).sort("model", "eps")
 
 
-def _read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+def read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Read a file of a run directory.
+
+    Raises:
+        UserError: if it cannot be read or lacks a key.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -3,11 +3,28 @@
 from antiphase.sensitivity.adapters import register
 from antiphase.sensitivity.alignment import Alignment, Gram, align, cotangent_gram, exact_gram
 from antiphase.sensitivity.branches import Branch
+from antiphase.sensitivity.certificates import estimated_radius, margins, radius_ratio
+from antiphase.sensitivity.depth import crossover, product_bound, propagate, stage_norms
+from antiphase.sensitivity.gradients import (
+    cotangent_grams,
+    direction_grams,
+    loss_grams,
+    random_directions,
+    token_grams,
+)  # fmt: skip
 from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.maps import attention_layers, attention_maps
+from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
+from antiphase.sensitivity.maps import attention_layers, attention_maps, map_function
+from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
+from antiphase.sensitivity.sampling import uniform_sampling
+from antiphase.sensitivity.smoothing import smooth
 from antiphase.sensitivity.theory import amplification, critical_cosine, relative_sensitivity
 
 __all__ = [
-    "Alignment", "Branch", "Call", "Gram", "Layer", "align", "amplification", "attention_layers", "attention_maps",
-    "cotangent_gram", "critical_cosine", "exact_gram", "register", "relative_sensitivity",
+    "Alignment", "Branch", "Call", "Gram", "Layer", "align", "amplification", "attention_layers",
+    "attention_maps", "cotangent_gram", "cotangent_grams", "critical_cosine", "crossover", "direction_grams",
+    "estimated_radius", "exact_gram", "exact_norm", "gradient_ascent", "local_maximum", "loss_grams",
+    "map_function", "margins", "power_iteration", "product_bound", "propagate", "radius_ratio",
+    "random_directions", "register", "relative_sensitivity", "smooth", "stage_norms", "token_grams",
+    "uniform_sampling",
 ]  # fmt: skip

@@ -37,10 +37,13 @@ def token_grams(
             and its inner products have no probe axis.
     """
     for layer in attention_layers(model, inputs, call=call):
-        if exact and layer.positive.plain:
-            yield layer, exact_gram(layer.positive, layer.negative), 0
-        else:
-            yield layer, cotangent_gram(layer.positive, layer.negative, layer.weight, keys), keys.shape[1]
+        with torch.no_grad():  # parameters may ask for a graph, which would be kept for nothing
+            if exact and layer.positive.plain:
+                gram, probes = exact_gram(layer.positive, layer.negative), 0
+            else:
+                gram = cotangent_gram(layer.positive, layer.negative, layer.weight, keys)
+                probes = keys.shape[1]
+        yield layer, gram, probes
 
 
 def direction_grams(
@@ -60,7 +63,8 @@ def direction_grams(
     layers: dict[str, Layer] = {}  # of the last pass alone: its maps are large
     for u in directions:
         for layer in attention_layers(model, images, call=call, tangent=u):
-            grams.setdefault(layer.name, []).append(_along(layer))
+            with torch.no_grad():
+                grams.setdefault(layer.name, []).append(_along(layer))
             layers[layer.name] = layer
     for name, layer in layers.items():
         yield layer, Gram.stack(grams[name])
@@ -107,8 +111,9 @@ def cotangent_grams(
         grams = []
         for probe in keys.unbind(1):
             v = _cotangent(layer, probe)
-            branches = (layer.positive, layer.negative)
-            one, two = (None if b is None else _to_pixels(layer, b.vjp(v).detach(), images) for b in branches)
+            with torch.no_grad():
+                at_tokens = [None if b is None else b.vjp(v) for b in (layer.positive, layer.negative)]
+            one, two = (None if t is None else _to_pixels(layer, t, images) for t in at_tokens)
             assert one is not None
             grams.append(gram_of(one, two, layer.weight))
         yield layer, Gram.stack(grams)

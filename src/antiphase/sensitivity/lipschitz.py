@@ -6,51 +6,28 @@ clipped to the range of a pixel. As ξ shrinks, the quotient tends to ‖J(x)·v
 L(x) ≥ ‖J(x)‖, which :mod:`antiphase.sensitivity.operator_norm` finds. (The paper's Lemma 2 has it the other way round.)
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.attacks.projections import random_point
 from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Norm, row_norm
-from antiphase.errors import UserError
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.operator_norm import (
     Function,
     Linearisation,
-    check_inputs,
+    OperatorNorm,
     checked,
     power_iteration,
     unit,
 )
-from antiphase.streams import key, sample_keys
+from antiphase.sensitivity.sampling import Sampled, check_ball, chord, draw_point, keep, uniform_sampling
 
 # Of the greatest radius in the ball: below, the rounding of f would pass for slope, and the limit is taken instead.
 LEAST_RADIUS = 1 / 16
 _RADII = (1.0, 0.5, 0.25, LEAST_RADIUS)
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What some points of the ball show of each sample.
-
-    Attributes:
-        largest: over the points, a lower bound of L(x).
-        mean: over the points.
-        perturbation: the ξ of the largest.
-        norm: in which ξ is measured; the output is in L2.
-        ball, eps: which points.
-    """
-
-    largest: Float[Tensor, " batch"]
-    mean: Float[Tensor, " batch"]
-    perturbation: Float[Tensor, "batch *shape"]
-    norm: Norm
-    ball: Norm
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -71,49 +48,6 @@ class Ascended:
     eps: float
 
 
-def uniform_sampling(
-    f: Function,
-    x: Float[Tensor, "batch *shape"],
-    eps: float,
-    *,
-    samples: int = 100,
-    seed: int = 0,
-    ids: Int64[Tensor, " batch"] | None = None,
-    norm: Norm = "l2",
-    ball: Norm = "linf",
-) -> Sampled:
-    """Return the largest and the mean ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖ over ξ drawn uniformly from the ball.
-
-    The estimator of the robustness paper, Section 5.3. With D inputs it measures the average slope and not the
-    steepest: where f is nearly linear it comes to ‖J‖_F/√D in L2, however many samples.
-
-    Args:
-        f: the function, which treats samples apart.
-        x: where.
-        eps: ε, above 0, in the units of x; where f works in float32 no less than about 10⁻³ of them.
-        samples: K, at least 1, a forward pass each; the paper names none.
-        seed: of the draws.
-        ids: of the samples, which draw by them; their positions where not given.
-        norm: of ξ in the quotient.
-        ball: of the draws.
-
-    Raises:
-        UserError: for parameters, inputs or outputs out of range, and where x + ξ = x in x's precision.
-    """
-    ids = _check(x, eps, ids, norm, ball, samples=samples)
-    with eager_attention(), torch.no_grad():
-        clean = checked(f(x), x)
-        total = torch.zeros_like(x.flatten(1)[:, 0])
-        best = Rows(quotient=torch.full_like(total, -1.0), delta=torch.zeros_like(x))
-        for draw in range(samples):
-            moved = _draw(x, eps, ball, seed, ids, draw)
-            delta = moved - x
-            quotient = _quotient(checked(f(moved), x) - clean, delta, norm)
-            total += quotient
-            _keep(best, quotient, delta)
-    return Sampled(best["quotient"], total / samples, best["delta"], norm, ball, eps)
-
-
 def local_maximum(
     f: Function,
     x: Float[Tensor, "batch *shape"],
@@ -125,6 +59,7 @@ def local_maximum(
     ids: Int64[Tensor, " batch"] | None = None,
     norm: Norm = "l2",
     ball: Norm = "linf",
+    slope: OperatorNorm | None = None,
 ) -> Sampled:
     """Return the largest ‖J(x + ξ)‖ over ξ = 0 and points drawn uniformly from the ball, by power iteration.
 
@@ -144,19 +79,20 @@ def local_maximum(
         ids: of the samples, which draw by them; their positions where not given.
         norm: of the input.
         ball: of the draws.
+        slope: what :func:`~antiphase.sensitivity.operator_norm.power_iteration` found at x, where that is known.
 
     Raises:
         UserError: for parameters, inputs or outputs out of range.
     """
-    ids = _check(x, eps, ids, norm, ball, points=points)
-    centre = power_iteration(f, x, steps=steps, seed=seed, ids=ids, norm=norm)
+    ids = check_ball(x, eps, ids, norm, ball, points=points)
+    centre = slope or power_iteration(f, x, steps=steps, seed=seed, ids=ids, norm=norm)
     total = torch.zeros_like(centre.value)
     best = Rows(quotient=centre.value, delta=torch.zeros_like(x))
     for draw in range(points):
-        moved = _draw(x, eps, ball, seed, ids, draw)
+        moved = draw_point(x, eps, ball, seed, ids, draw)
         found = power_iteration(f, moved, steps=steps, seed=seed, ids=ids, norm=norm, start=centre.direction)
         total += found.value
-        _keep(best, found.value, moved - x)
+        keep(best, found.value, moved - x)
     return Sampled(best["quotient"], total / points, best["delta"], norm, ball, eps)
 
 
@@ -173,6 +109,8 @@ def gradient_ascent(
     ids: Int64[Tensor, " batch"] | None = None,
     norm: Norm = "l2",
     ball: Norm = "linf",
+    slope: OperatorNorm | None = None,
+    sampled: Sampled | None = None,
 ) -> Ascended:
     """Climb log ‖f(x + ξ) − f(x)‖₂ − log ‖ξ‖ within the ball, and keep the steepest chord ever seen.
 
@@ -195,29 +133,35 @@ def gradient_ascent(
         ids: of the samples, which draw by them; their positions where not given.
         norm: of ξ in the quotient.
         ball: in which ξ stays.
+        slope: what power iteration found at x, where that is known.
+        sampled: what :func:`uniform_sampling` found, where that is known.
 
     Raises:
         UserError: for parameters, inputs or outputs out of range, and where x + ξ = x in x's precision.
     """
-    ids = _check(x, eps, ids, norm, ball, steps=steps, samples=samples, restarts=restarts)
-    power = power_iteration(f, x, steps=power_steps, restarts=restarts, seed=seed, ids=ids, norm=norm)
-    uniform = uniform_sampling(f, x, eps, samples=samples, seed=seed, ids=ids, norm=norm, ball=ball)
+    ids = check_ball(x, eps, ids, norm, ball, steps=steps, samples=samples, restarts=restarts)
+    power = slope or power_iteration(
+        f, x, steps=power_steps, restarts=restarts, seed=seed, ids=ids, norm=norm
+    )
+    uniform = sampled or uniform_sampling(
+        f, x, eps, samples=samples, seed=seed, ids=ids, norm=norm, ball=ball
+    )
     best = Rows(quotient=power.value, delta=torch.zeros_like(x))
-    _keep(best, uniform.largest, uniform.perturbation)
+    keep(best, uniform.largest, uniform.perturbation)
     with eager_attention(), torch.no_grad():
         climb = _Climb(f, x, eps, norm, ball)
         direct = Rows(quotient=torch.full_like(power.value, -1.0), delta=torch.zeros_like(x))
         for radius in _RADII:
             for v in (power.direction, -power.direction):
                 delta = climb.inside(v, radius * eps / row_norm(v, ball))
-                _keep(direct, climb.quotient(delta), delta)
+                keep(direct, climb.quotient(delta), delta)
         for restart in range(restarts):
-            other = _draw(x, eps, ball, seed, ids, samples + restart) - x  # none of the samples above
+            other = draw_point(x, eps, ball, seed, ids, samples + restart) - x  # none of the samples above
             delta = (direct["delta"], uniform.perturbation, other)[min(restart, 2)]
             # a draw that x rounds off has no direction
             delta = torch.where(per_row(row_norm(delta, norm) > 0, x), delta, direct["delta"])
             found = climb.run(delta, steps)
-            _keep(best, found["quotient"], found["delta"])
+            keep(best, found["quotient"], found["delta"])
     return Ascended(best["quotient"], best["delta"], norm, ball, eps)
 
 
@@ -237,7 +181,7 @@ class _Climb:
 
     def quotient(self, delta: Tensor) -> Tensor:
         moved = self.x + delta
-        return _quotient(checked(self.f(moved), self.x) - self.clean, moved - self.x, self.norm)
+        return chord(checked(self.f(moved), self.x) - self.clean, moved - self.x, self.norm)
 
     def slope(self, delta: Tensor) -> Rows:
         """Return the quotient at ξ, the gradient g of ½‖f(x + ξ) − f(x)‖², and ⟨g, ξ⟩/‖f(x + ξ) − f(x)‖² − 1."""
@@ -247,7 +191,7 @@ class _Climb:
         gradient = at.vjp(change)
         rate = (gradient * delta).flatten(1).double().sum(1) / change.double().square().sum(1)
         rate = (rate - 1.0).nan_to_num(0.0).clamp(-1.0, 1.0).to(delta.dtype)
-        quotient = _quotient(change, moved - self.x, self.norm)
+        quotient = chord(change, moved - self.x, self.norm)
         return Rows(quotient=quotient, delta=delta, gradient=gradient, rate=rate)
 
     def run(self, delta: Tensor, steps: int) -> Rows:
@@ -267,33 +211,3 @@ class _Climb:
                 now.put(name, rose, new[name])
             stride = torch.where(rose, stride * 1.5, stride * 0.5)
         return now
-
-
-def _check(
-    x: Tensor, eps: float, ids: Tensor | None, norm: str, ball: str, **counts: int
-) -> Int64[Tensor, " batch"]:
-    if ball not in ("linf", "l2"):
-        raise UserError(f"ball {ball!r}: expected 'linf' or 'l2'")
-    if not 0 < eps < math.inf:
-        raise UserError(f"eps {eps}: expected a number above 0, in the units of the inputs")
-    found = check_inputs(x, ids, norm, **counts)
-    if ((x + eps == x) & (x - eps == x)).flatten(1).all(1).any():
-        raise UserError(f"eps {eps}: too small for inputs in {x.dtype}, which x + ξ rounds back to")
-    return found
-
-
-def _draw(x: Tensor, eps: float, ball: Norm, seed: int, ids: Tensor, draw: int) -> Tensor:
-    keys = sample_keys(key(seed, "lipschitz", draw), ids)
-    return random_point(x, x.new_full((len(x),), eps), ball, (-math.inf, math.inf), keys)
-
-
-def _quotient(change: Tensor, delta: Tensor, norm: Norm) -> Float[Tensor, " batch"]:
-    """Return ‖change‖₂ / ‖ξ‖; 0 where ξ was rounded off."""
-    length = row_norm(delta, norm)
-    return torch.where(length > 0, row_norm(change, "l2").to(length.dtype) / length, 0.0)
-
-
-def _keep(best: Rows, quotient: Tensor, delta: Tensor) -> None:
-    higher = quotient > best["quotient"]
-    best.put("quotient", higher, quotient)
-    best.put("delta", higher, delta)

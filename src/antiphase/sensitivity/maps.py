@@ -123,12 +123,14 @@ def attention_layers(
         yield layer
 
 
-def take_apart(call: Call) -> Layer:
+def take_apart(call: Call, check: bool = True) -> Layer:
     """Return the layer behind a call, checked against what the module returned."""
     adapter = find_adapter(call.module)
     if adapter is None or isinstance(adapter, str):
         raise _unknown(call.name, call.module)
     layer = adapter(call.module, call)
+    if not check:
+        return layer
     combined = layer.maps.combined  # cached in the branches, with the graph that is asked for
     with torch.no_grad():
         mine = layer.finish(combined)
@@ -206,7 +208,17 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
 
     def function(x: Tensor) -> Tensor:
         args, kwargs = until(model, module, x)
-        layer = adapter(module, _call(name, module, args, kwargs, x))
-        return layer.maps.combined.flatten(1) * layer.heads**-0.5
+        return _flat(adapter(module, _call(name, module, args, kwargs, x)))
 
     return function
+
+
+def all_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the model's output and every layer's map as :func:`map_function` gives it, from one pass, unchecked."""
+    outputs: list[Tensor] = []
+    calls = record(model, x, call=lambda x: outputs.append(model(x)))
+    return [outputs[0], *(_flat(take_apart(call, check=False)) for call in calls)]
+
+
+def _flat(layer: Layer) -> Tensor:
+    return layer.maps.combined.flatten(1) * layer.heads**-0.5

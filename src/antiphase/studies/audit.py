@@ -17,12 +17,15 @@ from antiphase.attacks.oracle import Oracle
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import summarise
+from antiphase.evaluation.sensitivity import alignment
 from antiphase.files import replacing, write_json
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zoo import card_of
 from antiphase.studies.gallery import Gallery, write_gallery
 from antiphase.studies.measure import Plan, measure
 from antiphase.studies.record import check_fit, run_record, short_names
+from antiphase.studies.sense import SensePlan, sense
+from antiphase.studies.sense_run import BATCH_SIZE, write_rows
 from antiphase.studies.shards import shard
 
 _GALLERY_SIZE = 6
@@ -36,6 +39,7 @@ def audit(
     out: Path,
     *,
     control: bool = False,
+    sense_limit: int = 0,
     command: str = "",
     progress: bool = True,
 ) -> dict[str, Any]:
@@ -52,6 +56,7 @@ def audit(
         plan: of the attack.
         out: directory, made if missing.
         control: whether to add uniform noise of the same budgets, which shows what the attack adds to it.
+        sense_limit: on how many of the images to measure how the gradients of the maps lie, too.
         command: for the record.
         progress: whether to show progress bars on stderr.
 
@@ -82,8 +87,16 @@ def audit(
     summary = summarise(rows, cards, pairs)
     if plan.minimal:
         summary["norms"] = _norms(rows, plan)
+    aligned, said = _aligned(everyone, names, data, plan, out, sense_limit, progress)
+    warnings += said
+    if aligned is not None:
+        summary["alignment"] = alignment(aligned).to_dicts()
     if not share.first:
         return summary
+    if aligned is None:
+        (out / "alignment.parquet").unlink(missing_ok=True)
+    else:
+        write_rows({"alignment": aligned}, out)
     with replacing(out / "rows.parquet") as temporary:
         rows.write_parquet(temporary)
     shown = [0, len(models)] if twins else [0]
@@ -96,6 +109,26 @@ def audit(
     write_json(out / "run.json", record)
     write_json(out / "summary.json", summary)
     return summary
+
+
+def _aligned(
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan, out: Path, limit: int,
+    progress: bool,
+) -> tuple[pl.DataFrame | None, list[str]]:  # fmt: skip
+    """Return how the maps' gradients lie in every model, or why that is not known."""
+    if not limit:
+        return None, []
+    try:
+        found = [
+            sense(
+                name, model, data, SensePlan(seed=plan.seed), out, parts=["alignment"], shard=shard(),
+                batch_size=BATCH_SIZE, progress=progress, limit=limit,
+            )["alignment"]
+            for name, model in zip(names, models, strict=True)
+        ]  # fmt: skip
+    except UserError as error:
+        return None, [f"the sensitivity of the attention was not measured: {error}"]
+    return pl.concat(found), []
 
 
 def _gallery(models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan) -> Gallery | None:

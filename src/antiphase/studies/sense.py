@@ -24,13 +24,15 @@ from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.gradients import direction_grams, random_directions, token_grams
 from antiphase.sensitivity.layers import Layer
-from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum, uniform_sampling
-from antiphase.sensitivity.maps import attention_layers, map_function
-from antiphase.sensitivity.operator_norm import power_iteration
+from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
+from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
+from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
+from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
 from antiphase.streams import key, sample_keys
 from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
+_FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
 SENSE_VERSION = 1  # raise it when the same settings come to mean another measurement
 
 
@@ -53,7 +55,7 @@ class SensePlan:
     eps: float = 8 / 255
     samples: int = 100
     steps: int = 10
-    points: int = 4
+    points: int = 2
     travel: tuple[float, ...] = (1 / 255, 4 / 255)
     lipschitz_limit: int = 16
     seed: int = 0
@@ -61,9 +63,9 @@ class SensePlan:
     def __post_init__(self) -> None:
         if self.probes < 2:
             raise UserError(f"probes {self.probes}: expected at least 2, for an interval")
-        for name in ("samples", "steps", "points", "lipschitz_limit"):
-            if getattr(self, name) < (0 if name == "lipschitz_limit" else 1):
-                raise UserError(f"{name} {getattr(self, name)}: expected at least 1")
+        for name, least in (("samples", 1), ("steps", 1), ("points", 1), ("lipschitz_limit", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} {getattr(self, name)}: expected at least {least}")
         for eps in (self.eps, *self.travel):
             if not 0 < eps <= 1:
                 raise UserError(f"eps {eps}: expected a number in (0, 1], in units of the [0, 1] pixel")
@@ -118,37 +120,38 @@ def lipschitz_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield every estimator's value of each layer's combined map (root mean square over heads) and of the logits."""
     names = [layer.name for layer in attention_layers(model, images[:1])]
-    functions: list[tuple[int | None, str, str, Callable[[Tensor], Tensor]]] = [(None, "", "logits", model)]
-    functions += [(at, name, "map", map_function(model, name)) for at, name in enumerate(names)]
-    for at, name, of, f in functions:
+    places = [
+        (None, "", "logits", model),
+        *((at, name, "map", map_function(model, name)) for at, name in enumerate(names)),
+    ]
+    together = uniform_sampling_of_all(
+        lambda x: all_maps(model, x), images, plan.eps, samples=plan.samples, seed=plan.seed, ids=ids
+    )
+    for (at, name, of, f), sampled in zip(places, together, strict=True):
         about = {"layer": at, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": plan.eps}
-        for estimator, values in estimates(f, images, ids, plan).items():
+        for estimator, values in estimates(f, images, ids, sampled, plan).items():
             for sample, value in zip(ids.tolist(), values.tolist(), strict=True):
                 yield about | {"sample": sample, "estimator": estimator, "value": value}
 
 
 def estimates(
-    f: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, plan: SensePlan
+    f: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, sampled: Sampled, plan: SensePlan
 ) -> dict[str, Tensor]:
     """Return what each estimator of the local Lipschitz constant says of a function, l2→l2 in the L∞ ball."""
     draw = {"seed": plan.seed, "ids": ids}
-    sampled = uniform_sampling(f, images, plan.eps, samples=plan.samples, **draw)
     power = power_iteration(f, images, steps=2 * plan.steps, **draw)
     climbed = gradient_ascent(
-        f,
-        images,
-        plan.eps,
-        steps=plan.steps,
-        samples=plan.samples,
-        power_steps=2 * plan.steps,
-        restarts=1,
-        **draw,
+        f, images, plan.eps, steps=plan.steps, restarts=1, slope=power, sampled=sampled, **draw
     )
-    highest = local_maximum(f, images, plan.eps, points=plan.points, steps=plan.steps, **draw)
-    return {
+    points = {"points": plan.points, "steps": -(-plan.steps // 2)}
+    highest = local_maximum(f, images, plan.eps, slope=power, **points, **draw)
+    found = {
         "sampled mean": sampled.mean, "sampled maximum": sampled.largest, "power iteration": power.value,
         "gradient ascent": climbed.value, "local maximum": highest.largest,
     }  # fmt: skip
+    if f(images[:1]).numel() <= _FEW_OUTPUTS:
+        found["exact"] = exact_norm(f, images).value
+    return found
 
 
 def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
@@ -195,7 +198,7 @@ PARTS = (
 
 def sense(
     name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
-    shard: Shard, batch_size: int, progress: bool,
+    shard: Shard, batch_size: int, progress: bool, limit: int | None = None,
 ) -> dict[str, pl.DataFrame]:  # fmt: skip
     """Measure every image that is not on disk yet; return the rows of each part.
 
@@ -209,8 +212,8 @@ def sense(
         shard: this process's share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
+        limit: at most so many of the images.
     """
-    model = model.requires_grad_(False)
     device = next(model.parameters()).device
     who = fingerprint(model)
     found = {}
@@ -225,7 +228,8 @@ def sense(
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         journal = Journal(path, _stored(part.schema), writer=shard.rank)
         held = set(journal.rows()["sample"])
-        wanted = data.ids.tolist()[: plan.lipschitz_limit if part.heavy else None]
+        most = len(data) if limit is None else limit
+        wanted = data.ids.tolist()[: min(most, plan.lipschitz_limit) if part.heavy else most]
         missing = [at for at, sample in enumerate(wanted) if sample not in held]
         shard.wait()
         with _bar(

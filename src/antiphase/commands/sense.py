@@ -1,0 +1,47 @@
+"""What ``antiphase sense`` does once its options are read. Imports are local, so that --help is quick."""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.commands.loading import load_images, load_models
+from antiphase.commands.parse import parse_eps
+from antiphase.errors import UserError
+
+
+def run_sense(
+    models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *,
+    parts: list[str], radius: str, travel: str, split: str = "test", limit: int | None = None,
+    random_weights: bool = False, skip_bad: bool = False, batch_size: int | None = None, **plan: Any,
+) -> None:  # fmt: skip
+    """Load models and images, measure them, write the report and print the tables."""
+    from antiphase.report.sense_page import lipschitz_table, sense_table, write_sense_report
+    from antiphase.studies.sense import SensePlan
+    from antiphase.studies.sense_run import sense_all
+    from antiphase.studies.shards import shard
+
+    began = time.monotonic()
+    radii = parse_eps(radius)
+    if len(radii) != 1:
+        raise UserError(f"radius {radius}: expected one number, such as 8/255")
+    chosen = SensePlan(eps=radii[0], travel=parse_eps(travel), **plan)
+    if against and len(against) != len(models):
+        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    loaded = load_models([*models, *against], random_weights=random_weights, device=device)
+    images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=skip_bad, progress=not quiet)
+    summary = sense_all(
+        loaded[: len(models)], loaded[len(models) :], images, chosen, out, parts=parts, batch_size=batch_size,
+        command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
+    )  # fmt: skip
+    if not shard().first:
+        return
+    report = write_sense_report(out)
+    console = Console()
+    for part, table in (("alignment", sense_table), ("lipschitz", lipschitz_table)):
+        if part in summary:
+            console.print(table(summary))
+    print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
