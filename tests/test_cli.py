@@ -30,7 +30,7 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
 
 def test_version_and_help(run_cli):
     assert run_cli("--version")[1].startswith("antiphase 0.")
-    for command in ("quickstart", "audit", "train"):
+    for command in ("quickstart", "audit", "attack", "train", "sense", "certify", "findings"):
         code, out, _ = run_cli(command, "--help")
         assert code == 0
         assert "Examples" in out
@@ -49,6 +49,17 @@ def test_version_and_help(run_cli):
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--precision", "int3"], "int3"),
         (["train", "--model", "vit", "--data", "digits"], "--out"),
         (["quickstart", "--eps", "1/255,abc"], "abc"),
+        (["sense", "specimen:diffvit-0", "--parts", "gradients"], "parts gradients"),
+        (["sense", "specimen:diffvit-0", "--probes", "1"], "probes 1"),
+        (["sense", "specimen:diffvit-0", "--eps", "2"], "eps 2.0"),
+        (["sense", "specimen:diffvit-0", "--radius", "1/255,2/255"], "radius 1/255,2/255"),
+        (["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"], "1 models against 2"),
+        (
+            ["sense", "timm:resnet10t", "--random-weights", "--data", "random", "--limit", "1", "-q"],
+            "no attention",
+        ),
+        (["certify", "specimen:diffvit-0", "--sigma", "-1"], "sigma -1.0"),
+        (["findings", "--sense", "nowhere", "--audit", "nowhere"], "nowhere"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, run_cli, arguments, named):

@@ -1,0 +1,169 @@
+"""The pages of a sensitivity run, from its directory alone: tables, figures, headline, findings."""
+
+import json
+import re
+
+import polars as pl
+import pytest
+
+from antiphase.data import load_data
+from antiphase.errors import UserError
+from antiphase.models import diffvit, load_model, vit
+from antiphase.models.checkpoints import save
+from antiphase.report.findings import write_findings
+from antiphase.report.sense_page import headline, sense_table, write_sense_report
+from antiphase.report.sensitivity import read_rows
+from antiphase.studies.audit import audit
+from antiphase.studies.measure import Plan
+from antiphase.studies.sense import SensePlan
+from antiphase.studies.sense_run import sense_all
+
+QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
+PARTS = ("alignment", "lipschitz", "depth")
+
+
+@pytest.fixture(scope="module")
+def lineup(tmp_path_factory):
+    """Two seeds of a DiffViT and of its twin, at depths 1 and 2; untrained."""
+    directory = tmp_path_factory.mktemp("lineup")
+    models = {}
+    for kind in (diffvit, vit):
+        for depth in (1, 2):
+            for seed in (0, 1):
+                model = kind(8, depth=depth, dim=16, num_heads=2)
+                name = f"{kind.__name__}-d{depth}-{seed}"
+                recipe = {"model": model.config.model_dump(mode="json"), "seed": seed, "data": "digits"}
+                with_seed(model, seed)
+                save(model, recipe, directory / name)
+                models[name] = load_model(str(directory / name))
+    ours = [model for name, model in models.items() if name.startswith("diffvit")]
+    twins = [model for name, model in models.items() if name.startswith("vit")]
+    return ours, twins
+
+
+def with_seed(model, seed):
+    from antiphase.models.vit import initialise
+
+    initialise(model, seed)
+
+
+@pytest.fixture(scope="module")
+def runs(lineup, tmp_path_factory):
+    sensed, audited = tmp_path_factory.mktemp("sense"), tmp_path_factory.mktemp("audit")
+    data = load_data("digits", limit=4)
+    sense_all(*lineup, data, QUICK, sensed, parts=PARTS, command="antiphase sense", progress=False)
+    audit(
+        *lineup,
+        data,
+        Plan((8 / 255,), settings={"steps": 2}),
+        audited,
+        command="antiphase audit",
+        progress=False,
+    )
+    return sensed, audited
+
+
+def test_the_page_holds_every_part_and_every_layer(runs):
+    page = write_sense_report(runs[0]).read_text(encoding="utf-8")
+    for title in (
+        "Gradient alignment",
+        "Local Lipschitz constants",
+        "A perturbation’s way through the depth",
+    ):
+        assert title in page
+    assert len(re.findall(r"<svg role=.img.", page)) == 7
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    rows = read_rows(runs[0])
+    assert rows["alignment"]["layer"].max() == 1
+    assert page.count("data:text/csv") == 8
+    assert (
+        write_sense_report(runs[0]).read_text(encoding="utf-8") == page
+    )  # the same files give the same bytes
+
+
+def test_the_table_in_the_page_is_the_number_on_disk(runs):
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    first = next(e for e in summary["alignment"] if e["metric"] == "rho" and e["site"] == "tokens")
+    rows = read_rows(runs[0])["alignment"].filter(model=first["model"], site="tokens", layer=first["layer"])
+    assert first["value"] == pytest.approx((rows["second"].sum() / rows["first"].sum()) ** 0.5)
+    assert f"{first['value']:.3f}" in write_sense_report(runs[0]).read_text(encoding="utf-8")
+
+
+def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
+    from antiphase.report import write_report
+
+    data = load_data("digits", limit=4)
+    plan = Plan((8 / 255,), settings={"steps": 2})
+    audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3, progress=False)
+    assert read_rows(tmp_path)["alignment"]["sample"].n_unique() == 3
+    assert "Gradient alignment" in write_report(tmp_path).read_text(encoding="utf-8")
+    audit(lineup[0][:1], [], data, plan, tmp_path, progress=False)  # the same directory, without
+    assert "Gradient alignment" not in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def entry(metric, value, low, high, model="diffvit-0"):
+    return {
+        "model": model,
+        "site": "pixels",
+        "layer": 0,
+        "metric": metric,
+        "value": value,
+        "low": low,
+        "high": high,
+        "n": 9,
+    }
+
+
+@pytest.mark.parametrize(("low", "high", "words"), [
+    (-0.3, -0.1, "oppose each other in diffvit-0"), (0.1, 0.2, "lie alongside each other"), (-0.1, 0.1, "is undecided"),
+])  # fmt: skip
+def test_the_headline_follows_the_interval(low, high, words):
+    alignment = [
+        entry("cosine", (low + high) / 2, low, high), entry("negative", 0.5, 0.4, 0.6), entry("rho", 1.0, 0.9, 1.1),
+        entry("amplification", 1.3, 1.2, 1.4),
+    ]  # fmt: skip
+    models = [{"name": "diffvit-0", "attention": "differential", "seed": 0}]
+    explained = [entry(name, 0.1, 0.0, 0.2) for name in ("relative", "by_gamma", "by_rho")] + [
+        entry("by_cosine", 0.9, 0, 1)
+    ]
+    title, lead = headline({"models": models, "alignment": alignment, "explanation": explained})
+    assert words in title
+    assert lead.endswith("1.11 times as sensitive (1.00 to 1.22); the largest part in that is the angle.")
+
+
+def test_several_seeds_are_spoken_of_together():
+    models = [{"name": f"diffvit-{seed}", "attention": "differential", "seed": seed} for seed in (0, 1, 2)]
+    alignment = []
+    for model, cosine in zip(models, (-0.5, -0.1, 0.2), strict=True):
+        name = model["name"]
+        alignment.append(entry("cosine", cosine, cosine - 0.01, cosine + 0.01, name))
+        alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("negative", "rho", "amplification")]
+    title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
+    assert "is undecided in diffvit" in title  # the seeds disagree, each with an interval off zero
+    assert "mean of 3 seeds" in lead
+
+
+def test_the_console_table_has_a_row_for_each_layer_and_site(runs):
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    assert sense_table(summary).row_count == 2 * (2 * (1 + 1 + 2 + 2))
+
+
+def test_findings_decide_claims_from_the_rows(runs, tmp_path):
+    page = write_findings(*runs, tmp_path / "findings.md").read_text(encoding="utf-8")
+    claims = re.findall(r"\| (holds|fails|undecided) \|$", page, re.MULTILINE)
+    assert len(claims) == 2 + 3 + 4 + 1 + 3 + 2 + 2 + 2
+    assert "depth 2, layer 2" in page
+    rows = pl.read_parquet(runs[1] / "rows.parquet")
+    asr = rows.filter(pl.col("model").str.starts_with("diffvit-d1")).group_by("model").agg(pl.mean("success"))
+    assert f"| 8/255 | 1 | {100 * asr['success'].mean():.1f} [" in page
+
+
+def test_findings_say_what_is_missing(runs, tmp_path, lineup):
+    data = load_data("digits", limit=2)
+    sense_all(*lineup, data, QUICK, tmp_path / "part", parts=["alignment"], progress=False)
+    with pytest.raises(UserError, match="has no depth: run antiphase sense with --parts"):
+        write_findings(tmp_path / "part", runs[1], tmp_path / "findings.md")
+    sense_all(lineup[0][:1], lineup[1][:1], data, QUICK, tmp_path / "one", parts=PARTS, progress=False)
+    with pytest.raises(UserError, match="depth 1: expected pairs of twins with two seeds"):
+        write_findings(tmp_path / "one", runs[1], tmp_path / "findings.md")
+    assert not (tmp_path / "findings.md").exists()
