@@ -75,7 +75,7 @@ def test_the_page_holds_every_part_and_every_layer(runs):
     assert "http://" not in page.replace("http://www.w3.org", "")
     rows = read_rows(runs[0])
     assert rows["alignment"]["layer"].max() == 1
-    assert page.count("data:text/csv") == 8
+    assert page.count("data:text/csv") == 10
     assert (
         write_sense_report(runs[0]).read_text(encoding="utf-8") == page
     )  # the same files give the same bytes
@@ -145,7 +145,7 @@ def test_several_seeds_are_spoken_of_together():
 
 def test_the_console_table_has_a_row_for_each_layer_and_site(runs):
     summary = json.loads((runs[0] / "summary.json").read_text())
-    assert sense_table(summary).row_count == 2 * (2 * (1 + 1 + 2 + 2))
+    assert sense_table(summary).row_count == 3 * (2 * (1 + 1 + 2 + 2))
 
 
 def test_findings_decide_claims_from_the_rows(runs, tmp_path):

@@ -198,6 +198,24 @@ def test_open_clip():
     assert causal.triu(1).abs().max() == 0
 
 
+def test_other_peoples_models_have_alignments():
+    import open_clip
+
+    from antiphase.sensitivity import align, direction_grams, random_directions, token_grams
+
+    keys = torch.arange(6).view(2, 3)
+    found = list(token_grams(diff_llama(), ids(), keys))  # rotary positions: no closed form
+    assert [probes for _, _, probes in found] == [3, 3]
+    assert all(align(gram, probes=True).cosine.shape == (2, 4) for _, gram, _ in found)
+    model = open_clip.create_model("ViT-B-32", pretrained=None).eval()
+    images = torch.rand(1, 3, 224, 224)
+    exact = list(token_grams(model, images, keys[:1]))
+    assert [probes for _, _, probes in exact] == [0] * 12
+    along = list(direction_grams(model, images, random_directions(images, keys[:1, :1])))
+    assert [layer.name for layer, _ in along] == [layer.name for layer, *_ in exact]
+    assert min(float(gram.first.min()) for _, gram in along) > 0
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 def test_masks_of_multihead_attention(batch_first, padded):

@@ -16,7 +16,7 @@ from antiphase.report.tables import Cell, Sheet
 from antiphase.report.wording import eps_label
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
-_SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens"}
+_SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
 _ESTIMATORS = (
     "sampled mean",
     "sampled maximum",
@@ -119,7 +119,8 @@ def _alignment(
     error = sensitivity.prediction_error(rows)
     words = (
         "J1 and J2 are the Jacobians of the two maps. cosθ and ρ = ‖J2‖/‖J1‖ are built from inner products "
-        "averaged over images and heads. Theorem 1 predicts ‖J1 − λ·J2‖ from them; measured on the same "
+        "averaged over images and heads. Along the loss’s gradient they are those of ∂loss/∂A carried back to the "
+        "layer’s tokens: what an attack sees. Theorem 1 predicts ‖J1 − λ·J2‖ from them; measured on the same "
         f"probes, row by row, it is off by at most {error:.0e} of its value, which is rounding. Against a "
         "twin, the logarithm of the ratio of norms is the sum of three parts: how large the positive map’s "
         "gradient is (γ), what the second map’s size adds (ρ), and what the angle adds; the angle’s is "

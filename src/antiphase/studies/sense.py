@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.projections import random_point
@@ -22,7 +23,7 @@ from antiphase.files import digest
 from antiphase.models.zoo import card_of, fingerprint
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
-from antiphase.sensitivity.gradients import direction_grams, random_directions, token_grams
+from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
 from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
@@ -85,15 +86,22 @@ class Part:
 def alignment_rows(
     model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
 ) -> Iterator[dict[str, Any]]:
-    """Yield the inner products of every layer and head, at its tokens and at the pixels."""
+    """Yield the inner products of every layer and head: at its tokens, at the pixels, along the loss's gradient."""
     draws = torch.arange(plan.probes)
     keys = sample_keys(key(plan.seed, "alignment"), ids)[:, None]
     keys = torch.stack([sample_keys(keys[:, 0], torch.full_like(ids, draw)) for draw in draws.tolist()], 1)
     for at, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
         yield from _gram_rows("tokens", at, layer, gram, probes, ids)
+    for at, (layer, gram) in enumerate(loss_grams(model, images, _loss)):
+        yield from _gram_rows("loss", at, layer, gram, 0, ids)
     directions = random_directions(images, keys)
     for at, (layer, gram) in enumerate(direction_grams(model, images, directions)):
         yield from _gram_rows("pixels", at, layer, gram, plan.probes, ids)
+
+
+def _loss(logits: Tensor) -> Tensor:
+    """Return the cross-entropy with the clean predictions, what an attack climbs."""
+    return functional.cross_entropy(logits.double(), logits.argmax(1), reduction="sum")
 
 
 def _gram_rows(
