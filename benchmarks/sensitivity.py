@@ -6,7 +6,7 @@ ratio is that of the fastest rounds. A backward pass is one with respect to the 
 
     uv run python benchmarks/sensitivity.py                   # everything, about 15 minutes on 2 cores
     uv run python benchmarks/sensitivity.py --what passes,tokens --depth 2
-    uv run python benchmarks/sensitivity.py --model specimen:diffvit-0 --data specimen-fashion-mnist --rounds 10
+    uv run python benchmarks/sensitivity.py --model specimen:diffvit-0 --data specimen-fashion-mnist --threads 1
 
 ``spread`` gives the standard error of cosθ at the pixels, root mean square over layers and heads, and what a
 standard error of .01 costs by either estimator, where ``directions`` and ``cotangents`` were measured with it.

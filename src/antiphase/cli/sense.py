@@ -30,7 +30,7 @@ def sense(
             help="Which of alignment, depth and lipschitz (some hundred passes a layer), separated by commas."
         ),
     ] = "alignment,depth",
-    probes: Annotated[int, typer.Option(help="Random directions at the pixels, at least 2.")] = 16,
+    probes: Annotated[int, typer.Option(help="Random directions at the pixels, at least 2.")] = 32,
     radius: Annotated[str, typer.Option(help="L∞ ball of the local Lipschitz constants.")] = "8/255",
     samples: Annotated[int, typer.Option(help="Points of the paper's uniform sampling.")] = 100,
     steps: Annotated[int, typer.Option(help="Of gradient ascent; power iteration takes twice as many.")] = 10,

@@ -29,6 +29,7 @@ from antiphase.studies.sense_run import BATCH_SIZE, write_rows
 from antiphase.studies.shards import shard
 
 _GALLERY_SIZE = 6
+_PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
 def audit(
@@ -121,7 +122,7 @@ def _aligned(
     try:
         found = [
             sense(
-                name, model, data, SensePlan(seed=plan.seed), out, parts=["alignment"], shard=shard(),
+                name, model, data, SensePlan(probes=_PROBES, seed=plan.seed), out, parts=["alignment"], shard=shard(),
                 batch_size=BATCH_SIZE, progress=progress, limit=limit,
             )["alignment"]
             for name, model in zip(names, models, strict=True)

@@ -52,7 +52,7 @@ class SensePlan:
         seed: of every random draw.
     """
 
-    probes: int = 16
+    probes: int = 32
     eps: float = 8 / 255
     samples: int = 100
     steps: int = 10
