@@ -97,8 +97,9 @@ def _alignment(
         ),
     ):
         panels = [
-            Panel(f"{label} {_SITES[site]}", label, frame.filter(site=site, metric=metric), level)
+            Panel(f"{label} {_SITES[site]}", label, own, level, share=metric == "negative")
             for site in sites
+            if not (own := frame.filter(site=site, metric=metric)).is_empty()
         ]
         if panels:
             figures.append((f"alignment-{metric}", layer_figure(panels, groups), caption))
@@ -112,7 +113,7 @@ def _alignment(
     for site in sites if len(explained) else []:
         own = explained.filter(site=site).with_columns(model=pl.col("model") + " / " + pl.col("against"))
         sheets.append(_sheet(
-            f"explanation-{site}", f"Relative sensitivity taken apart, {_SITES[site]}, in logarithms",
+            f"explanation-{site}", f"Taken apart {_SITES[site]}, in logarithms",
             own, ["model", "layer"], ("relative", "by_gamma", "by_rho", "by_cosine", "gamma"),
             ("ln ‖J_DA‖/‖J_base‖", "by γ", "by ρ", "by cosθ", "γ"), {},
         ))  # fmt: skip
