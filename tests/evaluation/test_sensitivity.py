@@ -61,7 +61,7 @@ def test_alignment_by_hand():
     found = numbers(alignment(by_hand()))
     expected = {
         "norm": math.sqrt(21 / 4), "cosine": -1 / 16, "rho": 1.0, "amplification": math.sqrt(21 / 16),
-        "negative": 0.5, "positive": 0.25, "undecided": 0.25,
+        "negative": 0.5, "positive": 0.25, "undecided": 0.25, "below": 0.5,
     }  # fmt: skip
     assert {metric: line["value"] for metric, line in found.items()} == pytest.approx(expected)
     assert {line["n"] for line in found.values()} == {2}  # samples, not rows
@@ -245,3 +245,18 @@ def test_the_order_of_rows_changes_nothing():
             table(shuffled).sort(keys, maintain_order=True), table(rows).sort(keys, maintain_order=True)
         )
     assert prediction_error(shuffled) == prediction_error(rows)
+
+
+def test_a_gradient_of_nothing_is_undecided():
+    rows = frame(
+        [row(1.0, 0.0, 0.0, low=math.nan, high=math.nan), row(1.0, 1.0, 0.5, sample=1, low=0.4, high=0.6)]
+    )
+    found = numbers(alignment(rows))
+    assert (found["undecided"]["value"], found["positive"]["value"]) == (0.5, 0.5)
+
+
+def test_only_a_standard_twin_explains():
+    other = [row(2.0, 1.0, 0.1, model="other", sample=sample) for sample in (0, 1)]
+    rows = pl.concat([by_hand(), frame(other), frame([twin(2.0, sample=sample) for sample in (0, 1)])])
+    assert explanation(rows, [("diff", "other"), ("std", "diff")]).is_empty()
+    assert set(explanation(rows, [("diff", "std"), ("diff", "other")])["against"]) == {"std"}

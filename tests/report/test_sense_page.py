@@ -75,7 +75,7 @@ def test_the_page_holds_every_part_and_every_layer(runs):
     assert "http://" not in page.replace("http://www.w3.org", "")
     rows = read_rows(runs[0])
     assert rows["alignment"]["layer"].max() == 1
-    assert page.count("data:text/csv") == 10
+    assert page.count("data:text/csv") == 9
     assert (
         write_sense_report(runs[0]).read_text(encoding="utf-8") == page
     )  # the same files give the same bytes
@@ -119,7 +119,7 @@ def entry(metric, value, low, high, model="diffvit-0"):
 ])  # fmt: skip
 def test_the_headline_follows_the_interval(low, high, words):
     alignment = [
-        entry("cosine", (low + high) / 2, low, high), entry("negative", 0.5, 0.4, 0.6), entry("rho", 1.0, 0.9, 1.1),
+        entry("cosine", (low + high) / 2, low, high), entry("below", 0.5, 0.4, 0.6), entry("rho", 1.0, 0.9, 1.1),
         entry("amplification", 1.3, 1.2, 1.4),
     ]  # fmt: skip
     models = [{"name": "diffvit-0", "attention": "differential", "seed": 0}]
@@ -137,7 +137,7 @@ def test_several_seeds_are_spoken_of_together():
     for model, cosine in zip(models, (-0.5, -0.1, 0.2), strict=True):
         name = model["name"]
         alignment.append(entry("cosine", cosine, cosine - 0.01, cosine + 0.01, name))
-        alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("negative", "rho", "amplification")]
+        alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("below", "rho", "amplification")]
     title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
     assert "is undecided in diffvit" in title  # the seeds disagree, each with an interval off zero
     assert "mean of 3 seeds" in lead
@@ -151,11 +151,35 @@ def test_the_console_table_has_a_row_for_each_layer_and_site(runs):
 def test_findings_decide_claims_from_the_rows(runs, tmp_path):
     page = write_findings(*runs, tmp_path / "findings.md").read_text(encoding="utf-8")
     claims = re.findall(r"\| (holds|fails|undecided) \|$", page, re.MULTILINE)
-    assert len(claims) == 2 + 3 + 4 + 1 + 3 + 2 + 2 + 2
+    assert len(claims) == 2 + 3 + 4 + 1 + 6 + 1 + 1
     assert "depth 2, layer 2" in page
     rows = pl.read_parquet(runs[1] / "rows.parquet")
     asr = rows.filter(pl.col("model").str.starts_with("diffvit-d1")).group_by("model").agg(pl.mean("success"))
     assert f"| 8/255 | 1 | {100 * asr['success'].mean():.1f} [" in page
+
+
+def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
+    data = load_data("digits", limit=1)
+    summary = sense_all(lineup[0][:1], lineup[1][:1], data, QUICK, tmp_path, parts=PARTS, progress=False)
+    json.loads((tmp_path / "summary.json").read_text())
+    first = next(row for row in summary["alignment"] if row["metric"] == "cosine")
+    assert (first["low"], first["high"], first["n"]) == (None, None, 1)
+    assert "∞" in write_sense_report(tmp_path).read_text(encoding="utf-8")
+    assert sense_table(summary).row_count == 6
+
+
+def test_twins_of_other_depths_are_refused(lineup, tmp_path):
+    data = load_data("digits", limit=1)
+    with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
+        sense_all(lineup[0][:1], lineup[1][2:3], data, QUICK, tmp_path, parts=["alignment"], progress=False)
+
+
+def test_findings_pass_over_the_control(runs, lineup, tmp_path):
+    page = write_findings(*runs, tmp_path / "plain.md").read_text(encoding="utf-8")
+    data, plan = load_data("digits", limit=4), Plan((8 / 255,), settings={"steps": 2})
+    audit(*lineup, data, plan, tmp_path / "audit", control=True, command="antiphase audit", progress=False)
+    again = write_findings(runs[0], tmp_path / "audit", tmp_path / "control.md").read_text(encoding="utf-8")
+    assert again == page
 
 
 def test_findings_say_what_is_missing(runs, tmp_path, lineup):
@@ -164,6 +188,8 @@ def test_findings_say_what_is_missing(runs, tmp_path, lineup):
     with pytest.raises(UserError, match="has no depth: run antiphase sense with --parts"):
         write_findings(tmp_path / "part", runs[1], tmp_path / "findings.md")
     sense_all(lineup[0][:1], lineup[1][:1], data, QUICK, tmp_path / "one", parts=PARTS, progress=False)
-    with pytest.raises(UserError, match="depth 1: expected pairs of twins with two seeds"):
+    with pytest.raises(UserError, match="depth 1: expected twins of one family and its own"):
         write_findings(tmp_path / "one", runs[1], tmp_path / "findings.md")
+    with pytest.raises(UserError, match=r"rows.parquet cannot be read"):
+        write_findings(runs[0], tmp_path / "nowhere", tmp_path / "findings.md")
     assert not (tmp_path / "findings.md").exists()

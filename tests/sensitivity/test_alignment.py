@@ -71,6 +71,17 @@ def test_the_closed_form_equals_the_dense_jacobian(shape, seed, bias):
         assert_close(mine, (jacobians[0] * jacobians[1]).sum((-2, -1)), rtol=1e-10, atol=1e-10)
 
 
+def test_the_closed_form_keeps_its_digits_where_maps_are_peaked():
+    module, x = layer(12, 4, 3), tokens(2, 7, 12)
+    module.qkv.weight.data[:24] *= 6.0  # rows near one-hot: what is left of them are small differences
+    wide = exact_gram(*branches(module, x))
+    assert branches(module, x)[0].attention.amax(-1).mean() > 0.98
+    narrow = exact_gram(*branches(module.float(), x.float()))
+    assert narrow.first.min() >= 0
+    assert_close(narrow.first, wide.first, rtol=0.02, atol=0)
+    assert_close(align(narrow, probes=False).cosine, align(wide, probes=False).cosine, rtol=0, atol=0.01)
+
+
 def test_products_with_vectors_equal_the_dense_jacobian():
     module, x = layer(12, 4, 3), tokens(2, 5, 12)
     v = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

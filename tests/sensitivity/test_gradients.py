@@ -107,6 +107,9 @@ def test_each_cotangent_is_the_product_with_the_jacobian(model, jacobians):
             one, two = (torch.einsum("bhoi,bho->bhi", j, v) for j in jacobians[layer.name])
             assert_close(gram.cross[..., k], (one * two).sum(-1), rtol=1e-10, atol=1e-12)
             assert_close(gram.first[..., k], one.square().sum(-1), rtol=1e-10, atol=1e-12)
+            moved = (one - layer.weight[:, None] * two).square().sum(-1)
+            assert_close(gram.moved[..., k], moved, rtol=1e-10, atol=1e-12)
+        assert_close(gram.difference(layer.weight[:, None]), gram.moved, rtol=1e-10, atol=1e-12)  # Lemma 1
 
 
 @pytest.mark.parametrize("probe", ["direction", "cotangent"])

@@ -40,8 +40,9 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
     - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured (Theorem 1 predicts it from the two above where
       the heads share one λ);
+    - ``below``: share of samples and heads whose cosθ as estimated is below 0 (Figure 5);
     - ``negative``, ``positive``, ``undecided``: shares of samples and heads whose interval of cosθ over the
-      probes lies below 0, above it, or on both sides (Figure 5); exact inner products decide them all;
+      probes lies below 0, above it, or on both sides; exact inner products decide them all;
     - ``norm``: ‖J_DA‖ (or ‖J‖ of standard attention), the root mean square over samples and heads.
 
     Args:
@@ -54,21 +55,24 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     keys = ["model", "site", "layer", "name"]
     for key, block in _signed(rows).group_by(keys, maintain_order=True):
         parts = _by_sample(block)
-        for metric, statistic in _statistics(str(block["attention"][0])).items():
-            found.append((*key, metric, *_numbers(jackknife(parts, statistic))))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
+            for metric, statistic in _statistics(str(block["attention"][0])).items():
+                found.append((*key, metric, *_numbers(jackknife(parts, statistic))))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
 
 
-_PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided"]
+_PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided", "below"]
 
 
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
-    difference = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
-    negative, positive = pl.col("high") < 0, pl.col("low") > 0
+    lemma = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
+    difference = pl.coalesce("moved", lemma).clip(lower_bound=0.0)
+    low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
+    negative, positive = (high < 0).fill_null(value=False), (low > 0).fill_null(value=False)
     return rows.with_columns(
         difference=difference, negative=negative.cast(pl.Float64), positive=positive.cast(pl.Float64),
-        undecided=(~negative & ~positive).cast(pl.Float64),
+        undecided=(~negative & ~positive).cast(pl.Float64), below=(pl.col("cross") < 0).cast(pl.Float64),
     )  # fmt: skip
 
 
@@ -88,6 +92,7 @@ def _statistics(attention: str) -> dict[str, Statistic]:
         "negative": lambda m: m[..., 4],
         "positive": lambda m: m[..., 5],
         "undecided": lambda m: m[..., 6],
+        "below": lambda m: m[..., 7],
     }
 
 
@@ -101,15 +106,21 @@ def explanation(rows: pl.DataFrame, pairs: list[tuple[str, str]]) -> pl.DataFram
 
     Args:
         rows: of ``ALIGNMENT_SCHEMA``.
-        pairs: (differential model, its standard twin), with as many layers.
+        pairs: (differential model, its standard twin), with as many layers; other pairs are left out, and so
+            is the loss's gradient, which is along another cotangent in each model.
 
     Returns:
         Columns ``model, against, site, layer, metric, value, low, high, n``; samples that both have.
     """
     found: list[tuple[Any, ...]] = []
-    signed = _signed(rows).with_columns(lam_second=pl.col("lam") ** 2 * pl.col("second"))
+    signed = _signed(rows.filter(pl.col("site") != "loss")).with_columns(
+        lam_second=pl.col("lam") ** 2 * pl.col("second")
+    )
     parts = ("first", "lam_second", "difference", "base")
+    kind = dict(rows.select("model", "attention").unique().iter_rows())
     for model, against in pairs:
+        if (kind[model], kind[against]) != ("differential", "softmax"):
+            continue
         base = signed.filter(model=against).group_by("site", "layer", "sample").agg(base=pl.mean("first"))
         own = (
             signed.filter(model=model)
@@ -170,6 +181,19 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
                 found.append((*key, column, *_numbers(jackknife(values[:, None], lambda m: m[..., 0]))))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+
+
+def bounds(rows: pl.DataFrame) -> pl.DataFrame:
+    """Estimate how much of the product bound ∏ L(d)·‖ξ‖ a perturbation came to after the last block.
+
+    The mean over the samples of ‖Δ(D)‖ / (∏ L(d)·‖ξ‖), in (0, 1] for ever smaller perturbations.
+
+    Args:
+        rows: of ``DEPTH_SCHEMA``.
+    """
+    keys = ["model", "perturbation", "eps"]
+    reached = rows.group_by([*keys, "sample"], maintain_order=True).agg(reached=pl.col("alpha").product())
+    return means(reached, keys, ["reached"])
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:

@@ -21,7 +21,7 @@ _COLUMNS = {
     "cosine": "cosθ",
     "rho": "ρ",
     "amplification": "J_DA/J1",
-    "negative": "cosθ<0, %",
+    "below": "cosθ<0, %",
     "norm": "‖J‖",
 }
 
@@ -54,18 +54,19 @@ def write_sense_report(directory: Path) -> Path:
 def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     """Return the finding in a title and a few sentences: of the first differential family, at the pixels.
 
-    Of several layers it speaks of the one whose cosθ is lowest. A family of several models has the mean over
+    Of several layers it speaks of the first, where the paper sees the most (Figure 5).
+    A family of several models has the mean over
     its training seeds and Student's t interval, one model its interval over the images.
     """
-    first = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
-    if first is None or "alignment" not in summary:
+    model = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
+    if model is None or "alignment" not in summary:
         return f"How sensitive the attention of {summary['models'][0]['name']} is", "The numbers are below."
-    family = next(group for group in families(summary["models"]) if first in group.models)
+    family = next(group for group in families(summary["models"]) if model in group.models)
     alignment = _over_seeds(summary["alignment"], family)
     layers = sorted({layer for layer, _ in alignment})
-    lowest = min(layers, key=lambda layer: alignment[layer, "cosine"].value)
-    cosine, share, rho = (alignment[lowest, metric] for metric in ("cosine", "negative", "rho"))
-    which = f"layer {lowest + 1} of {family.name}" if len(layers) > 1 else family.name
+    first = layers[0]
+    cosine, share, rho = (alignment[first, metric] for metric in ("cosine", "below", "rho"))
+    which = f"layer {first + 1} of {family.name}" if len(layers) > 1 else family.name
     if cosine.high < 0:
         title = f"The gradients of the two maps oppose each other in {which}"
     elif cosine.low > 0:
@@ -76,17 +77,17 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     lead = (
         f"At the pixels, cosθ = {_interval(cosine, 3)}{over}, below 0 in {100 * share.value:.0f} % of images and "
         f"heads; ρ = {_interval(rho, 2)}. The subtraction leaves "
-        f"{alignment[lowest, 'amplification'].value:.2f} times the "
+        f"{alignment[first, 'amplification'].value:.2f} times the "
         "gradient of the positive map alone."
     )
     explained = _over_seeds(summary["explanation"], family)
-    if (lowest, "relative") in explained:
-        parts = {name: explained[lowest, f"by_{name}"].value for name in ("gamma", "rho", "cosine")}
+    if (first, "relative") in explained:
+        parts = {name: explained[first, f"by_{name}"].value for name in ("gamma", "rho", "cosine")}
         words = {
             "gamma": "the positive map’s own gradient (γ)", "rho": "the second map’s size (ρ)", "cosine": "the angle",
         }  # fmt: skip
         most = max(parts, key=lambda name: abs(parts[name]))
-        ratio = explained[lowest, "relative"]
+        ratio = explained[first, "relative"]
         low, value, high = (f"{math.exp(number):.2f}" for number in (ratio.low, ratio.value, ratio.high))
         lead += f" Against its twin’s the layer’s map is {value} times as sensitive ({low} to {high}); "
         lead += f"the largest part in that is {words[most]}."
@@ -98,7 +99,11 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple
     found: dict[tuple[int, str], list[Estimate]] = {}
     for row in rows:
         if row["model"] in family.models and row["site"] == "pixels":
-            estimate = Estimate(row["value"], row["low"], row["high"], row["n"])
+            low, high = (
+                end if row[name] is None else row[name]
+                for name, end in (("low", -math.inf), ("high", math.inf))
+            )
+            estimate = Estimate(math.nan if row["value"] is None else row["value"], low, high, row["n"])
             found.setdefault((row["layer"], row["metric"]), []).append(estimate)
     return {
         key: mean_over_seeds([each.value for each in each_seed]) if len(each_seed) > 1 else each_seed[0]
@@ -126,9 +131,7 @@ def sense_table(summary: Mapping[str, Any]) -> Table:
         return table
     for (model, layer, site), block in frame.group_by(["model", "layer", "site"], maintain_order=True):
         found = {row["metric"]: row for row in block.iter_rows(named=True)}
-        cells = [
-            _console_cell(found.get(metric), 100.0 if metric == "negative" else 1.0) for metric in _COLUMNS
-        ]
+        cells = [_console_cell(found.get(metric), 100.0 if metric == "below" else 1.0) for metric in _COLUMNS]
         name = Text.assemble((str(model), "bold"), f"\nlayer {int(layer) + 1}, {site}")  # pyright: ignore
         table.add_row(name, *cells)
     return table
@@ -156,10 +159,13 @@ def lipschitz_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _console_cell(row: Mapping[str, Any] | None, scale: float) -> Text:
-    if row is None:
+    if row is None or row["value"] is None:
         return Text("–")
     digits = 0 if scale > 1 else 3 if abs(row["value"]) < 10 else 1
-    value, low, high = (
-        f"{scale * row[name]:.{digits}f}".replace("-", "−") for name in ("value", "low", "high")
-    )
-    return Text.assemble((value, "bold"), (f"\n[{low} {high}]", "dim"))
+    ends = ((row["low"], "−∞"), (row["high"], "∞"))
+    low, high = (open_end if end is None else _signed(scale * end, digits) for end, open_end in ends)
+    return Text.assemble((_signed(scale * row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))
+
+
+def _signed(number: float, digits: int) -> str:
+    return f"{number:.{digits}f}".replace("-", "−")

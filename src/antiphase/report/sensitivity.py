@@ -1,5 +1,6 @@
 """The sensitivity of attention in figures and tables, from the stored rows of a run."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,9 @@ def _alignment(
     frame = sensitivity.alignment(rows)
     figures, sheets = [], []
     sites = [site for site in _SITES if site in set(frame["site"])]
+    frame = frame.filter(
+        (pl.col("site") != "loss") | (pl.col("metric") != "norm")
+    )  # along another cotangent in each
     for metric, label, level, caption in (
         (
             "cosine",
@@ -84,7 +88,7 @@ def _alignment(
             "Angle between the gradients of the two maps; below 0 they oppose each other.",
         ),
         (
-            "negative",
+            "below",
             "share below 0",
             None,
             "Share of images and heads whose cosθ lies below 0 (the paper’s Figure 5).",
@@ -97,7 +101,7 @@ def _alignment(
         ),
     ):
         panels = [
-            Panel(f"{label} {_SITES[site]}", label, own, level, share=metric == "negative")
+            Panel(f"{label} {_SITES[site]}", label, own, level, share=metric == "below")
             for site in sites
             if not (own := frame.filter(site=site, metric=metric)).is_empty()
         ]
@@ -106,11 +110,11 @@ def _alignment(
     for site in sites:
         sheets.append(_sheet(
             f"alignment-{site}", f"Alignment {_SITES[site]}", frame.filter(site=site), ["model", "layer"],
-            ("cosine", "rho", "amplification", "negative", "undecided", "norm"),
-            ("cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", "undecided, %", "‖J_DA‖"), colors,
+            ("cosine", "rho", "amplification", "below", "negative", "positive", "norm"),
+            ("cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", "surely below, %", "surely above, %", "‖J_DA‖"), colors,
         ))  # fmt: skip
     explained = sensitivity.explanation(rows, list(pairs))
-    for site in sites if len(explained) else []:
+    for site in explained["site"].unique(maintain_order=True):
         own = explained.filter(site=site).with_columns(model=pl.col("model") + " / " + pl.col("against"))
         sheets.append(_sheet(
             f"explanation-{site}", f"Taken apart {_SITES[site]}, in logarithms",
@@ -118,11 +122,16 @@ def _alignment(
             ("ln ‖J_DA‖/‖J_base‖", "by γ", "by ρ", "by cosθ", "γ"), {},
         ))  # fmt: skip
     error = sensitivity.prediction_error(rows)
+    theorem = (
+        "Theorem 1 predicts ‖J1 − λ·J2‖ from them; measured on the same probes, row by row, it is off by at most "
+        f"{error:.0e} of its value. "
+        if error
+        else ""
+    )
     words = (
         "J1 and J2 are the Jacobians of the two maps. cosθ and ρ = ‖J2‖/‖J1‖ are built from inner products "
         "averaged over images and heads. Along the loss’s gradient they are those of ∂loss/∂A carried back to the "
-        "layer’s tokens: what an attack sees. Theorem 1 predicts ‖J1 − λ·J2‖ from them; measured on the same "
-        f"probes, row by row, it is off by at most {error:.0e} of its value, which is rounding. Against a "
+        f"layer’s tokens: what an attack sees. {theorem}Against a "
         "twin, the logarithm of the ratio of norms is the sum of three parts: how large the positive map’s "
         "gradient is (γ), what the second map’s size adds (ρ), and what the angle adds; the angle’s is "
         "positive where the gradients oppose each other."
@@ -154,7 +163,8 @@ def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, s
         f"Means over {rows['sample'].n_unique()} images, L2 → L2, within an L∞ ball of "
         f"{eps_label(rows['eps'][0])}. Uniform sampling (Section 5.3 of the paper) concentrates on the "
         "average slope, ‖J‖_F over the root of the number of pixels, far below the supremum that it stands "
-        "for; all the others are lower bounds of that supremum too, but closer."
+        "for. The others are lower bounds of that supremum too, but closer, except the "
+        "local maximum: a slope at some point of the ball, which a chord from the image need not reach."
     )
     return Chapter("Local Lipschitz constants", words, figures, sheets)
 
@@ -198,7 +208,7 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str])
     return Chapter("A perturbation’s way through the depth", words, figures, sheets)
 
 
-_PERCENT = {"negative", "positive", "undecided"}
+_PERCENT = {"below", "negative", "positive", "undecided"}
 
 
 def _sheet(
@@ -226,7 +236,7 @@ def _cell(row: dict[str, Any] | None, scale: float) -> Cell:
 
 
 def _number(value: float, digits: int) -> str:
-    if abs(value) == float("inf"):
-        return "∞" if value > 0 else "−∞"
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
     text = f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.0f}"
     return text.replace("-", "−")

@@ -57,7 +57,7 @@ def read_run(directory: Path) -> StoredRun:
     """
     summary = read_json(directory / "summary.json", ("models", "comparisons"))
     run = read_json(directory / "run.json", RUN_KEYS)
-    rows = _read_rows(directory / "rows.parquet")
+    rows = read_attack_rows(directory / "rows.parquet")
     named, attacked = {model["name"] for model in summary["models"]}, set(rows["model"])
     if named != attacked:
         odd = min(named ^ attacked)
@@ -126,7 +126,12 @@ def read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     return content
 
 
-def _read_rows(path: Path) -> pl.DataFrame:
+def read_attack_rows(path: Path) -> pl.DataFrame:
+    """Read the rows of an audit.
+
+    Raises:
+        UserError: if they cannot be read, lack a column, or are none.
+    """
     try:
         rows = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:

@@ -114,12 +114,14 @@ def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
     One head costs O(N²·D) for N tokens of width D, as a forward pass does; no autograd.
 
     Returns:
-        Inner products of shape (batch, heads).
+        Inner products of shape (batch, heads), in float64 whatever the branches are in.
     """
-    first = _inner(positive, positive)
+    positive = positive.double()
+    first = _inner(positive, positive).clamp_min(0.0)
     if negative is None:
         return Gram(first, torch.zeros_like(first), torch.zeros_like(first))
-    return Gram(first, _inner(negative, negative), _inner(positive, negative))
+    negative = negative.double()
+    return Gram(first, _inner(negative, negative).clamp_min(0.0), _inner(positive, negative))
 
 
 def _inner(one: Branch, two: Branch) -> Float[Tensor, "batch heads"]:
@@ -196,14 +198,15 @@ def align(gram: Gram, probes: bool) -> Alignment:
     Raises:
         UserError: for fewer than 2 probes, which have no interval.
     """
+    gram = Gram(gram.first.double(), gram.second.double(), gram.cross.double())
     if not probes:
-        cosine = gram.cross / (gram.first * gram.second).sqrt()
+        cosine = (gram.cross / (gram.first.sqrt() * gram.second.sqrt())).clamp(-1.0, 1.0)
         return Alignment(cosine, cosine, cosine, (gram.second / gram.first).sqrt(), 0)
     count = gram.cross.shape[-1]
     if count < 2:
         raise UserError(f"probes {count}: expected at least 2, for an interval")
     first, second, cross = (part.mean(-1) for part in (gram.first, gram.second, gram.cross))
-    scale = (first * second).sqrt()
+    scale = first.sqrt() * second.sqrt()
     cosine = cross / scale
     balanced = (
         gram.first * (second / first).sqrt()[..., None] + gram.second * (first / second).sqrt()[..., None]

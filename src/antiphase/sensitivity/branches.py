@@ -45,6 +45,12 @@ class Branch:
         """Whether queries and keys are used as they are projected."""
         return self.turn_q is None and self.turn_k is None
 
+    def double(self) -> "Branch":
+        """Return the same in float64: differences of nearly equal numbers need it where a map is peaked."""
+        mask = None if self.mask is None else self.mask.double()
+        q, k, to_q, to_k = (part.double() for part in (self.q, self.k, self.to_q, self.to_k))
+        return Branch(q, k, to_q, to_k, self.factor, mask, self.turn_q, self.turn_k)
+
     @cached_property
     def turned_q(self) -> Float[Tensor, "batch heads tokens width"]:
         """The queries q̃ that make the scores."""

@@ -80,6 +80,8 @@ def blocks(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> list[Bloc
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if not args:
+                raise UserError(f"{name}: expected its tokens as the first argument")
             found.append(Block(name, module, args[0], _first(output), args[1:], kwargs))
 
         return hook

@@ -157,7 +157,7 @@ def loss_grams(
         outputs.append((call or model)(x))
 
     calls = record(model, inputs.detach().requires_grad_(), call=run, graph=True)
-    slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls])
+    slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)
     for one, slope in zip(calls, slopes, strict=True):
         layer = take_apart(one)
         combined = layer.maps.combined.detach().requires_grad_()

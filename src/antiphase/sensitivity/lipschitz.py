@@ -1,6 +1,7 @@
 """Estimates of the local Lipschitz constant L(x) = sup ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖ over ξ ≠ 0 of a ball (equation 4).
 
-All are lower bounds. ``norm`` is that in which the length of ξ is taken, ``ball`` that of the ball ‖ξ‖ ≤ ε:
+All but :func:`local_maximum` are lower bounds.
+``norm`` is that in which the length of ξ is taken, ``ball`` that of the ball ‖ξ‖ ≤ ε:
 the robustness paper draws from an L∞ ball (Section 5.3) and does not say how it measures ξ. Nothing is
 clipped to the range of a pixel. As ξ shrinks, the quotient tends to ‖J(x)·v‖ for ξ = r·v, so that
 L(x) ≥ ‖J(x)‖, which :mod:`antiphase.sensitivity.operator_norm` finds. (The paper's Lemma 2 has it the other way round.)

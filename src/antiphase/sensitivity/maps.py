@@ -201,6 +201,8 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
         model: any model with attention.
         name: of the layer, as in :func:`attention_maps`.
     """
+    if "@" in name:
+        raise UserError(f"{name}: a module that runs twice has no one map; expected one that runs once")
     module = dict(model.named_modules())[name]
     adapter = find_adapter(module)
     if adapter is None or isinstance(adapter, str):

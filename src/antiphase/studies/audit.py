@@ -25,7 +25,7 @@ from antiphase.studies.gallery import Gallery, write_gallery
 from antiphase.studies.measure import Plan, measure
 from antiphase.studies.record import check_fit, run_record, short_names
 from antiphase.studies.sense import SensePlan, sense
-from antiphase.studies.sense_run import BATCH_SIZE, write_rows
+from antiphase.studies.sense_run import BATCH_SIZE, entries, write_rows
 from antiphase.studies.shards import shard
 
 _GALLERY_SIZE = 6
@@ -91,7 +91,7 @@ def audit(
     aligned, said = _aligned(everyone, names, data, plan, out, sense_limit, progress)
     warnings += said
     if aligned is not None:
-        summary["alignment"] = alignment(aligned).to_dicts()
+        summary["alignment"] = entries(alignment(aligned))
     if not share.first:
         return summary
     if aligned is None:

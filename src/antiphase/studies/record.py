@@ -49,11 +49,9 @@ def run_record(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
     cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
-    device = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"{cpu}, {torch.get_num_threads()} threads"
-    )
+    place = next(models[0].parameters()).device
+    on_cpu = f"{cpu}, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name(place) if place.type == "cuda" else on_cpu
     return {
         "command": command,
         "settings": settings,

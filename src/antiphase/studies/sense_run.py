@@ -68,6 +68,8 @@ def sense_all(
     ]  # fmt: skip
     rows = {part: pl.concat([each[part] for each in measured]) for part in measured[0]}
     pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
+    if "alignment" in rows:
+        _check_depths(rows["alignment"], pairs)
     about = [
         {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
         for name, card, model in zip(names, cards, everyone, strict=True)
@@ -77,11 +79,21 @@ def sense_all(
         write_rows(rows, out)
         settings = {name: value for name, value in asdict(plan).items() if name not in ("eps", "travel")}
         settings |= {"Lipschitz ball": f"L∞, {plan.eps * 255:g}/255", "Lipschitz norms": "L2 → L2"}
+        settings |= {"parts": ", ".join(parts), "PGD": "20 steps of ε/4, random start, best iterate"}
         settings |= {"perturbations": ", ".join(f"{eps * 255:g}/255" for eps in plan.travel)}
         record = run_record(everyone, names, data, settings, [], command, time.monotonic() - began)
         write_json(out / "run.json", record)
         write_json(out / "summary.json", summary)
     return summary
+
+
+def _check_depths(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
+    depth = dict(rows.group_by("model").agg(pl.col("layer").n_unique()).iter_rows())
+    for model, against in pairs:
+        if depth[model] != depth[against]:
+            raise UserError(
+                f"{model} has {depth[model]} attention layers, {against} {depth[against]}: expected as many in a twin"
+            )
 
 
 def write_rows(rows: dict[str, pl.DataFrame], out: Path) -> None:
@@ -96,15 +108,23 @@ def summarise(rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -
     found: dict[str, Any] = {}
     if "alignment" in rows:
         frame = rows["alignment"]
-        found["alignment"] = sensitivity.alignment(frame).to_dicts()
-        found["explanation"] = sensitivity.explanation(frame, list(pairs)).to_dicts()
+        found["alignment"] = entries(sensitivity.alignment(frame))
+        found["explanation"] = entries(sensitivity.explanation(frame, list(pairs)))
         found["prediction_error"] = sensitivity.prediction_error(frame)
     if "lipschitz" in rows:
         keys = ["model", "of", "layer", "estimator"]
-        found["lipschitz"] = sensitivity.means(rows["lipschitz"], keys, ["value"]).to_dicts()
+        found["lipschitz"] = entries(sensitivity.means(rows["lipschitz"], keys, ["value"]))
     if "depth" in rows:
         keys = ["model", "perturbation", "eps", "stage"]
         columns = ["length", "gain", "lipschitz", "alpha"]
-        found["depth"] = sensitivity.means(rows["depth"], keys, columns).to_dicts()
-        found["cancellation"] = sensitivity.cancellation(rows["depth"]).to_dicts()
+        found["depth"] = entries(sensitivity.means(rows["depth"], keys, columns))
+        found["cancellation"] = entries(sensitivity.cancellation(rows["depth"]))
     return found
+
+
+def entries(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table for JSON, which has no infinity: one image leaves an interval open."""
+    numbers = [
+        pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in ("value", "low", "high")
+    ]
+    return frame.with_columns(numbers).to_dicts()
