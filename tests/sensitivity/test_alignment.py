@@ -78,8 +78,9 @@ def test_the_closed_form_keeps_its_digits_where_maps_are_peaked():
     assert branches(module, x)[0].attention.amax(-1).mean() > 0.98
     narrow = exact_gram(*branches(module.float(), x.float()))
     assert narrow.first.min() >= 0
-    assert_close(narrow.first, wide.first, rtol=0.02, atol=0)
-    assert_close(align(narrow, probes=False).cosine, align(wide, probes=False).cosine, rtol=0, atol=0.01)
+    small = wide.first.max() * 1e-7  # float32's own tokens and weights leave no more
+    for name in ("first", "second", "cross"):
+        assert_close(getattr(narrow, name), getattr(wide, name), rtol=0.02, atol=float(small))
 
 
 def test_products_with_vectors_equal_the_dense_jacobian():

@@ -223,6 +223,8 @@ def asr(frame: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]:
                     "A single layer of differential attention is the more fragile one (Section 5.2)",
                     f"depth {depth.layers}, ε = {eps_label(eps)}", f"{_text(found, 1, 100)} points", _verdict(found),
                 ))  # fmt: skip
+        if len(depths) < 2:
+            continue
         at = crossover(apart)
         deepest = depths[-1]
         found = _difference(_by_model(frame, metric="asr", eps=eps), deepest.pairs)
