@@ -168,6 +168,13 @@ def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
     assert sense_table(summary).row_count == 6
 
 
+def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
+    sense_all(lineup[1][:1], [], load_data("digits", limit=2), QUICK, tmp_path, parts=PARTS, progress=False)
+    page = write_sense_report(tmp_path).read_text(encoding="utf-8")
+    assert "How sensitive the attention of vit-d1-0 is" in page
+    assert "along the loss" not in re.sub(r"<p>.*?</p>", "", page, flags=re.DOTALL)
+
+
 def test_twins_of_other_depths_are_refused(lineup, tmp_path):
     data = load_data("digits", limit=1)
     with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
