@@ -1,6 +1,8 @@
 """Imports point in one direction: a package uses itself and what stands before it in the list, no more."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 import antiphase
 
 LAYERS = (
-    {"errors", "files", "streams"},
+    {"errors", "files", "progress", "streams"},
     {"attention"},
     {"data"},
     {"models"},
@@ -136,3 +138,17 @@ def test_the_check_lets_pass_what_points_the_right_way(tmp_path, path, source):
     module.parent.mkdir(parents=True)
     module.write_text(source)
     assert violations(tmp_path / "antiphase") == []
+
+
+def test_help_needs_no_part_of_the_library():
+    code = "import sys; from antiphase import cli; print(sorted({'torch', 'polars', 'scipy'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_parts_are_there_when_they_are_asked_for():
+    code = "import antiphase as ap; print(ap.attacks.pgd.__name__, ap.load_model.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "pgd load_model\n"
+    with pytest.raises(AttributeError, match="no attribute 'attack'"):
+        antiphase.attack  # noqa: B018 (what it does not have)

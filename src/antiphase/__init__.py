@@ -8,14 +8,27 @@
 torch.Size([20])
 """
 
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+from antiphase.errors import UserError
+
+if TYPE_CHECKING:
+    from antiphase import attacks, attention, data, models, sensitivity
+    from antiphase.models import load_model
 
 # MKL picks its kernels by the shape of a product; strict reproducibility makes a row's rounding independent of
 # the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-from antiphase import attacks, attention, data, models, sensitivity
-from antiphase.errors import UserError
-from antiphase.models import load_model
-
 __all__ = ["UserError", "attacks", "attention", "data", "load_model", "models", "sensitivity"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part when it is first asked for: the command line's --help needs none of them."""
+    if name == "load_model":
+        return importlib.import_module("antiphase.models").load_model
+    if name in __all__:
+        return importlib.import_module(f"antiphase.{name}")
+    raise AttributeError(f"module 'antiphase' has no attribute {name!r}")

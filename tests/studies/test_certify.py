@@ -1,7 +1,6 @@
 """Smoothing as a user runs it: rows, curve, an interruption, two processes, the command and its mistakes."""
 
 import json
-import math
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from torch import nn
 
 from antiphase.data import load_data
 from antiphase.evaluation.statistics import proportion
@@ -28,6 +26,7 @@ from antiphase.studies.certify import (
     summarise_certificates,
 )
 from antiphase.studies.shards import Shard
+from tests.studies.counting import Counting
 
 QUICK = Smoothing(0.2, select=5, samples=30, alpha=0.05)
 QUICK_OPTIONS = ("--sigma", 0.2, "--select", 5, "--samples", 30, "--alpha", 0.05, "--quiet")
@@ -42,20 +41,6 @@ def pair(tmp_path_factory):
         save(model, recipe, directory)
         specs.append(str(directory))
     return specs
-
-
-class Counting(nn.Module):
-    """A model that counts its rows, and is interrupted after some of them."""
-
-    def __init__(self, model, until=math.inf):
-        super().__init__()
-        self.model, self.card, self.rows, self.until = model, model.card, 0, until
-
-    def forward(self, x):
-        self.rows += len(x)
-        if self.rows > self.until:
-            raise KeyboardInterrupt
-        return self.model(x)
 
 
 def test_rows_are_the_verdicts_of_the_library(tmp_path, pair):

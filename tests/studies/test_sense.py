@@ -7,7 +7,6 @@ from typing import Any
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from torch import nn
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
@@ -22,6 +21,7 @@ from antiphase.models.checkpoints import save
 from antiphase.sensitivity import attention_layers, exact_gram
 from antiphase.studies.sense import SensePlan, sense
 from antiphase.studies.shards import Shard
+from tests.studies.counting import Counting
 
 QUICK = SensePlan(probes=3, samples=4, steps=3, points=2, travel=(2 / 255, 5 / 255), lipschitz_limit=2)
 PARTS = ("alignment", "lipschitz", "depth")
@@ -44,20 +44,6 @@ def measure(model, data, out, plan=QUICK, parts=PARTS, shard=Shard(), batch_size
     return sense(
         "m", model.eval(), data, plan, out, parts=parts, shard=shard, batch_size=batch_size, progress=False
     )
-
-
-class Counting(nn.Module):
-    """A model that counts the rows it is given, and is interrupted after some of them."""
-
-    def __init__(self, model, until=math.inf):
-        super().__init__()
-        self.model, self.card, self.rows, self.until = model, model.card, 0, until
-
-    def forward(self, x):
-        self.rows += len(x)
-        if self.rows > self.until:
-            raise KeyboardInterrupt
-        return self.model(x)
 
 
 @pytest.fixture(scope="module")

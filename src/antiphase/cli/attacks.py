@@ -9,6 +9,7 @@ from rich.console import Console
 from antiphase.cli.app import app
 from antiphase.cli.options import (
     EPS,
+    Against,
     AttackName,
     BatchSize,
     Control,
@@ -16,6 +17,8 @@ from antiphase.cli.options import (
     Device,
     Eps,
     Independent,
+    Limit,
+    Models,
     Norm,
     Out,
     Quiet,
@@ -24,6 +27,7 @@ from antiphase.cli.options import (
     SearchPrecision,
     Seed,
     SkipBad,
+    Split,
     Steps,
 )  # fmt: skip
 from antiphase.commands.audit import run_audit
@@ -79,18 +83,11 @@ def quickstart(
 
 @app.command()
 def audit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME."
-        ),
-    ],
-    against: Annotated[
-        str | None, typer.Option(help="The twin to compare with; several, one for each model.")
-    ] = None,
+    model: Models,
+    against: Against = None,
     data: DataSource = None,
-    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 1000,
+    split: Split = "test",
+    limit: Limit = 1000,
     eps: Eps = EPS,
     norm: Norm = "linf",
     attack: AttackName = "pgd",
@@ -135,8 +132,8 @@ def audit(
 def attack(
     model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
     data: DataSource = None,
-    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 1000,
+    split: Split = "test",
+    limit: Limit = 1000,
     name: Annotated[
         str,
         typer.Option(

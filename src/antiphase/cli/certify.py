@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import DataSource, Device, Out, Quiet, RandomWeights, Seed
+from antiphase.cli.options import DataSource, Device, Limit, Out, Quiet, RandomWeights, Seed, Split
 from antiphase.commands.certify import run_certify
 
 
@@ -15,8 +15,8 @@ def certify(
     model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
     against: Annotated[str | None, typer.Option(help="The twin to compare with.")] = None,
     data: DataSource = None,
-    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 500,
+    split: Split = "test",
+    limit: Limit = 500,
     sigma: Annotated[
         float, typer.Option(help="Standard deviation of the noise, in units of the [0, 1] pixel.")
     ] = 0.25,

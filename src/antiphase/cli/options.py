@@ -13,6 +13,15 @@ Out = Annotated[Path, typer.Option(help="Directory to write; the same command go
 Seed = Annotated[int, typer.Option(help="Of every random draw.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+Models = Annotated[
+    str,
+    typer.Argument(
+        help="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME."
+    ),
+]
+Against = Annotated[str | None, typer.Option(help="The twin to compare with; several, one for each model.")]
+Split = Annotated[str, typer.Option(help="Which part of the source.")]
+Limit = Annotated[int | None, typer.Option(help="At most so many images.", min=1)]
 Norm = Annotated[str, typer.Option(help="linf or l2.")]
 AttackName = Annotated[str, typer.Option(help="An attack, as of antiphase attack --attack.")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the attack; PGD takes 20 of ε/4.", min=1)]

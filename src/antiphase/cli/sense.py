@@ -6,24 +6,30 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import BatchSize, DataSource, Device, Out, Quiet, RandomWeights, Seed, SkipBad
+from antiphase.cli.options import (
+    Against,
+    BatchSize,
+    DataSource,
+    Device,
+    Limit,
+    Models,
+    Out,
+    Quiet,
+    RandomWeights,
+    Seed,
+    SkipBad,
+    Split,
+)
 from antiphase.commands.sense import run_sense
 
 
 @app.command()
 def sense(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME."
-        ),
-    ],
-    against: Annotated[
-        str | None, typer.Option(help="The twin to compare with; several, one for each model.")
-    ] = None,
+    model: Models,
+    against: Against = None,
     data: DataSource = None,
-    split: Annotated[str, typer.Option(help="Which part of the source.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="At most so many images.", min=1)] = 64,
+    split: Split = "test",
+    limit: Limit = 64,
     parts: Annotated[
         str,
         typer.Option(

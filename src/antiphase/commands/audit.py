@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import load_images, load_models
+from antiphase.commands.loading import load_lineup
 from antiphase.commands.parse import parse_eps
-from antiphase.errors import UserError
 
 
 def run_audit(
@@ -27,12 +26,12 @@ def run_audit(
 
     began = time.monotonic()
     chosen = Plan(parse_eps(eps), **plan)
-    if against and len(against) != len(models):
-        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
-    loaded = load_models([*models, *against], random_weights=random_weights, device=device)
-    images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=skip_bad, progress=not quiet)
+    ours, twins, images = load_lineup(
+        models, against, data, split=split, limit=limit, random_weights=random_weights, skip_bad=skip_bad,
+        device=device, progress=not quiet,
+    )  # fmt: skip
     summary = audit(
-        loaded[: len(models)], loaded[len(models) :], images, chosen, out, control=control, sense_limit=sense_limit,
+        ours, twins, images, chosen, out, control=control, sense_limit=sense_limit,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
     )  # fmt: skip
     if not shard().first:

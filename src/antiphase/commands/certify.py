@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import load_images, load_models
+from antiphase.commands.loading import load_lineup
 from antiphase.errors import UserError
 
 
@@ -25,12 +25,13 @@ def run_certify(
     chosen = Smoothing(**smoothing)
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size {batch_size}: expected at least 1")
-    specs = [spec for spec in (model, against) if spec is not None]
-    loaded = load_models(specs, random_weights=random_weights, device=device)
-    images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=False, progress=not quiet)
+    ours, twins, images = load_lineup(
+        [model], [against] if against else [], data, split=split, limit=limit, random_weights=random_weights,
+        skip_bad=False, device=device, progress=not quiet,
+    )  # fmt: skip
     console = Console(stderr=True, highlight=False)
     rows, summary = certify(
-        loaded, images, chosen, out, batch_size=batch_size,
+        [*ours, *twins], images, chosen, out, batch_size=batch_size,
         announce=console.print, progress=not quiet,
     )  # fmt: skip
     if not shard().first:

@@ -4,54 +4,65 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from antiphase.data import ImageSet
 
 
-def load_models(specs: Sequence[str], *, random_weights: bool, device: str) -> list[nn.Module]:
-    """Load models onto a device; ``random_weights`` concerns those of timm."""
-    from antiphase.models.zoo import load_model
+def load_lineup(
+    models: Sequence[str], against: Sequence[str], data: str | None, *, split: str, limit: int | None,
+    random_weights: bool, skip_bad: bool, device: str, progress: bool,
+) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:  # fmt: skip
+    """Load models, their twins and the images: those that were asked for, else those the first was trained for.
 
-    place = find_device(device)
-    return [
-        load_model(spec.strip(), random_weights=random_weights and spec.strip().startswith("timm:")).to(place)
-        for spec in specs
-    ]
-
-
-def load_images(
-    model: nn.Module, data: str | None, *, split: str, limit: int | None, skip_bad: bool, progress: bool
-) -> "ImageSet":
-    """Load the images that were asked for, or else those that the model was trained for.
+    Args:
+        models: specifications.
+        against: those of the twins, as many or none.
+        data: source of images.
+        split: part of it.
+        limit: at most so many.
+        random_weights: whether timm's models are built without a download.
+        skip_bad: whether unreadable images are left out.
+        device: name of it.
+        progress: whether to show progress.
 
     Raises:
-        UserError: if nothing was asked for and the model says nothing of its data.
+        UserError: if twins and models differ in number, or nothing is known of the data.
     """
     from antiphase.data import load_data
-    from antiphase.models.zoo import card_of
+    from antiphase.models.zoo import card_of, load_model
 
-    card = card_of(model)
+    place = find_device(device)
+    if against and len(against) != len(models):
+        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    loaded = [
+        load_model(spec, random_weights=random_weights and spec.startswith("timm:")).to(place)
+        for spec in map(str.strip, [*models, *against])
+    ]
+    card = card_of(loaded[0])
     own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
     if (source := data or own or (card.recipe or {}).get("data")) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     channels, size, _ = card.image_shape
-    return load_data(
+    images = load_data(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
         num_classes=card.num_classes if source == "random" else None, progress=progress,
     )  # fmt: skip
+    return loaded[: len(models)], loaded[len(models) :], images
 
 
-def find_device(name: str) -> torch.device:
+def find_device(name: str) -> "torch.device":
     """Return the device of a name; auto takes a GPU where there is one.
 
     Raises:
         UserError: if it cannot be used.
     """
+    import torch
+
     if name == "auto":
         own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each of torchrun's processes has one
         return torch.device(own if torch.cuda.is_available() else "cpu")

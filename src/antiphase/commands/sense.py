@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import load_images, load_models
+from antiphase.commands.loading import load_lineup
 from antiphase.commands.parse import parse_eps
 from antiphase.errors import UserError
 
@@ -29,12 +29,12 @@ def run_sense(
     if len(radii) != 1:
         raise UserError(f"radius {radius}: expected one number, such as 8/255")
     chosen = SensePlan(eps=radii[0], travel=parse_eps(travel), **plan)
-    if against and len(against) != len(models):
-        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
-    loaded = load_models([*models, *against], random_weights=random_weights, device=device)
-    images = load_images(loaded[0], data, split=split, limit=limit, skip_bad=skip_bad, progress=not quiet)
+    ours, twins, images = load_lineup(
+        models, against, data, split=split, limit=limit, random_weights=random_weights, skip_bad=skip_bad,
+        device=device, progress=not quiet,
+    )  # fmt: skip
     summary = sense_all(
-        loaded[: len(models)], loaded[len(models) :], images, chosen, out, parts=parts, batch_size=batch_size,
+        ours, twins, images, chosen, out, parts=parts, batch_size=batch_size,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
     )  # fmt: skip
     if not shard().first:

@@ -9,7 +9,7 @@ import polars as pl
 from antiphase.evaluation import sensitivity
 from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.report.families import Family
-from antiphase.report.wording import eps_label
+from antiphase.report.wording import eps_label, number
 from antiphase.sensitivity.depth import crossover
 
 Claims = list[tuple[str, str, str, str]]
@@ -43,7 +43,7 @@ def _verdict(estimate: Estimate, level: float = 0.0) -> str:
 
 def _text(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
     value, low, high = (
-        f"{scale * n:.{digits}f}".replace("-", "−") for n in (estimate.value, estimate.low, estimate.high)
+        number(scale * each, digits) for each in (estimate.value, estimate.low, estimate.high)
     )
     return f"{value} [{low}, {high}]"
 

@@ -16,6 +16,7 @@ from antiphase.report.families import Family, families
 from antiphase.report.html import drawn, environment
 from antiphase.report.sensitivity import chapters, read_rows
 from antiphase.report.stored import RUN_KEYS, read_json
+from antiphase.report.wording import number
 
 _COLUMNS = {
     "cosine": "cosθ",
@@ -88,7 +89,7 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
         }  # fmt: skip
         most = max(parts, key=lambda name: abs(parts[name]))
         ratio = explained[first, "relative"]
-        low, value, high = (f"{math.exp(number):.2f}" for number in (ratio.low, ratio.value, ratio.high))
+        low, value, high = (number(math.exp(each), 2) for each in (ratio.low, ratio.value, ratio.high))
         lead += f" Against its twin’s the layer’s map is {value} times as sensitive ({low} to {high}); "
         lead += f"the largest part in that is {words[most]}."
     return title, lead
@@ -113,7 +114,7 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple
 
 def _interval(estimate: Estimate, digits: int) -> str:
     numbers = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (f"{number:.{digits}f}".replace("-", "−") for number in numbers)
+    value, low, high = (number(each, digits) for each in numbers)
     return f"{value} ({low} to {high})"
 
 
@@ -162,10 +163,6 @@ def _console_cell(row: Mapping[str, Any] | None, scale: float) -> Text:
     if row is None or row["value"] is None:
         return Text("–")
     digits = 0 if scale > 1 else 3 if abs(row["value"]) < 10 else 1
-    ends = ((row["low"], "−∞"), (row["high"], "∞"))
-    low, high = (open_end if end is None else _signed(scale * end, digits) for end, open_end in ends)
-    return Text.assemble((_signed(scale * row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))
-
-
-def _signed(number: float, digits: int) -> str:
-    return f"{number:.{digits}f}".replace("-", "−")
+    ends = ((row["low"], -math.inf), (row["high"], math.inf))
+    low, high = (number(open_end if end is None else scale * end, digits) for end, open_end in ends)
+    return Text.assemble((number(scale * row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))

@@ -1,6 +1,5 @@
 """The sensitivity of attention in figures and tables, from the stored rows of a run."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIP
 from antiphase.report.families import Family
 from antiphase.report.layer_figures import Panel, layer_figure
 from antiphase.report.tables import Cell, Sheet
-from antiphase.report.wording import eps_label
+from antiphase.report.wording import eps_label, number
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
@@ -229,13 +228,8 @@ def _sheet(
 def _cell(row: dict[str, Any] | None, scale: float) -> Cell:
     if row is None:
         return Cell("–")
-    value, low, high = (scale * row[name] for name in ("value", "low", "high"))
-    digits = 1 if scale > 1 else 3
-    return Cell(_number(value, digits), (f"{_number(low, digits)} to {_number(high, digits)}",))
-
-
-def _number(value: float, digits: int) -> str:
-    if not math.isfinite(value):
-        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    text = f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.0f}"
-    return text.replace("-", "−")
+    value, low, high = (
+        number(scale * row[name], 0 if abs(scale * row[name]) >= 100 else 1 if scale > 1 else 3)
+        for name in ("value", "low", "high")
+    )
+    return Cell(value, (f"{low} to {high}",))

@@ -1,5 +1,6 @@
 """How numbers and names are written in tables, figures and sentences."""
 
+import math
 from collections.abc import Sequence
 
 _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
@@ -87,3 +88,14 @@ def lambda_range(values: Sequence[float]) -> str:
         return "–"
     low, high = f"{min(values):.3f}", f"{max(values):.3f}"
     return low if low == high else f"{low}–{high}"
+
+
+def number(value: float, digits: int) -> str:
+    """Write a number with a real minus; a dash where it is none, ∞ where it has no end.
+
+    >>> number(-0.25, 1), number(float("inf"), 1), number(float("nan"), 1)
+    ('−0.2', '∞', '–')
+    """
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    return f"{value:.{digits}f}".replace("-", "−")

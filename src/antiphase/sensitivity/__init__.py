@@ -4,7 +4,7 @@ from antiphase.sensitivity.adapters import register
 from antiphase.sensitivity.alignment import Alignment, Gram, align, cotangent_gram, exact_gram
 from antiphase.sensitivity.branches import Branch
 from antiphase.sensitivity.certificates import estimated_radius, margins, radius_ratio
-from antiphase.sensitivity.depth import crossover, product_bound, propagate, stage_norms
+from antiphase.sensitivity.depth import crossover, propagate, stage_norms
 from antiphase.sensitivity.gradients import (
     cotangent_grams,
     direction_grams,
@@ -24,7 +24,7 @@ __all__ = [
     "Alignment", "Branch", "Call", "Gram", "Layer", "align", "amplification", "attention_layers",
     "attention_maps", "cotangent_gram", "cotangent_grams", "critical_cosine", "crossover", "direction_grams",
     "estimated_radius", "exact_gram", "exact_norm", "gradient_ascent", "local_maximum", "loss_grams",
-    "map_function", "margins", "power_iteration", "product_bound", "propagate", "radius_ratio",
+    "map_function", "margins", "power_iteration",  "propagate", "radius_ratio",
     "random_directions", "register", "relative_sensitivity", "smooth", "stage_norms", "token_grams",
     "uniform_sampling",
 ]  # fmt: skip

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.sensitivity.eager import prepare_forward_mode
+
 Turn = Callable[[Tensor], Tensor]
 
 
@@ -105,4 +107,7 @@ def _pull(turn: Turn | None, at: Tensor, cotangent: Tensor) -> Tensor:
 
 
 def _push(turn: Turn | None, at: Tensor, tangent: Tensor) -> Tensor:
-    return tangent if turn is None else torch.func.jvp(turn, (at,), (tangent,))[1]
+    if turn is None:
+        return tangent
+    prepare_forward_mode()
+    return torch.func.jvp(turn, (at,), (tangent,))[1]

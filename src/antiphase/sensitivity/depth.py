@@ -166,16 +166,6 @@ def stage_norms(
     return torch.stack(found, 1)
 
 
-def product_bound(
-    norms: Float[Tensor, "batch stages"], xi: Float[Tensor, " batch"]
-) -> Float[Tensor, " batch"]:
-    """Return ∏ L(d)·‖ξ‖, what equation 5 with α = 1 allows a perturbation to come to.
-
-    With L(d) taken at the clean tokens it is a bound for ever smaller ξ only.
-    """
-    return norms.prod(1) * xi
-
-
 def crossover(differences: Mapping[int, tuple[float, float]]) -> int | None:
     """Return the depth from which on the differential model is the more robust one; None where undecided.
 

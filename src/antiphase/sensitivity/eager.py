@@ -1,5 +1,7 @@
 """Attention in a form that can be differentiated forwards and twice, in anybody's model."""
 
+import functools
+import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,10 +9,13 @@ from contextlib import contextmanager, suppress
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# torch's own forward mode warns, the first time that it is used, of torch.jit.script, which it calls itself
-with warnings.catch_warnings(), suppress(ImportError):
-    warnings.simplefilter("ignore", FutureWarning)
-    import torch._decomp.decompositions_for_jvp
+
+@functools.cache
+def prepare_forward_mode() -> None:
+    """Load what forward mode needs, once: torch would warn of torch.jit.script, which it calls itself there."""
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore", FutureWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 @contextmanager

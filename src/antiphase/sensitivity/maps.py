@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 from antiphase.sensitivity.adapters import find_adapter
-from antiphase.sensitivity.eager import eager_attention
+from antiphase.sensitivity.eager import eager_attention, prepare_forward_mode
 from antiphase.sensitivity.layers import Call, Layer
 
 Inputs = Tensor | Mapping[str, Any]
@@ -87,6 +87,7 @@ def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> No
     elif tangent is None:
         call(inputs)
     else:
+        prepare_forward_mode()
         with forward_ad.dual_level():
             call(forward_ad.make_dual(inputs, tangent.to(inputs.dtype)))
 

@@ -12,14 +12,13 @@ from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int64
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from antiphase import streams
 from antiphase.attacks.options import Precision
 from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
+from antiphase.progress import progress_bar
 from antiphase.sensitivity.certificates import certified_radius
 
 ABSTAIN = -1
@@ -156,12 +155,9 @@ def smooth(
         "prediction": torch.full((count,), ABSTAIN), "radius": torch.zeros(count, dtype=torch.float64),
         "top": torch.zeros(count, dtype=torch.int64), "count": torch.zeros(count, dtype=torch.int64),
     }  # fmt: skip
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True)
-    with attacked(model, precision) as oracle, shown:
-        task = shown.add_task(progress, total=count)
+    with attacked(model, precision) as oracle, progress_bar(progress, count, bool(progress)) as advance:
         copies = _Copies(oracle, images, ids, settings, batch_size)
-        votes = copies.votes(lambda cast: shown.advance(task, cast / settings.draws))
+        votes = copies.votes(lambda cast: advance(cast / settings.draws))
         for position, cast in enumerate(votes):
             verdict = _certify(cast, settings)
             for name, value in verdict.items():

@@ -8,8 +8,6 @@ from typing import Any
 
 import polars as pl
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,6 +19,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.files import digest
 from antiphase.models.zoo import card_of, fingerprint
+from antiphase.progress import progress_bar
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
@@ -34,7 +33,6 @@ from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
 _FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
-SENSE_VERSION = 1  # raise it when the same settings come to mean another measurement
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,7 @@ class Part:
     schema: dict[str, Any]
     settings: tuple[str, ...]
     rows: Callable[[nn.Module, Tensor, Tensor, SensePlan], Iterator[dict[str, Any]]]
+    version: int  # raise it when the same settings come to mean another measurement
     heavy: bool = False
 
 
@@ -192,15 +191,16 @@ def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: 
 
 
 PARTS = (
-    Part("alignment", ALIGNMENT_SCHEMA, ("probes", "seed"), alignment_rows),
+    Part("alignment", ALIGNMENT_SCHEMA, ("probes", "seed"), alignment_rows, version=2),
     Part(
         "lipschitz",
         LIPSCHITZ_SCHEMA,
         ("eps", "samples", "steps", "points", "seed"),
         lipschitz_rows,
         heavy=True,
+        version=1,
     ),
-    Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows),
+    Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows, version=1),
 )
 
 
@@ -228,7 +228,7 @@ def sense(
     for part in (part for part in PARTS if part.name in parts):
         chosen = {field: asdict(plan)[field] for field in part.settings}
         what = {
-            "version": SENSE_VERSION,
+            "version": part.version,
             "part": part.name,
             "model": who,
             "data": data.fingerprint(),
@@ -240,7 +240,7 @@ def sense(
         wanted = data.ids.tolist()[: min(most, plan.lipschitz_limit) if part.heavy else most]
         missing = [at for at, sample in enumerate(wanted) if sample not in held]
         shard.wait()
-        with _bar(
+        with progress_bar(
             f"{name} {part.name}", len(missing[shard.rank :: shard.count]), progress and shard.first
         ) as advance:
             mine = missing[shard.rank :: shard.count]
@@ -271,20 +271,3 @@ def _described(rows: pl.DataFrame, name: str, model: nn.Module, part: Part) -> p
     )
     order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
     return rows.select(*part.schema).sort(order, maintain_order=True)
-
-
-class _bar:
-    """Images done, on stderr."""
-
-    def __init__(self, title: str, total: int, shown: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True)
-        self.title, self.total = title, total
-
-    def __enter__(self) -> Callable[[int], None]:
-        self.progress.start()
-        task = self.progress.add_task(self.title, total=self.total)
-        return lambda count: self.progress.advance(task, count)
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
