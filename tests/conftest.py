@@ -1,8 +1,12 @@
 """What all tests share."""
 
+import os
 import sys
 
 import pytest
+
+# One thread for each of xdist's workers, and for what they start: said before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from antiphase import cli
 
