@@ -11,7 +11,8 @@ import antiphase
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import load_model, mean_lambdas
-from antiphase.models.zoo import card_of, fingerprint, specimen_names
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint, specimen_names
 
 SPECIMENS = Path(antiphase.__file__).parent / "specimens"
 

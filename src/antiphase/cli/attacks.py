@@ -20,7 +20,10 @@ from antiphase.cli.options import (
     Limit,
     Models,
     Norm,
+    Objective,
     Out,
+    PatchWidth,
+    Prompt,
     Quiet,
     RandomWeights,
     Restarts,
@@ -93,6 +96,8 @@ def audit(
     attack: AttackName = "pgd",
     steps: Steps = None,
     restarts: Restarts = None,
+    objective: Objective = None,
+    width: PatchWidth = None,
     independent: Independent = False,
     control: Control = False,
     sense_limit: Annotated[
@@ -103,6 +108,7 @@ def audit(
     out: Out = Path("antiphase-audit"),
     random_weights: RandomWeights = False,
     skip_bad: SkipBad = False,
+    prompt: Prompt = None,
     batch_size: BatchSize = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -115,6 +121,8 @@ def audit(
 
     antiphase audit runs/diffvit --against runs/vit --eps 1/255,4/255 --limit 500
 
+    antiphase audit runs/diffclip --against runs/clip --data openmoji --objective cosine
+
     antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
 
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
@@ -122,9 +130,10 @@ def audit(
     run_audit(
         model.split(","), against.split(",") if against else [], data, out, quiet, device,
         split=split, limit=limit, eps=eps, norm=norm, attack=attack,
-        settings=given(steps=steps, restarts=restarts), nested=not independent, control=control,
+        settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
+        nested=not independent, control=control,
         sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
-        skip_bad=skip_bad, batch_size=batch_size,
+        skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -147,10 +156,8 @@ def attack(
     steps: Steps = None,
     restarts: Restarts = None,
     queries: Annotated[int | None, typer.Option(help="Square: forward passes a sample.", min=1)] = None,
-    width: Annotated[int | None, typer.Option(help="Patch: side of the square in pixels.", min=1)] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="PGD, APGD: cross_entropy, margin, dlr or cosine.")
-    ] = None,
+    width: PatchWidth = None,
+    objective: Objective = None,
     independent: Independent = False,
     control: Control = False,
     precision: SearchPrecision = "float32",
@@ -158,6 +165,7 @@ def attack(
     out: Out = Path("antiphase-attack"),
     random_weights: RandomWeights = False,
     skip_bad: SkipBad = False,
+    prompt: Prompt = None,
     batch_size: BatchSize = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -183,5 +191,5 @@ def attack(
         [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
         settings=settings, nested=not independent, control=control, precision=precision, seed=seed,
         random_weights=random_weights,
-        skip_bad=skip_bad, batch_size=batch_size,
+        skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
     )  # fmt: skip

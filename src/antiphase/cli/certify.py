@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import DataSource, Device, Limit, Out, Quiet, RandomWeights, Seed, Split
+from antiphase.cli.options import DataSource, Device, Limit, Out, Prompt, Quiet, RandomWeights, Seed, Split
 from antiphase.commands.certify import run_certify
 
 
@@ -31,6 +31,7 @@ def certify(
     seed: Seed = 0,
     out: Out = Path("antiphase-certify"),
     random_weights: RandomWeights = False,
+    prompt: Prompt = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Noisy copies through the model at once; affects no result.", min=1)
     ] = None,
@@ -52,6 +53,6 @@ def certify(
     """
     run_certify(
         model, against, data, out, quiet, device, split=split, limit=limit, random_weights=random_weights,
-        batch_size=batch_size, sigma=sigma, samples=samples, select=select, alpha=alpha, seed=seed,
+        prompt=prompt, batch_size=batch_size, sigma=sigma, samples=samples, select=select, alpha=alpha, seed=seed,
         precision=precision,
     )  # fmt: skip

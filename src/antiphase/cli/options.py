@@ -40,7 +40,7 @@ DataSource = Annotated[
     str | None, typer.Option(help="Source of images; the model's own test images where not given.")
 ]
 RandomWeights = Annotated[
-    bool, typer.Option("--random-weights", help="Build timm: models without a download.")
+    bool, typer.Option("--random-weights", help="Build timm: and open_clip: models without a download.")
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them.")
@@ -48,3 +48,18 @@ SkipBad = Annotated[
 BatchSize = Annotated[
     int | None, typer.Option(help="Images through the model at once; affects no result.", min=1)
 ]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        help="Template of a CLIP's class prompts, {} for the name; the data's own texts, or 'a photo of {}', where "
+        "not given."
+    ),
+]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        help="What PGD or APGD maximises: cross_entropy, margin, dlr, or cosine: for a CLIP, away from the image's "
+        "own prompt."
+    ),
+]
+PatchWidth = Annotated[int | None, typer.Option(help="Patch: side of the square in pixels.", min=1)]

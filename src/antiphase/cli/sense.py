@@ -14,6 +14,7 @@ from antiphase.cli.options import (
     Limit,
     Models,
     Out,
+    Prompt,
     Quiet,
     RandomWeights,
     Seed,
@@ -51,6 +52,7 @@ def sense(
     out: Out = Path("antiphase-sense"),
     random_weights: RandomWeights = False,
     skip_bad: SkipBad = False,
+    prompt: Prompt = None,
     batch_size: BatchSize = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -70,6 +72,6 @@ def sense(
     run_sense(
         model.split(","), against.split(",") if against else [], data, out, quiet, device,
         parts=[part.strip() for part in parts.split(",")], radius=radius, travel=eps, split=split, limit=limit,
-        random_weights=random_weights, skip_bad=skip_bad, batch_size=batch_size, probes=probes, samples=samples,
-        steps=steps, points=points, lipschitz_limit=lipschitz_limit, seed=seed,
+        random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+        probes=probes, samples=samples, steps=steps, points=points, lipschitz_limit=lipschitz_limit, seed=seed,
     )  # fmt: skip

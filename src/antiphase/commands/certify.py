@@ -12,7 +12,7 @@ from antiphase.errors import UserError
 
 def run_certify(
     model: str, against: str | None, data: str | None, out: Path, quiet: bool, device: str, *,
-    split: str = "test", limit: int | None = None, random_weights: bool = False,
+    split: str = "test", limit: int | None = None, random_weights: bool = False, prompt: str | None = None,
     batch_size: int | None = None, **smoothing: Any,
 ) -> None:  # fmt: skip
     """Load one or two models and data, smooth them, write rows, summary and figure, and print the table."""
@@ -27,7 +27,7 @@ def run_certify(
         raise UserError(f"batch_size {batch_size}: expected at least 1")
     ours, twins, images = load_lineup(
         [model], [against] if against else [], data, split=split, limit=limit, random_weights=random_weights,
-        skip_bad=False, device=device, progress=not quiet,
+        skip_bad=False, device=device, progress=not quiet, prompt=prompt,
     )  # fmt: skip
     console = Console(stderr=True, highlight=False)
     rows, summary = certify(

@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from antiphase.errors import UserError
+
+_RANDOM_CLASSES = 10  # of random images for a model that has no number of classes
 
 if TYPE_CHECKING:
     import torch
@@ -15,9 +18,11 @@ if TYPE_CHECKING:
 
 def load_lineup(
     models: Sequence[str], against: Sequence[str], data: str | None, *, split: str, limit: int | None,
-    random_weights: bool, skip_bad: bool, device: str, progress: bool,
+    random_weights: bool, skip_bad: bool, device: str, progress: bool, prompt: str | None = None,
 ) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:  # fmt: skip
     """Load models, their twins and the images: those that were asked for, else those the first was trained for.
+
+    A dual encoder is bound to the images' classes, so that it is a classifier like all others.
 
     Args:
         models: specifications.
@@ -29,18 +34,21 @@ def load_lineup(
         skip_bad: whether unreadable images are left out.
         device: name of it.
         progress: whether to show progress.
+        prompt: template of a dual encoder's class prompts; the data's own prompts, or the paper's template,
+            where not given.
 
     Raises:
         UserError: if twins and models differ in number, or nothing is known of the data.
     """
     from antiphase.data import load_data
-    from antiphase.models.zoo import card_of, load_model
+    from antiphase.models.card import card_of
+    from antiphase.models.zoo import load_model
 
     place = find_device(device)
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
     loaded = [
-        load_model(spec, random_weights=random_weights and spec.startswith("timm:")).to(place)
+        load_model(spec, random_weights=random_weights and spec.startswith(("timm:", "open_clip:"))).to(place)
         for spec in map(str.strip, [*models, *against])
     ]
     card = card_of(loaded[0])
@@ -50,9 +58,23 @@ def load_lineup(
     channels, size, _ = card.image_shape
     images = load_data(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-        num_classes=card.num_classes if source == "random" else None, progress=progress,
+        num_classes=(card.num_classes or _RANDOM_CLASSES) if source == "random" else None, progress=progress,
     )  # fmt: skip
+    loaded = [bound(model, images, prompt) for model in loaded]
     return loaded[: len(models)], loaded[len(models) :], images
+
+
+def bound(model: "nn.Module", images: "ImageSet", prompt: str | None) -> "nn.Module":
+    """Return a classifier: the model, or a dual encoder bound to the classes of the images."""
+    from antiphase.models.card import card_of, with_card
+    from antiphase.models.zeroshot import PAPER_TEMPLATE, DualEncoder, zero_shot_classifier
+
+    if not isinstance(model, DualEncoder):
+        return model
+    card = card_of(model)
+    prompts = images.prompts if prompt is None else None
+    classifier = zero_shot_classifier(model, images.class_names, [prompt or PAPER_TEMPLATE], prompts=prompts)
+    return with_card(classifier, replace(card, num_classes=len(images.class_names)))
 
 
 def find_device(name: str) -> "torch.device":

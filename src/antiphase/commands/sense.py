@@ -16,7 +16,8 @@ from antiphase.errors import UserError
 def run_sense(
     models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *,
     parts: list[str], radius: str, travel: str, split: str = "test", limit: int | None = None,
-    random_weights: bool = False, skip_bad: bool = False, batch_size: int | None = None, **plan: Any,
+    random_weights: bool = False, skip_bad: bool = False, prompt: str | None = None,
+    batch_size: int | None = None, **plan: Any,
 ) -> None:  # fmt: skip
     """Load models and images, measure them, write the report and print the tables."""
     from antiphase.report.sense_page import lipschitz_table, sense_table, write_sense_report
@@ -31,7 +32,7 @@ def run_sense(
     chosen = SensePlan(eps=radii[0], travel=parse_eps(travel), **plan)
     ours, twins, images = load_lineup(
         models, against, data, split=split, limit=limit, random_weights=random_weights, skip_bad=skip_bad,
-        device=device, progress=not quiet,
+        device=device, progress=not quiet, prompt=prompt,
     )  # fmt: skip
     summary = sense_all(
         ours, twins, images, chosen, out, parts=parts, batch_size=batch_size,

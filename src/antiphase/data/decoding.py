@@ -1,9 +1,14 @@
 """From an image file to 8-bit pixels of a fixed shape."""
 
 import functools
+import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+import torch
 from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
@@ -23,16 +28,38 @@ def describe_transform(image_size: int, channels: int) -> str:
 
 
 @functools.cache
-def _resize_and_crop(image_size: int) -> Callable[[Image.Image], UInt8[Tensor, "channels size size"]]:
+def _resize_and_crop(
+    image_size: int, interpolation: str = "bicubic"
+) -> Callable[[Image.Image], UInt8[Tensor, "channels size size"]]:
     from torchvision.transforms import InterpolationMode, v2  # seconds to import, and arrays never need it
 
     return v2.Compose(
         [
-            v2.Resize(image_size, interpolation=InterpolationMode.BICUBIC, antialias=True),
+            v2.Resize(image_size, interpolation=InterpolationMode(interpolation), antialias=True),
             v2.CenterCrop(image_size),
             v2.PILToTensor(),
         ]
     )
+
+
+@dataclass(frozen=True)
+class Square:
+    """A model's preprocessing: shorter side to ``size``, centre cut out; an image of that size stays as it is.
+
+    Attributes:
+        size: height and width in pixels.
+        interpolation: ``"bicubic"`` or ``"bilinear"``, with antialiasing.
+    """
+
+    size: int
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+
+    def __call__(self, image: UInt8[Tensor, "3 height width"]) -> UInt8[Tensor, "3 size size"]:
+        """Return the square."""
+        if image.shape[1:] == (self.size, self.size):
+            return image
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        return _resize_and_crop(self.size, self.interpolation)(picture)
 
 
 def decode(path: Path, image_size: int, channels: int) -> UInt8[Tensor, "channels size size"]:
@@ -48,16 +75,38 @@ def decode(path: Path, image_size: int, channels: int) -> UInt8[Tensor, "channel
     Raises:
         UserError: the file cannot be decoded; the line names it.
     """
+    return _resize_and_crop(image_size)(_read(path, channels, str(path)))
+
+
+def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "3 height width"]:
+    """Return a file's RGB image in its own size; otherwise as :func:`decode`.
+
+    Args:
+        file: a path, or the file's bytes.
+        name: what messages call it; the path where not given.
+
+    Raises:
+        UserError: it cannot be decoded; the line names it.
+    """
+    source = file if isinstance(file, Path) else io.BytesIO(file)
+    return pil_to_tensor(_read(source, 3, name or str(file)))
+
+
+def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
+    """Return an RGB image's pixels."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def _read(source: Path | io.BytesIO, channels: int, name: str) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would clip these to white without a word
                 raise ValueError(f"its pixels have more than 8 bits (mode {image.mode})")
             # Pillow warns when a palette with transparency goes to RGB in one step
             flat = image.convert("RGBA") if image.mode in ("P", "PA") else image
-            pixels = flat.convert(_MODES[channels])
+            return flat.convert(_MODES[channels])
     except Exception as error:  # Pillow's readers raise anything: OSError, SyntaxError, struct.error, ...
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"cannot read image {path} ({reason}): mend it, or use --skip-bad to leave such files out"
+            f"cannot read image {name} ({reason}): mend it, or use --skip-bad to leave such files out"
         ) from error
-    return _resize_and_crop(image_size)(pixels)

@@ -34,6 +34,7 @@ class ImageSet(ABC):
         ids: position of each sample in the full split; subsets keep them, random streams are keyed by them.
         labels: index into ``class_names``; known without decoding an image.
         skipped: files left out because they could not be read.
+        prompts: texts for each class that a dual encoder is bound to in place of its name; None: the name.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ImageSet(ABC):
     ids: Int64[Tensor, " n"]
     labels: Int64[Tensor, " n"]
     skipped: tuple[str, ...] = ()
+    prompts: tuple[tuple[str, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.ids.shape != self.labels.shape:

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from antiphase.data.arrays import cifar, digits, fashion_mnist, random_images
+from antiphase.data.captions import coco_single_label
 from antiphase.data.folders import Listing, choose_split, class_folder, imagenet, tiny_imagenet
-from antiphase.data.images import FileImages, ImageSet
+from antiphase.data.images import ArrayImages, FileImages, ImageSet
 from antiphase.data.root import data_root
 from antiphase.data.specimens import specimen_images
 from antiphase.errors import UserError
@@ -51,6 +52,28 @@ def _open_files(name: str, listing: Listing, ask: _Request, image_size: int = 22
     )
 
 
+def _open_emoji(ask: _Request, name: str) -> ArrayImages:
+    from antiphase.data.openmoji import noto_pairs, openmoji_pairs  # of an extra
+
+    pairs = {"openmoji": openmoji_pairs, "noto-emoji": noto_pairs}[name](ask.split, ask.root)
+    assert pairs.labels is not None
+    return ArrayImages(
+        name=name, split=ask.split, class_names=pairs.class_names, ids=pairs.ids, labels=pairs.labels,
+        pixels=pairs.array, prompts=pairs.prompts,
+    )  # fmt: skip
+
+
+def _open_coco(ask: _Request) -> FileImages:
+    """COCO's objects, each image under the class of its largest one: how the robustness paper's CLIPs are attacked."""
+    pairs = coco_single_label(ask.root / "coco", ask.split)
+    assert pairs.labels is not None
+    return FileImages(
+        name="coco", split=pairs.split, class_names=pairs.class_names, ids=pairs.ids, labels=pairs.labels,
+        skipped=pairs.skipped, root=pairs.root, files=pairs.files, image_size=ask.image_size or 224,
+        channels=ask.channels or 3,
+    )  # fmt: skip
+
+
 def _open_folder(ask: _Request) -> FileImages:
     name = f"folder:{ask.path}"
     return _open_files(name, class_folder(name, Path(ask.path).expanduser(), ask.split), ask)
@@ -83,6 +106,19 @@ _SOURCES = {
     "imagenet": _Source(
         "ImageNet-1k, RGB, 1,000 classes, in {train,val}/<wnid> below the data folder",
         lambda ask: _open_files("imagenet", imagenet(ask.split, ask.root), ask),
+        splits=("train", "val"),
+    ),
+    "openmoji": _Source(
+        "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (pip install 'antiphase[openmoji]')",
+        lambda ask: _open_emoji(ask, "openmoji"),
+    ),
+    "noto-emoji": _Source(
+        "the same emoji by another artist: Noto Color Emoji, from Debian's fonts-noto-color-emoji",
+        lambda ask: _open_emoji(ask, "noto-emoji"),
+    ),
+    "coco": _Source(
+        "COCO, RGB, 80 classes, an image under the class of its largest object, below the data folder's coco/",
+        _open_coco,
         splits=("train", "val"),
     ),
     "folder:PATH": _Source(

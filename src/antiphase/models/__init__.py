@@ -1,18 +1,34 @@
-"""Models: one vision transformer with attention as a slot, and all else that loads as a classifier."""
+"""Models: transformers with attention as a slot, and all else that loads as a classifier or a dual encoder."""
 
+from antiphase.models.card import ModelCard
+from antiphase.models.clip import CLIP, ClipConfig, build_clip
+from antiphase.models.clip_factories import clip, clip_vit_b16, diffclip, diffclip_vit_b16
+from antiphase.models.export import push, write_model
 from antiphase.models.factories import VitConfig, build, diffvit, vit
 from antiphase.models.lambdas import layer_lambdas, mean_lambdas
 from antiphase.models.vit import VisionTransformer
-from antiphase.models.zoo import ModelCard, load_model
+from antiphase.models.zeroshot import ZeroShotClassifier, zero_shot_classifier
+from antiphase.models.zoo import load_model
 
 __all__ = [
+    "CLIP",
+    "ClipConfig",
     "ModelCard",
     "VisionTransformer",
     "VitConfig",
+    "ZeroShotClassifier",
     "build",
+    "build_clip",
+    "clip",
+    "clip_vit_b16",
+    "diffclip",
+    "diffclip_vit_b16",
     "diffvit",
     "layer_lambdas",
     "load_model",
     "mean_lambdas",
+    "push",
     "vit",
+    "write_model",
+    "zero_shot_classifier",
 ]

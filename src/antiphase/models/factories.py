@@ -1,40 +1,25 @@
 """ViT and DiffViT of any size, and the sizes that go with the usual image sizes."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from antiphase.attention import DifferentialAttention, SoftmaxAttention
-from antiphase.attention.lambdas import Parameterisation, constant, depth_scheduled
 from antiphase.errors import UserError
+from antiphase.models.towers import TowerConfig, attention_slot
 from antiphase.models.vit import VisionTransformer, initialise
 
 
-class VitConfig(BaseModel):
-    """All that is needed to build a vision transformer again; stored beside its weights.
+class VitConfig(TowerConfig):
+    """All that is needed to build a vision transformer again; stored beside its weights."""
 
-    ``num_heads`` counts the heads of the standard twin; a DiffViT has half as many differential heads.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    attention: Literal["softmax", "differential"]
     image_size: PositiveInt
     patch_size: PositiveInt
     in_channels: PositiveInt
-    dim: PositiveInt
-    depth: PositiveInt
-    num_heads: PositiveInt
-    num_classes: PositiveInt
-    mlp_ratio: PositiveFloat = 4.0
+    num_classes: NonNegativeInt
+    norm_eps: PositiveFloat = 1e-6
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    lambda_init: float = 0.8
-    lambda_schedule: Literal["constant", "depth"] = "constant"
-    parameterisation: Parameterisation = "vector"
-    head_norm: bool = True
-    rescale: bool = True
 
 
 # 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
@@ -55,39 +40,35 @@ def build(config: VitConfig, seed: int = 0) -> VisionTransformer:
     Raises:
         UserError: for sizes that do not fit together.
     """
-
-    def attention(layer: int) -> torch.nn.Module:
-        if config.attention == "softmax":
-            return SoftmaxAttention(config.dim, config.num_heads)
-        schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
-        return DifferentialAttention(
-            config.dim,
-            config.num_heads,
-            lambda_init=schedule(layer),
-            parameterisation=config.parameterisation,
-            head_norm=config.head_norm,
-            rescale=config.rescale,
-        )
-
     with torch.random.fork_rng(devices=[]):  # construction draws weights that `initialise` draws again
-        try:
-            model = VisionTransformer(
-                attention,
-                image_size=config.image_size,
-                patch_size=config.patch_size,
-                in_channels=config.in_channels,
-                dim=config.dim,
-                depth=config.depth,
-                num_classes=config.num_classes,
-                mlp_ratio=config.mlp_ratio,
-                mean=config.mean,
-                std=config.std,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        model = build_vision(config)
     initialise(model, seed)
     model.config = config
     return model
+
+
+def build_vision(config: VitConfig) -> VisionTransformer:
+    """Build the model with whatever weights construction draws.
+
+    Raises:
+        UserError: for sizes that do not fit together.
+    """
+    try:
+        return VisionTransformer(
+            attention_slot(config),
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            in_channels=config.in_channels,
+            dim=config.dim,
+            depth=config.depth,
+            num_classes=config.num_classes,
+            mlp_ratio=config.mlp_ratio,
+            norm_eps=config.norm_eps,
+            mean=config.mean,
+            std=config.std,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def vit(image_size: int = 28, *, seed: int = 0, **sizes: Any) -> VisionTransformer:

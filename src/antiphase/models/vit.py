@@ -1,46 +1,15 @@
 """One vision transformer; what attends is a slot."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from pydantic import BaseModel
 from torch import Tensor, nn
 
 from antiphase.models.normalize import Normalize
+from antiphase.models.transformer import AttentionFactory, Block, run_blocks
 from antiphase.streams import generator
-
-AttentionFactory = Callable[[int], nn.Module]
-
-
-class Mlp(nn.Module):
-    """Linear, GELU, linear; timm's parameter names."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        """Return the transformed tokens."""
-        return self.fc2(self.act(self.fc1(x)))
-
-
-class Block(nn.Module):
-    """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x))."""
-
-    def __init__(self, dim: int, attention: nn.Module, mlp_ratio: float) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = attention
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
-
-    def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the tokens after the block."""
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
 
 
 class PatchEmbed(nn.Module):
@@ -71,8 +40,9 @@ class VisionTransformer(nn.Module):
         in_channels: channels of the images.
         dim: width of the tokens.
         depth: number of blocks.
-        num_classes: number of logits.
+        num_classes: number of logits; 0 leaves the head out, and the model returns its features.
         mlp_ratio: hidden width of the MLP over ``dim``.
+        norm_eps: of the layer norms (timm's 1e-6).
         mean: subtracted from the images, one number a channel (0.5 where not given).
         std: what they are divided by after that, one number a channel (0.5 where not given).
 
@@ -93,6 +63,7 @@ class VisionTransformer(nn.Module):
         depth: int,
         num_classes: int,
         mlp_ratio: float = 4.0,
+        norm_eps: float = 1e-6,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
@@ -109,9 +80,12 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbed(in_channels, patch_size, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (image_size // patch_size) ** 2, dim))
-        self.blocks = nn.ModuleList(Block(dim, attention(layer), mlp_ratio) for layer in range(depth))
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.head = nn.Linear(dim, num_classes)
+        self.checkpointing = False  # computes each block again in the backward pass: slower, smaller
+        self.blocks = nn.ModuleList(
+            Block(dim, attention(layer), mlp_ratio, nn.GELU(), norm_eps) for layer in range(depth)
+        )
+        self.norm = nn.LayerNorm(dim, eps=norm_eps)
+        self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
 
     def tokens(
         self, images: Float[Tensor, "batch channels height width"]
@@ -129,12 +103,27 @@ class VisionTransformer(nn.Module):
         cls = self.cls_token.expand(len(images), -1, -1)
         return torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
 
+    def features(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        keep: Int64[Tensor, "batch kept"] | None = None,
+    ) -> Float[Tensor, "batch dim"]:
+        """Return the class token behind the last norm, what the head is given.
+
+        Args:
+            images: in [0, 1].
+            keep: indices of the patches that the blocks see, all where not given (Y. Li et al., *Scaling
+                Language-Image Pre-training via Masking*, CVPR 2023).
+        """
+        x = self.tokens(images)
+        if keep is not None:
+            kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
+            x = torch.cat([x[:, :1], kept], 1)
+        return self.norm(run_blocks(self.blocks, x, checkpointing=self.checkpointing)[:, 0])
+
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]."""
-        x = self.tokens(images)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x)[:, 0])
+        return self.head(self.features(images))
 
 
 def initialise(model: nn.Module, seed: int) -> None:

@@ -1,14 +1,13 @@
-"""From a specification in one string to a classifier of images in [0, 1]."""
+"""From a specification in one string to a classifier of images in [0, 1], or a dual encoder."""
 
 import difflib
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import timm
 import torch
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub import hf_hub_download
 from pydantic import ValidationError
 from timm.data.config import resolve_data_config
 from torch import nn
@@ -16,47 +15,40 @@ from torch import nn
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.clip import CLIP, build_clip
+from antiphase.models.clip_factories import valid_clip
+from antiphase.models.dual_encoders import OFFLINE, OpenClip, load_open_clip, load_released
 from antiphase.models.factories import VitConfig, build
 from antiphase.models.lambdas import layer_lambdas
 from antiphase.models.normalize import Normalized
 
 SPECS = {
     "specimen:NAME": "a trained model of the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
-    "DIRECTORY": "a run made by antiphase train",
+    "DIRECTORY": "a run made by antiphase train or train-clip",
     "timm:NAME": "any classifier of timm, with its pretrained weights",
+    "open_clip:NAME/TAG": "any CLIP of open_clip, with pretrained weights TAG",
+    "diffclip:PATH#lambda_init=0.8": "a released checkpoint of DiffCLIP or its baseline, a file or on the hub",
+    "hub:USER/NAME": "a model in our layout on the hub",
 }
 
 
-@dataclass(frozen=True)
-class ModelCard:
-    """What is known of a loaded model beside its weights; ``model.card``.
+def load_model(
+    spec: str,
+    *,
+    random_weights: bool = False,
+    seed: int = 0,
+    lambda_init: float | Literal["depth"] | None = None,
+) -> nn.Module:
+    """Load a classifier from images in [0, 1] to logits, or a dual encoder, in evaluation mode, with its ``card``.
 
-    Attributes:
-        name: short name, the last part of the specification.
-        spec: the specification.
-        attention: ``"softmax"`` or ``"differential"``.
-        seed: of its training (of its weights, if random); None where unknown.
-        image_shape: (channels, height, width).
-        num_classes: number of logits.
-        recipe: how it was trained, where known.
-    """
-
-    name: str
-    spec: str
-    attention: Literal["softmax", "differential"]
-    seed: int | None
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    recipe: dict[str, Any] | None = None
-
-
-def load_model(spec: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module:
-    """Load a classifier from images in [0, 1] to logits, in evaluation mode, with its ``card``.
+    A dual encoder becomes a classifier by :func:`~antiphase.models.zero_shot_classifier`.
 
     Args:
-        spec: ``specimen:vit-0``, a directory made by ``antiphase train``, or ``timm:NAME``.
-        random_weights: build a ``timm:`` model without downloading its weights.
+        spec: see ``SPECS``. ``diffclip:`` may end in ``#lambda_init=0.8`` or ``#lambda_init=depth``.
+        random_weights: build a ``timm:`` or ``open_clip:`` model without downloading its weights.
         seed: of random weights.
+        lambda_init: of a ``diffclip:`` checkpoint, which does not hold it.
 
     Raises:
         UserError: for an unknown specification, missing or damaged files, weights that do not fit, or
@@ -66,16 +58,45 @@ def load_model(spec: str, *, random_weights: bool = False, seed: int = 0) -> nn.
     'differential'
     """
     kind, _, name = spec.partition(":")
-    if kind == "timm" and name:
-        return _load_timm(spec, name, random_weights, seed)
+    if kind in ("timm", "open_clip") and name:
+        if kind == "timm":
+            return _load_timm(spec, name, random_weights, seed)
+        return _as_loaded(
+            load_open_clip(name, random_weights, seed), spec, name, seed if random_weights else None
+        )
     if random_weights:
-        raise UserError(f"--random-weights is for timm: models; {spec!r} comes with its weights")
+        raise UserError(
+            f"--random-weights is for timm: and open_clip: models; {spec!r} comes with its weights"
+        )
+    if kind == "diffclip" and name:
+        path, _, setting = name.partition("#")
+        return _as_loaded(load_released(path, _lambda_init(spec, setting, lambda_init)), spec, path)
     if kind == "specimen":
         return _load_run(_specimen(name), spec, name)
+    if kind == "hub" and name:
+        return _load_run(_from_hub(name), spec, name.rpartition("/")[2])
     if not Path(spec).is_dir():
         known = ", ".join(SPECS)
         raise UserError(f"model {spec!r}: neither a directory nor one of {known}")
     return _load_run(Path(spec), spec, Path(spec).resolve().name)
+
+
+def _lambda_init(
+    spec: str, setting: str, given: float | Literal["depth"] | None
+) -> float | Literal["depth"] | None:
+    if not setting:
+        return given
+    name, _, value = setting.partition("=")
+    if name == "lambda_init" and value == "depth":
+        return "depth"
+    try:
+        if name != "lambda_init":
+            raise ValueError
+        return float(value)
+    except ValueError:
+        raise UserError(
+            f"{spec}: expected #lambda_init=0.8 or another number, or #lambda_init=depth"
+        ) from None
 
 
 def specimen_names() -> list[str]:
@@ -98,23 +119,6 @@ def fingerprint(model: nn.Module) -> str:
     return digest(*parts)
 
 
-def card_of(model: nn.Module) -> ModelCard:
-    """Return the card of a model that :func:`load_model` loaded.
-
-    Raises:
-        UserError: if it has none.
-    """
-    card = getattr(model, "card", None)
-    if not isinstance(card, ModelCard):
-        raise UserError(f"{type(model).__name__} has no card; expected a model loaded by load_model")
-    return card
-
-
-def _with_card(model: nn.Module, card: ModelCard) -> nn.Module:
-    object.__setattr__(model, "card", card)  # past nn.Module, which would look for parameters in it
-    return model.eval()
-
-
 def _specimens() -> Path:
     return Path(str(files("antiphase").joinpath("specimens")))
 
@@ -125,21 +129,48 @@ def _specimen(name: str) -> Path:
     return _specimens() / name
 
 
+def _from_hub(name: str) -> Path:
+    """Return the folder of a repository with a model in our layout."""
+    try:
+        files = [hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)]
+    except OFFLINE as error:
+        raise UserError(
+            f"hub:{name}: cannot be had from the hub ({str(error).strip().splitlines()[0]})"
+        ) from None
+    return Path(files[0]).parent
+
+
 def _load_run(directory: Path, spec: str, name: str) -> nn.Module:
     recipe = checkpoints.read_recipe(directory)
+    source = directory / checkpoints.RECIPE_FILE
+    path = directory / checkpoints.WEIGHTS_FILE
+    if recipe.get("kind") == "clip":
+        encoder = build_clip(valid_clip(recipe.get("model"), f"{source}: model."))
+        checkpoints.load_into(encoder, checkpoints.read_weights(path), str(path))
+        return _as_loaded(encoder, spec, name, recipe.get("seed"), recipe)
     try:
         config = VitConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, ("model", *first["loc"])))
-        raise UserError(f"{directory / checkpoints.RECIPE_FILE}: {where}: {first['msg']}") from None
+        raise UserError(f"{source}: {where}: {first['msg']}") from None
     model = build(config)
-    path = directory / checkpoints.WEIGHTS_FILE
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(
         name, spec, config.attention, recipe.get("seed"), model.image_shape, config.num_classes, recipe
     )
-    return _with_card(model, card)
+    return with_card(model, card)
+
+
+def _as_loaded(
+    model: CLIP | OpenClip,
+    spec: str,
+    name: str,
+    seed: int | None = None,
+    recipe: dict[str, Any] | None = None,
+) -> nn.Module:
+    attention = "differential" if layer_lambdas(model) else "softmax"
+    return with_card(model, ModelCard(name, spec, attention, seed, model.image_shape, 0, recipe))
 
 
 def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Module:
@@ -152,7 +183,7 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # timm draws from the global generator, which is put back afterwards
             model = timm.create_model(name, pretrained=not random_weights)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, RuntimeError) as error:
+    except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"timm:{name}: the weights cannot be had ({reason}); download them where there is a network, "
@@ -169,4 +200,4 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
         tuple(settings["input_size"]),
         int(getattr(model, "num_classes")),  # noqa: B009 (typed as a tensor otherwise)
     )
-    return _with_card(wrapped, card)
+    return with_card(wrapped, card)

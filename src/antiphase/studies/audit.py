@@ -19,8 +19,8 @@ from antiphase.errors import UserError
 from antiphase.evaluation.rates import summarise
 from antiphase.evaluation.sensitivity import alignment
 from antiphase.files import replacing, write_json
+from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
-from antiphase.models.zoo import card_of
 from antiphase.studies.gallery import Gallery, write_gallery
 from antiphase.studies.measure import Plan, measure
 from antiphase.studies.record import check_fit, run_record, short_names

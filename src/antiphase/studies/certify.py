@@ -19,7 +19,8 @@ from antiphase.attacks.oracle import attacked
 from antiphase.data import ImageSet
 from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import digest, replacing, write_json
-from antiphase.models.zoo import card_of, fingerprint
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
 from antiphase.studies.journal import Journal
 from antiphase.studies.measure import slices

@@ -25,7 +25,8 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.files import digest, write_json
-from antiphase.models.zoo import card_of, fingerprint
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
 from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 

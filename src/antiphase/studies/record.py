@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from antiphase.data import ImageSet
+from antiphase.data.pairs import PairSet
 from antiphase.errors import UserError
-from antiphase.models.zoo import ModelCard, card_of
+from antiphase.models.card import ModelCard, card_of
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
@@ -44,8 +45,8 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def run_record(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, settings: dict[str, Any], warnings: list[str],
-    command: str, seconds: float,
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet, settings: dict[str, Any],
+    warnings: list[str], command: str, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
     cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())

@@ -18,7 +18,8 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.files import digest
-from antiphase.models.zoo import card_of, fingerprint
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms

@@ -13,8 +13,8 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation import sensitivity
 from antiphase.files import replacing, write_json
+from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
-from antiphase.models.zoo import card_of
 from antiphase.studies.record import check_fit, run_record, short_names
 from antiphase.studies.sense import PARTS, SensePlan, sense
 from antiphase.studies.shards import shard

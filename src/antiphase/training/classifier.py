@@ -63,7 +63,7 @@ def train_classifier(
     steps_per_epoch = -(-len(train) // recipe.batch_size)
     orders: dict[int, Tensor] = {}  # this epoch's order of the samples
 
-    def loss(epoch: int, within: int) -> tuple[Tensor, int]:
+    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         if epoch not in orders:
             orders.clear()
             orders[epoch] = torch.randperm(len(train), generator=generator(recipe.seed, "order", epoch))
@@ -76,7 +76,9 @@ def train_classifier(
             logits = model(images.to(accelerator.device)).float()
         total = F.cross_entropy(logits, labels.to(accelerator.device), reduction="sum")
         # processes average their gradients; with the mean over the whole batch in mind, each multiplies by n
-        return total * accelerator.num_processes / len(batch), len(batch)
+        loss = total * accelerator.num_processes / len(batch)
+        accelerator.backward(loss)
+        return loss.detach(), len(batch)
 
     def evaluate() -> dict[str, Any]:
         bare = accelerator.unwrap_model(model)
@@ -84,7 +86,7 @@ def train_classifier(
 
     task = loop.Task(
         model, optimizer, identity, recipe.epochs, steps_per_epoch,
-        lambda step: learning_rate(recipe, step, steps_per_epoch), loss, evaluate,
+        lambda step: learning_rate(recipe, step, steps_per_epoch), backward, evaluate,
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:

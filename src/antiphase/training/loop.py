@@ -22,6 +22,7 @@ from antiphase.files import replacing, write_text
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss off a GPU waits for it
+_CHECK_EVERY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,12 @@ class Task:
         epochs: number of epochs.
         steps_per_epoch: number of steps in each.
         learning_rate: from the step, counted from 0, to the learning rate.
-        loss: from (epoch, step within it) to (loss of this process's share of the batch, images in the
-            whole batch). Everything random in it is keyed by these two numbers.
+        backward: for (epoch, step within it), adds the gradient of the batch's loss to the parameters' and
+            returns (this process's part of the loss, without a graph; images in the whole batch). The
+            parts' mean over the processes is the loss. Everything random in it is keyed by the two numbers.
         evaluate: what to log at the end of an epoch.
+        after_step: what is done to the parameters when the optimizer has moved them.
+        track: sends numbers and the step they belong to to experiment trackers.
     """
 
     model: nn.Module
@@ -46,8 +50,10 @@ class Task:
     epochs: int
     steps_per_epoch: int
     learning_rate: Callable[[int], float]
-    loss: Callable[[int, int], tuple[Tensor, int]]
+    backward: Callable[[int, int], tuple[Tensor, int]]
     evaluate: Callable[[], dict[str, Any]]
+    after_step: Callable[[], None] = lambda: None
+    track: Callable[[dict[str, Any], int], None] = lambda numbers, step: None
 
 
 @dataclass
@@ -82,22 +88,30 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
             bar.update(line, epoch=f"{epoch + 1}/{task.epochs}")
             losses: list[Tensor] = []
             images, began = 0, time.monotonic()
+            looked = began
             for within in range(standing.step % task.steps_per_epoch, task.steps_per_epoch):
-                loss, count = _step(task, epoch, within, accelerator)
+                loss, count = _step(task, epoch, within)
                 losses.append(loss)
                 images += count
                 standing.step += 1
                 bar.update(line, completed=standing.step)
-                if within + 1 == task.steps_per_epoch or len(losses) == _CHECK_EVERY_STEPS:
-                    standing.loss_sum += _finite_sum(losses, standing.step, accelerator)
+                # processes must look together, so by the step; one alone may look by the clock
+                due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
+                if due or within + 1 == task.steps_per_epoch or len(losses) == _CHECK_EVERY_STEPS:
+                    standing.loss_sum = _finite_sum(standing.loss_sum, losses, standing.step, accelerator)
                     losses.clear()
+                    looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
                     bar.update(line, note=f"loss {mean:.4f} · {speed:.0f} images/s")
+                    rate = task.learning_rate(standing.step - 1)
+                    numbers = {"loss": mean, "learning_rate": rate, "images_per_second": speed}
+                    task.track(numbers, standing.step)
                     if within + 1 < task.steps_per_epoch:
                         saver.save_if_due(standing)
             task.model.eval()
             row = {"epoch": epoch + 1, "loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
             standing.metrics.append({**row, **task.evaluate(), "images_per_second": round(speed, 1)})
+            task.track(standing.metrics[-1], standing.step)
             standing.loss_sum = 0.0
             if accelerator.is_main_process:
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
@@ -107,20 +121,21 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
     return standing.metrics
 
 
-def _step(task: Task, epoch: int, within: int, accelerator: Accelerator) -> tuple[Tensor, int]:
+def _step(task: Task, epoch: int, within: int) -> tuple[Tensor, int]:
     task.model.train()
     for group in task.optimizer.param_groups:
         group["lr"] = task.learning_rate(epoch * task.steps_per_epoch + within)
-    loss, images = task.loss(epoch, within)
     task.optimizer.zero_grad()
-    accelerator.backward(loss)
+    loss, images = task.backward(epoch, within)
     task.optimizer.step()
-    return loss.detach(), images
+    task.after_step()
+    return loss, images
 
 
-def _finite_sum(losses: list[Tensor], step: int, accelerator: Accelerator) -> float:
-    mean: Any = accelerator.reduce(torch.stack(losses).double().sum(), "mean")  # over the processes
-    total = float(mean)
+def _finite_sum(before: float, losses: list[Tensor], step: int, accelerator: Accelerator) -> float:
+    """Add the steps' losses one by one, so that it does not matter how many are read at a time."""
+    each: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # over the processes
+    total = sum(each.tolist(), before)
     if not math.isfinite(total):
         raise UserError(
             f"the loss became {total} within {len(losses)} steps before step {step}: training stopped, the last "
@@ -131,8 +146,8 @@ def _finite_sum(losses: list[Tensor], step: int, accelerator: Accelerator) -> fl
 
 def _describe(row: dict[str, Any], epochs: int) -> str:
     parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['loss']:.4f}"]
-    if "accuracy" in row:
-        parts.append(f"accuracy {row['accuracy']:.4f}")
+    aside = ("epoch", "loss", "learning_rate", "images_per_second", "lambda")
+    parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in row.items() if name not in aside]
     if row.get("lambda"):
         parts.append("λ " + " ".join(f"{lam:.3f}" for lam in row["lambda"]))
     return " · ".join([*parts, f"{row['images_per_second']:.0f} images/s"])

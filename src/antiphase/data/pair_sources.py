@@ -1,0 +1,134 @@
+"""Sources of images with captions by name."""
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs, karpathy
+from antiphase.data.pairs import PairSet
+from antiphase.data.root import data_root
+from antiphase.data.shards import ShardStream, open_shards
+from antiphase.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a caller asked of a source."""
+
+    split: str
+    root: Path
+    path: str
+    samples: int | None
+    progress: bool
+
+
+@dataclass(frozen=True)
+class _Source:
+    description: str
+    load: Callable[[_Request], PairSet | ShardStream]
+
+
+def _shards(ask: _Request) -> ShardStream:
+    if ask.split != "train":
+        raise UserError(
+            f"shards:{ask.path} has no split {ask.split!r}: shards are read in a stream, to train on; for the "
+            "rest use one of coco, karpathy:JSON, csv:PATH"
+        )
+    return open_shards(ask.path, samples=ask.samples, root=ask.root, progress=ask.progress)
+
+
+def _openmoji(ask: _Request) -> PairSet:
+    from antiphase.data.openmoji import openmoji_pairs  # it draws pictures, which nothing else here needs
+
+    return openmoji_pairs(ask.split, ask.root, ask.progress)
+
+
+def _noto(ask: _Request) -> PairSet:
+    from antiphase.data.openmoji import noto_pairs
+
+    return noto_pairs(ask.split, ask.root, ask.progress)
+
+
+_SOURCES = {
+    "openmoji": _Source("OpenMoji's emoji with their names", _openmoji),
+    "noto-emoji": _Source("the emoji of the Noto font with their names", _noto),
+    "shards:PATTERN": _Source(
+        "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
+        "cc3m/{00000..00331}.tar",
+        _shards,
+    ),
+    "coco": _Source(
+        "COCO 2014 or 2017 with five captions an image, unpacked below the data folder",
+        lambda ask: coco_captions(ask.root, ask.split),
+    ),
+    "coco-single-label": _Source(
+        "COCO with one of 80 classes an image, that of its largest object",
+        lambda ask: coco_single_label(ask.root, ask.split),
+    ),
+    "karpathy:JSON": _Source(
+        "Karpathy's splits of COCO or Flickr30k, JSON is his dataset_coco.json or dataset_flickr30k.json",
+        lambda ask: karpathy(Path(ask.path).expanduser(), ask.root, ask.split),
+    ),
+    "csv:PATH": _Source(
+        "image files and captions listed in a CSV or TSV, PATH, with columns image and caption",
+        lambda ask: csv_pairs(Path(ask.path).expanduser(), ask.split),
+    ),
+}
+_WITH_PATH = {name.partition(":")[0]: name for name in _SOURCES if ":" in name}
+
+PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
+"""Name of each source of pairs and what it is, in one line."""
+
+
+def load_pairs(
+    name: str,
+    *,
+    split: str = "train",
+    limit: int | None = None,
+    root: str | os.PathLike[str] | None = None,
+    samples: int | None = None,
+    progress: bool = True,
+) -> PairSet | ShardStream:
+    """Return the images and captions of a named source.
+
+    Args:
+        name: one of ``PAIR_SOURCES``, with a path in the place of PATTERN, JSON or PATH.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where that is what is held out. Shards
+            have only ``train``.
+        limit: at most this many pairs, the first ones; shards have no first ones.
+        root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
+        samples: of an epoch of shards; else they are counted. Other sources know theirs.
+        progress: show a bar on stderr while something is counted or prepared.
+
+    Raises:
+        UserError: anything that cannot be served, in one line with the mend.
+    """
+    for label, value in (("limit", limit), ("samples", samples)):
+        if value is not None and value < 1:
+            raise UserError(f"{label} {value} must be at least 1")
+    kind, _, path = name.partition(":")
+    key = _WITH_PATH.get(kind) if path else name
+    source = _SOURCES.get(key or "")
+    if source is None or (key in _WITH_PATH.values() and not path):
+        raise UserError(_unknown(name))
+    streamed = kind == "shards"
+    if streamed and limit is not None:
+        raise UserError(
+            f"{name}: limit {limit}: a stream has no first pairs; for a shorter epoch use --samples {limit}"
+        )
+    if not streamed and samples is not None:
+        raise UserError(f"{name} knows its number of samples: leave out --samples, or use --limit {samples}")
+    loaded = source.load(_Request(split, data_root(root), path, samples, progress))
+    return loaded.subset(limit) if isinstance(loaded, PairSet) else loaded
+
+
+def _unknown(name: str) -> str:
+    kinds = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "shards"}
+    kind = kinds.get(Path(name).suffix.lower())
+    if kind and not name.startswith(tuple(f"{known}:" for known in _WITH_PATH)):
+        return f"unknown source of pairs {name!r}: for that file say '{kind}:{name}'"
+    near = difflib.get_close_matches(name.lower(), PAIR_SOURCES, n=2, cutoff=0.5)
+    guess = f"did you mean {' or '.join(near)}? Sources" if near else "sources"
+    return f"unknown source of pairs {name!r}: {guess} are {', '.join(PAIR_SOURCES)}"

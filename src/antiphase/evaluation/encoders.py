@@ -1,0 +1,71 @@
+"""What a dual encoder makes of a set of pairs: a row for each image, and the numbers that follow."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from antiphase.data.pairs import PairSet
+from antiphase.evaluation.retrieval import embed_pairs, ranks
+from antiphase.evaluation.statistics import Estimate, proportion
+from antiphase.models.zeroshot import PAPER_TEMPLATE, zero_shot_classifier
+
+# image_rank: of its own image for the image's first caption; text_rank: of its best caption for the image.
+# 0 is a hit at 1. label and prediction: among the set's classes; -1 where it has none.
+ROW_SCHEMA = {
+    "sample": pl.Int64, "image_rank": pl.Int64, "text_rank": pl.Int64, "label": pl.Int64, "prediction": pl.Int64,
+}  # fmt: skip
+METRICS = ("image R@1", "image R@5", "text R@1", "text R@5", "zero-shot")
+
+
+def encoder_rows(
+    model: nn.Module, pairs: PairSet, *, templates: Sequence[str] = (PAPER_TEMPLATE,),
+    prompts: Sequence[Sequence[str]] | None = None, batch_size: int = 256,
+) -> pl.DataFrame:  # fmt: skip
+    """Measure retrieval and zero-shot classification in one pass over the images; return ``ROW_SCHEMA`` rows.
+
+    Args:
+        model: a loaded dual encoder in evaluation mode.
+        pairs: images with captions; the first caption of each is the one that retrieves.
+        templates: of the class prompts.
+        prompts: whole texts for each class in place of templates.
+        batch_size: images or captions at a time; affects no result but by rounding.
+
+    Raises:
+        UserError: the model encodes no text.
+    """
+    weights = None
+    if pairs.labels is not None:
+        weights = zero_shot_classifier(model, pairs.class_names, templates, prompts=prompts).weights.cpu()
+    image, text, owners = embed_pairs(model, pairs, batch_size=batch_size)
+    own = torch.arange(len(pairs))
+    predicted = torch.full_like(own, -1) if weights is None else (image @ weights).argmax(1)
+    labels = torch.full_like(own, -1) if pairs.labels is None else pairs.labels
+    columns: list[Tensor] = [
+        pairs.ids,
+        ranks(text, image, own, owners),
+        ranks(image, text, owners, own),
+        labels,
+        predicted,
+    ]
+    return pl.DataFrame(
+        {name: column.numpy() for name, column in zip(ROW_SCHEMA, columns, strict=True)}, schema=ROW_SCHEMA
+    )
+
+
+def encoder_metrics(rows: pl.DataFrame) -> dict[str, Estimate]:
+    """Return each metric of ``METRICS`` that the rows hold, with Wilson's 95 % interval over the images."""
+    hits = {
+        f"{kind} R@{k}": rows[f"{kind}_rank"] < k for kind in ("image", "text") for k in (1, 5)
+    }  # fmt: skip
+    if (rows["label"] >= 0).all():
+        hits["zero-shot"] = rows["label"] == rows["prediction"]
+    return {name: proportion(int(hit.sum()), len(rows)) for name, hit in hits.items()}
+
+
+def encoder_numbers(model: nn.Module, pairs: PairSet, **options: Any) -> dict[str, float]:
+    """Return the metrics alone, rounded, for a training log; arguments as of :func:`encoder_rows`."""
+    found = encoder_metrics(encoder_rows(model, pairs, **options))
+    return {name: round(estimate.value, 4) for name, estimate in found.items()}

@@ -1,0 +1,138 @@
+"""One dual encoder for CLIP, DiffCLIP and its variants: what attends in its towers is a slot."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import BaseModel, ConfigDict, PositiveInt
+from torch import Tensor, nn
+
+from antiphase.data.decoding import Square
+from antiphase.errors import UserError
+from antiphase.models.clip_init import Init, initialise_clip
+from antiphase.models.factories import VitConfig, build_vision
+from antiphase.models.text import TextConfig, TextTransformer, as_tokens, text_tower, trimmed
+from antiphase.models.towers import attention_slot
+from antiphase.models.vit import VisionTransformer
+
+LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
+
+
+class ClipConfig(BaseModel):
+    """All that is needed to build a dual encoder again; stored beside its weights.
+
+    ``interpolation`` is how images of other sizes are brought to the model's: shorter side resized, centre
+    cut out. Mean and standard deviation are the image tower's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    vision: VitConfig
+    text: TextConfig
+    embed_dim: PositiveInt
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    init: Init = "matched"
+    logit_scale: float = LOGIT_SCALE
+    logit_bias: float | None = None
+
+
+class CLIP(nn.Module):
+    """Images in [0, 1] and texts, each to a vector; pairs are to point the same way.
+
+    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021;
+    H. Hammoud, B. Ghanem, *DiffCLIP: Differential Attention Meets CLIP*, TMLR 2025, Section 3.
+
+    Args:
+        visual: image tower without a head.
+        text: text tower.
+        widths: of the features of the image and the text tower.
+        embed_dim: width of the common space.
+        logit_scale: natural logarithm of what cosines are multiplied by.
+        logit_bias: added to the logits by the sigmoid loss; None where there is none.
+    """
+
+    def __init__(
+        self,
+        visual: VisionTransformer,
+        text: TextTransformer,
+        widths: tuple[int, int],
+        embed_dim: int,
+        *,
+        logit_scale: float = LOGIT_SCALE,
+        logit_bias: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.visual = visual
+        self.text = text
+        self.image_projection = nn.Parameter(torch.zeros(widths[0], embed_dim))
+        self.text_projection = nn.Parameter(torch.zeros(widths[1], embed_dim))
+        self.logit_scale = nn.Parameter(torch.tensor(float(logit_scale)))
+        self.logit_bias = None if logit_bias is None else nn.Parameter(torch.tensor(float(logit_bias)))
+        self.image_shape = visual.image_shape
+        self.square = Square(self.image_shape[1])  # brings an image to the model's size
+        self.config: ClipConfig | None = None  # what the factories built it from
+
+    def encode_image(
+        self,
+        images: Float[Tensor, "batch 3 height width"],
+        keep: Int64[Tensor, "batch kept"] | None = None,
+    ) -> Float[Tensor, "batch embed"]:
+        """Return the embeddings of images in [0, 1], not normalised; ``keep`` as in the vision transformer."""
+        return self.visual.features(images, keep) @ self.image_projection
+
+    def encode_text(
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch embed"]:
+        """Return the embeddings of texts or of their token ids, not normalised."""
+        tokens = as_tokens(texts, self.text.context_length).to(self.text_projection.device)
+        return self.text(trimmed(tokens)) @ self.text_projection
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch 3 height width"],
+        texts: Sequence[str] | Int64[Tensor, "batch length"],
+        keep: Int64[Tensor, "batch kept"] | None = None,
+    ) -> tuple[Float[Tensor, "batch embed"], Float[Tensor, "batch embed"]]:
+        """Return both embeddings, not normalised."""
+        return self.encode_image(images, keep), self.encode_text(texts)
+
+
+def build_clip(config: ClipConfig, seed: int = 0) -> CLIP:
+    """Build the model that a configuration describes, with weights drawn from ``seed``.
+
+    Raises:
+        UserError: for sizes that do not fit together.
+    """
+    with torch.random.fork_rng(devices=[]):  # construction draws weights that are drawn again
+        model = bare_clip(config)
+    initialise_clip(model, config.init, seed)
+    return model
+
+
+def bare_clip(config: ClipConfig) -> CLIP:
+    """Build the model with whatever weights construction draws.
+
+    Raises:
+        UserError: for sizes that do not fit together.
+    """
+    if config.vision.num_classes:
+        raise UserError(
+            f"vision.num_classes {config.vision.num_classes}: a CLIP's image tower has no head, expected 0"
+        )
+    try:
+        text = text_tower(config.text, attention_slot(config.text))
+    except ValueError as error:
+        raise UserError(f"text tower: {error}") from None
+    model = CLIP(
+        build_vision(config.vision),
+        text,
+        (config.vision.dim, config.text.dim),
+        config.embed_dim,
+        logit_scale=config.logit_scale,
+        logit_bias=config.logit_bias,
+    )
+    model.config = config
+    model.square = Square(config.vision.image_size, config.interpolation)
+    return model

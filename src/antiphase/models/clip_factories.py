@@ -1,0 +1,140 @@
+"""CLIP and DiffCLIP by size and variant."""
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from antiphase.errors import UserError
+from antiphase.models.clip import CLIP, ClipConfig, build_clip
+from antiphase.models.clip_init import Init
+from antiphase.models.towers import Schedule
+
+Towers = Literal["both", "vision", "text"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+# b16: both papers' model. small: 64-pixel images on a laptop, the sizes that openmoji was tried with.
+PRESETS: dict[str, dict[str, Any]] = {
+    "b16": {
+        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
+        "text": {"dim": 512, "depth": 12, "num_heads": 8},
+        "embed_dim": 512,
+    },
+    "small": {
+        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
+        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
+        "embed_dim": 192,
+    },
+}
+
+
+def clip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
+    """Build a CLIP with standard attention in both towers.
+
+    Args:
+        preset: ``"b16"`` or ``"small"``.
+        seed: of the initial weights.
+        **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
+            and the other fields of :class:`~antiphase.models.clip.ClipConfig`.
+
+    Raises:
+        UserError: for an unknown preset or field, or sizes that do not fit together.
+    """
+    return build_clip(configure_clip(preset, **fields), seed)
+
+
+def diffclip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
+    """Build a DiffCLIP: the same class with differential attention in the slots.
+
+    Args:
+        preset: ``"b16"`` or ``"small"``.
+        seed: of the initial weights.
+        **fields: as in :func:`clip`, and ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"``
+            for the paper's DiffCLIP*) and ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†).
+
+    Raises:
+        UserError: for an unknown preset or field, or sizes that do not fit together.
+    """
+    values: dict[str, Any] = {"towers": "both"} | fields
+    return build_clip(configure_clip(preset, **values), seed)
+
+
+def clip_vit_b16(*, seed: int = 0, **fields: Any) -> CLIP:
+    """Build the papers' baseline: ViT-B/16 at 224 pixels, text 12 × 512 × 8 heads; arguments as of :func:`clip`.
+
+    149,619,969 parameters.
+    """
+    return clip("b16", seed=seed, **fields)
+
+
+def diffclip_vit_b16(
+    lambda_init: float = 0.8,
+    schedule: Schedule = "constant",
+    towers: Towers = "both",
+    init: Init = "matched",
+    *,
+    seed: int = 0,
+    **fields: Any,
+) -> CLIP:
+    """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4).
+
+    Args:
+        lambda_init: λ_init of every layer, with the constant schedule.
+        schedule: ``"constant"``, or ``"depth"``: .8 − .6·exp(−.3·layer), the paper's DiffCLIP*.
+        towers: which have differential attention; ``"vision"`` is the paper's DiffCLIP†.
+        init: ``"matched"`` to the baseline, or ``"released"``, see :mod:`antiphase.models.clip_init`.
+        seed: of the initial weights.
+        **fields: as in :func:`clip`.
+    """
+    fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
+    return diffclip("b16", seed=seed, **fields)
+
+
+def configure_clip(
+    preset: str = "small", *, towers: Towers | None = None, lambda_init: float = 0.8,
+    schedule: Schedule = "constant", init: Init = "matched", vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None, **fields: Any,
+) -> ClipConfig:  # fmt: skip
+    """Return a validated configuration; ``towers=None`` is standard attention in both.
+
+    Raises:
+        UserError: naming the first field that is unknown or out of range.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
+    if towers not in (None, "both", "vision", "text"):
+        raise UserError(f"towers {towers!r}: expected both, vision or text")
+    sizes = PRESETS[preset]
+    lam = {"attention": "differential", "lambda_init": lambda_init, "lambda_schedule": schedule}
+    standard = {"attention": "softmax"}
+    # the released DiffCLIP builds its image tower's norms with PyTorch's eps, the baseline with timm's
+    eps = 1e-5 if init == "released" and towers in ("both", "vision") else 1e-6
+    fixed = {
+        "in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps
+    }  # fmt: skip
+    values = {
+        "vision": fixed
+        | sizes["vision"]
+        | (lam if towers in ("both", "vision") else standard)
+        | (vision or {}),
+        "text": sizes["text"] | (lam if towers in ("both", "text") else standard) | (text or {}),
+        "embed_dim": sizes["embed_dim"],
+        "init": init,
+        **fields,
+    }
+    return valid_clip(values)
+
+
+def valid_clip(values: Any, source: str = "") -> ClipConfig:
+    """Return the configuration that ``values`` spell.
+
+    Raises:
+        UserError: naming ``source`` and the first field that is wrong.
+    """
+    try:
+        return ClipConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UserError(f"{source}{field}: {first['msg']}") from None

@@ -1,0 +1,189 @@
+"""The layout of DiffCLIP's released checkpoints: which towers are differential, and what our names are there."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from antiphase.errors import UserError
+from antiphase.models.clip import CLIP, ClipConfig, bare_clip
+from antiphase.models.clip_factories import configure_clip
+
+State = dict[str, Tensor]
+Attention = Literal["softmax", "differential"]
+
+# ours to theirs, outside the attention modules
+_NAMES = (
+    (r"^text\.token_embed\.", "token_embedding."),
+    (r"^text\.pos_embed$", "positional_embedding"),
+    (r"^text\.norm\.", "ln_final."),
+    (r"^text\.blocks\.(\d+)\.norm1\.", r"transformer.resblocks.\1.ln_1."),
+    (r"^text\.blocks\.(\d+)\.norm2\.", r"transformer.resblocks.\1.ln_2."),
+    (r"^text\.blocks\.(\d+)\.mlp\.fc1\.", r"transformer.resblocks.\1.mlp.c_fc."),
+    (r"^text\.blocks\.(\d+)\.mlp\.fc2\.", r"transformer.resblocks.\1.mlp.c_proj."),
+    (r"^text\.blocks\.(\d+)\.attn\.", r"transformer.resblocks.\1.attn."),
+)
+# inside them, by tower and kind: ours, theirs; `qkv` is cut in three where theirs has three
+_ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
+    ("visual", "softmax"): {},
+    ("text", "softmax"): {
+        "qkv.weight": "in_proj_weight", "qkv.bias": "in_proj_bias",
+        "proj.weight": "out_proj.weight", "proj.bias": "out_proj.bias",
+    },
+} | {
+    (tower, "differential"): {
+        **{f"qkv.{part}": tuple(f"{name}_proj.{part}" for name in "qkv") for part in ("weight", "bias")},
+        "proj.weight": "out_proj.weight", "proj.bias": "out_proj.bias", "norm.weight": "diff_norm.weight",
+        **{f"lam.{name}": f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")},
+    }
+    for tower in ("visual", "text")
+}  # fmt: skip
+
+
+def read_released(path: Path) -> State:
+    """Return the weights of a released checkpoint, without the prefix that distributed training left.
+
+    A pickle is read with ``weights_only`` and one class more, ``argparse.Namespace``, which holds the
+    authors' options; nothing in the file can run.
+
+    Raises:
+        UserError: the file is missing, damaged, or holds other classes or no weights.
+    """
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            held = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except Exception as error:  # pickle's readers raise anything
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path}: not a released checkpoint that can be read safely ({reason})") from None
+    state = held.get("state_dict", held) if isinstance(held, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path}: expected a dictionary of weights, or one with them under 'state_dict'")
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def towers_of(state: State, source: str) -> dict[str, Attention]:
+    """Return what attends in the image and the text tower, told by their keys.
+
+    Raises:
+        UserError: neither kind is there.
+    """
+    found: dict[str, Attention] = {}
+    for tower, prefix in (("visual", "visual.blocks.0.attn."), ("text", "transformer.resblocks.0.attn.")):
+        if f"{prefix}lambda_q1" in state:
+            found[tower] = "differential"
+        elif f"{prefix}qkv.weight" in state or f"{prefix}in_proj_weight" in state:
+            found[tower] = "softmax"
+        else:
+            raise UserError(
+                f"{source}: no attention at {prefix}*; expected the layout of DiffCLIP's released checkpoints"
+            )
+    return found
+
+
+def config_of(
+    state: State, source: str, *, lambda_init: float | None, schedule: str = "constant"
+) -> ClipConfig:
+    """Return the configuration that a released checkpoint's keys and shapes tell, and λ_init, which they do not.
+
+    Head widths are 64, as in all of them; layer norms are as the released code builds them.
+
+    Raises:
+        UserError: a key is missing, or λ_init is needed and not given.
+    """
+    towers = towers_of(state, source)
+    differential = tuple(tower for tower, kind in towers.items() if kind == "differential")
+    if differential and lambda_init is None and schedule == "constant":
+        raise UserError(
+            f"{source}: λ_init is not in the file and must be given: lambda_init=0.8 for the fixed models, or "
+            "the depth schedule for DiffCLIP* (load_model(…, lambda_init='depth'))"
+        )
+    try:
+        dim, patch = (
+            state["visual.patch_embed.proj.weight"].shape[0],
+            state["visual.patch_embed.proj.weight"].shape[-1],
+        )
+        grid = round((state["visual.pos_embed"].shape[1] - 1) ** 0.5)
+        context, text_dim = state["positional_embedding"].shape
+        embed = state["image_projection"].shape[1]
+        words = state["token_embedding.weight"].shape[0]
+    except KeyError as error:
+        raise UserError(
+            f"{source}: has no {error}; expected the layout of DiffCLIP's released checkpoints"
+        ) from None
+    named = {("visual", "text"): "both", ("visual",): "vision", ("text",): "text", (): None}[
+        tuple(differential)
+    ]
+    chosen: dict[str, Any] = {"towers": named, "schedule": schedule, "init": "released"}
+    if lambda_init is not None:
+        chosen["lambda_init"] = lambda_init
+    return configure_clip(
+        "b16",
+        vision={
+            "image_size": grid * patch, "patch_size": patch, "dim": dim, "num_heads": dim // 64,
+            "depth": _depth(state, r"visual\.blocks\.(\d+)\."),
+        },
+        text={
+            "dim": text_dim, "context_length": context, "vocab_size": words, "num_heads": text_dim // 64,
+            "depth": _depth(state, r"transformer\.resblocks\.(\d+)\."),
+        },
+        embed_dim=embed,
+        **chosen,
+    )  # fmt: skip
+
+
+def from_released(state: State, config: ClipConfig) -> State:
+    """Return the weights under our names; keys that the layout does not have stay as they are, to be refused."""
+    mine: State = {}
+    left = dict(state)
+    for ours, theirs in _translation(config).items():
+        if all(name in left for name in theirs):
+            parts = [left.pop(name) for name in theirs]
+            mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return mine | left
+
+
+def to_released(model: CLIP) -> State:
+    """Return a model's weights in the released layout, for the authors' own code.
+
+    Raises:
+        UserError: the model has parameters that the layout has no place for.
+    """
+    if model.config is None or model.logit_bias is not None:
+        raise UserError(
+            "the released layout has no place for a logit bias: expected a model trained by the CLIP loss"
+        )
+    state = model.state_dict()
+    return {
+        one: part.clone()
+        for ours, theirs in _translation(model.config).items()
+        for one, part in zip(
+            theirs, state[ours].chunk(len(theirs)) if len(theirs) > 1 else [state[ours]], strict=True
+        )
+    }
+
+
+def _translation(config: ClipConfig) -> dict[str, tuple[str, ...]]:
+    """Return, for each of our names, theirs: several where theirs are cut in parts."""
+    with torch.device("meta"):
+        names = list(bare_clip(config).state_dict())
+    kinds = {"visual": config.vision.attention, "text": config.text.attention}
+    table: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        theirs = name
+        for pattern, replacement in _NAMES:
+            theirs = re.sub(pattern, replacement, theirs)
+        before, attn, rest = theirs.partition(".attn.")
+        tower = name.partition(".")[0]
+        inside = _ATTENTION[tower, kinds[tower]].get(rest, rest) if attn else rest
+        several = (inside,) if isinstance(inside, str) else inside
+        table[name] = tuple(f"{before}{attn}{one}" for one in several)
+    return table
+
+
+def _depth(state: State, pattern: str) -> int:
+    return 1 + max(int(match[1]) for name in state if (match := re.match(pattern, name)))

@@ -1,0 +1,86 @@
+"""The pre-norm residual block that image and text towers are made of; what attends is a slot."""
+
+from collections.abc import Callable, Iterable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+AttentionFactory = Callable[[int], nn.Module]
+
+
+class QuickGELU(nn.Module):
+    """x·σ(1.702 x), the activation of CLIP's text tower."""
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the activations."""
+        return x * (1.702 * x).sigmoid()
+
+
+class Mlp(nn.Module):
+    """Linear, activation, linear; timm's parameter names."""
+
+    def __init__(self, dim: int, hidden: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.act = activation
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Return the transformed tokens."""
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x)).
+
+    Args:
+        dim: width of the tokens.
+        attention: maps (tokens, mask) to tokens.
+        mlp_ratio: hidden width of the MLP over ``dim``.
+        activation: of the MLP.
+        eps: of the layer norms.
+    """
+
+    def __init__(
+        self, dim: int, attention: nn.Module, mlp_ratio: float, activation: nn.Module, eps: float
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = attention
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), activation)
+
+    def forward(
+        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Return the tokens after the block; ``mask`` as in ``differential_attention``."""
+        # a mask is only passed where there is one, so that any module of one argument fits the slot
+        x = x + (self.attn(self.norm1(x)) if mask is None else self.attn(self.norm1(x), mask))
+        return x + self.mlp(self.norm2(x))
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    x: Float[Tensor, "batch tokens dim"],
+    mask: Tensor | None = None,
+    *,
+    checkpointing: bool = False,
+) -> Float[Tensor, "batch tokens dim"]:
+    """Return the tokens after all blocks.
+
+    Args:
+        blocks: the blocks.
+        x: tokens.
+        mask: as in ``differential_attention``.
+        checkpointing: keep only what enters each block and compute the rest again in the backward pass.
+    """
+    for block in blocks:
+        given = (x,) if mask is None else (x, mask)
+        # nothing in a block is random: there is no generator state to keep
+        x = (
+            checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
+            if checkpointing
+            else block(*given)
+        )
+    return x

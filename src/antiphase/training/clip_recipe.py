@@ -1,0 +1,111 @@
+"""What a contrastive training run is: every field that affects the weights, and nothing else."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from antiphase.errors import UserError
+from antiphase.models.clip import ClipConfig
+from antiphase.models.clip_factories import configure_clip
+from antiphase.training.contrastive_loss import Kind
+from antiphase.training.recipe import Precision
+
+MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
+
+
+class ClipRecipe(BaseModel):
+    """How a dual encoder is trained; stored beside its weights.
+
+    The defaults are the recipe that DiffCLIP follows (SLIP's, as SynthCLIP uses it): AdamW, one epoch of
+    linear warm-up, half a cosine, 40 epochs of batches of 4,096, random crops of half the image or more.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["clip"] = "clip"
+    model: ClipConfig
+    data: str
+    data_fingerprint: str
+    seed: int = 0
+    epochs: int = Field(default=40, ge=1)
+    batch_size: int = Field(default=4096, ge=2)
+    learning_rate: float = Field(default=5e-4, gt=0)
+    warmup_epochs: float = Field(default=1.0, ge=0)
+    warmup_start: float = Field(default=1e-6, ge=0)
+    final_learning_rate: float = Field(default=1e-5, ge=0)
+    weight_decay: float = Field(default=0.5, ge=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    epsilon: float = Field(default=1e-8, gt=0)
+    loss: Kind = "clip"
+    crop: tuple[float, float] = (0.5, 1.0)
+    captions: Literal["first", "any"] = "any"
+    patch_dropout: float = Field(default=0.0, ge=0, lt=1)
+    precision: Precision = "float32"
+    store: Literal["float32", "float16"] = "float32"
+
+
+# openmoji: found by hand on the set, see dev/LOG.md; the same for every variant
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "diffclip": {"size": "b16", "recipe": {}},
+    "openmoji": {
+        "size": "small",
+        "recipe": {
+            "epochs": 12, "batch_size": 256, "learning_rate": 1e-3, "warmup_epochs": 3.0, "weight_decay": 0.2,
+        },
+    },
+}  # fmt: skip
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "clip": {},
+    "diffclip": {"towers": "both"},
+    "diffclip-depth": {"towers": "both", "schedule": "depth"},
+    "diffclip-vision": {"towers": "vision"},
+    "diffclip-text": {"towers": "text"},
+}
+
+
+def make_clip_recipe(
+    variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
+) -> ClipRecipe:
+    """Return the recipe that trains a variant on some pairs.
+
+    Args:
+        variant: ``clip``, ``diffclip``, ``diffclip-depth`` (DiffCLIP*), ``diffclip-vision`` (DiffCLIP†) or
+            ``diffclip-text``.
+        preset: ``diffclip`` (the papers' recipe and size) or ``openmoji`` (a laptop's).
+        data: name of the pairs.
+        fingerprint: of the pairs.
+        model_fields: of :func:`~antiphase.models.clip_factories.configure_clip`, where they differ.
+        **fields: of the recipe, where they differ from the preset.
+
+    Raises:
+        UserError: naming the field that is unknown or out of range.
+    """
+    if variant not in VARIANTS:
+        raise UserError(f"model {variant!r}: expected one of {', '.join(VARIANTS)}")
+    if preset not in TRAINING_PRESETS:
+        raise UserError(f"preset {preset!r}: expected one of {', '.join(TRAINING_PRESETS)}")
+    chosen = TRAINING_PRESETS[preset]
+    sigmoid = fields.get("loss") == "siglip"  # SigLIP, Section 3.1: t' = ln 10, b = −10
+    start = {"logit_scale": math.log(10.0), "logit_bias": -10.0} if sigmoid else {}
+    sizes: dict[str, Any] = VARIANTS[variant] | start | model_fields
+    model = configure_clip(chosen["size"], **sizes)
+    try:
+        values = chosen["recipe"] | fields
+        return ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{'.'.join(map(str, first['loc']))} {first['input']!r}: {first['msg']}") from None
+
+
+def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step counted from 0: linear warm-up, then half a cosine down."""
+    total = recipe.epochs * steps_per_epoch
+    warmup = min(round(recipe.warmup_epochs * steps_per_epoch), total)
+    if step < warmup:
+        share = step / max(1, warmup - 1)
+        return recipe.warmup_start + share * (recipe.learning_rate - recipe.warmup_start)
+    share = (step - warmup) / max(1, total - warmup)
+    low, high = recipe.final_learning_rate, recipe.learning_rate
+    return low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * share))

@@ -1,0 +1,205 @@
+"""Contrastive training of CLIP and its differential variants."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from antiphase.data.pairs import PairBatch, PairSource
+from antiphase.data.prefetch import in_threads
+from antiphase.errors import UserError
+from antiphase.files import digest, write_json, write_text
+from antiphase.models import checkpoints
+from antiphase.models.clip import CLIP, build_clip
+from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.text import tokenize
+from antiphase.streams import key, sample_keys, uniform
+from antiphase.training import loop
+from antiphase.training.augment import random_crops
+from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
+from antiphase.training.contrastive_step import Share, accumulate
+
+BAD_SAMPLES_FILE = "bad-samples.txt"
+Evaluate = Callable[[CLIP], dict[str, Any]]
+
+
+def train_clip(
+    recipe: ClipRecipe, pairs: PairSource, out: Path, *, evaluate: Evaluate | None = None,
+    part: int | None = None, compiled: bool = False, checkpointing: bool = False, trackers: list[str] | None = None,
+    progress: bool = True,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Train what the recipe says into the directory ``out`` and return the log, one entry an epoch.
+
+    The directory then holds ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (the last epoch's
+    weights, nothing selected), and ``bad-samples.txt`` where samples could not be used. Called again after
+    a kill it goes on with the batch where it was; called again after the end, it returns the log. Under
+    torchrun each process takes its share of every batch, and the gradient is that of the whole batch.
+
+    Args:
+        recipe: what to train.
+        pairs: images with captions.
+        out: directory, made if missing.
+        evaluate: from the model, in evaluation mode, to what the log is to hold of it at an epoch's end.
+        part: samples of a process that go through the towers at a time (GradCache); None: its whole share.
+            Does not change the result but by rounding.
+        compiled: run the towers under torch.compile.
+        checkpointing: compute each block again in the backward pass, for less memory.
+        trackers: names of experiment trackers that accelerate knows, such as ``tensorboard``.
+        progress: whether to show a progress bar on stderr.
+
+    Raises:
+        UserError: if ``out`` holds another run, data and model do not fit, or the loss is not finite.
+    """
+    if (held := _finished(recipe, out)) is not None:
+        return held
+    steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
+    log_with: Any = trackers or None
+    accelerator = Accelerator(mixed_precision="no", log_with=log_with, project_dir=str(out))
+    world = accelerator.num_processes
+    if recipe.batch_size % world:
+        raise UserError(
+            f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
+        )
+    model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
+    model.visual.checkpointing = model.text.checkpointing = checkpointing
+    if accelerator.is_main_process:
+        write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
+    if trackers:
+        accelerator.init_trackers("antiphase")
+    if compiled:
+        model.visual.compile()
+        model.text.compile(dynamic=True)
+    bad = _BadSamples(out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}")
+    stream = _Stream(recipe, pairs, accelerator, model, bad)
+
+    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
+        share = stream.at(epoch, within)
+        bf16 = recipe.precision == "bf16"
+        loss = accumulate(model, share, accelerator, kind=recipe.loss, bf16=bf16, part=part)
+        return loss, share.size
+
+    @torch.no_grad()
+    def clamp_scale() -> None:
+        model.logit_scale.clamp_(0.0, MAX_LOGIT_SCALE)
+
+    def measure() -> dict[str, Any]:
+        found = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
+        found |= {"bad_samples": len(bad.lines)} if bad.lines else {}
+        return found | (evaluate(model) if evaluate and accelerator.is_main_process else {})
+
+    task = loop.Task(
+        model, clip_optimizer(model, recipe), digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
+        lambda step: clip_learning_rate(recipe, step, steps_per_epoch), backward, measure, clamp_scale,
+        lambda numbers, step: accelerator.log(_scalars(numbers), step) if trackers else None,
+    )  # fmt: skip
+    metrics = loop.run(task, out, accelerator, progress=progress)
+    if accelerator.is_main_process:
+        checkpoints.save(model, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
+        (out / loop.STATE_FILE).unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return metrics
+
+
+def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
+    """AdamW; weight decay spares what has fewer than two axes: biases, norms, λ, the scale."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon, fused=True
+    )
+
+
+class _BadSamples:
+    """Names of samples that could not be used, each once, on disk as soon as it is known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = dict.fromkeys(path.read_text(encoding="utf-8").splitlines()) if path.exists() else {}
+
+    def add(self, lines: tuple[str, ...]) -> None:
+        known = len(self.lines)
+        self.lines |= dict.fromkeys(lines)
+        if len(self.lines) > known:
+            write_text(self.path, "".join(f"{line}\n" for line in self.lines))
+
+
+class _Stream:
+    """The shares of all steps in order; asked for another step than the next, it begins again there."""
+
+    def __init__(
+        self, recipe: ClipRecipe, pairs: PairSource, accelerator: Accelerator, model: CLIP, bad: _BadSamples
+    ) -> None:
+        self.recipe, self.pairs, self.bad = recipe, pairs, bad
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self.size = model.image_shape[1]
+        self.patches = model.visual.pos_embed.shape[1] - 1
+        self.context_length = model.text.context_length
+        self.next: tuple[int, int] | None = None
+        self.shares: Iterator[tuple[Share, tuple[str, ...]]] = iter(())
+
+    def at(self, epoch: int, within: int) -> Share:
+        if self.next != (epoch, within):
+            batches = self.pairs.batches(
+                self.recipe.batch_size, seed=self.recipe.seed, epoch=epoch, first=within, rank=self.rank,
+                world=self.world,
+            )  # fmt: skip
+            self.shares = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
+        share, bad = next(self.shares)
+        self.next = (epoch, within + 1)
+        self.bad.add(bad)
+        return share
+
+    def prepare(self, epoch: int, batch: PairBatch) -> Share:
+        """Crop, choose captions and patches: all keyed by (seed, epoch, sample)."""
+        recipe, places = self.recipe, self.recipe.batch_size // self.world
+        good = len(batch.images)
+        crop_keys = sample_keys(key(recipe.seed, "crop", epoch), batch.ids)
+        images = torch.zeros(places, 3, self.size, self.size, dtype=torch.uint8)
+        if good:
+            images[:good] = random_crops(batch.images, crop_keys, self.size, recipe.crop)
+        draws = uniform(sample_keys(key(recipe.seed, "caption", epoch), batch.ids), 1)[:, 0]
+        chosen = [
+            several[int(draw * len(several)) if recipe.captions == "any" else 0]
+            for several, draw in zip(batch.captions, draws.tolist(), strict=True)
+        ]
+        chosen += [""] * (places - good)
+        tokens = tokenize(chosen, self.context_length)
+        return Share(
+            images, tokens, torch.arange(places) < good, self._keep(epoch, batch.ids, places), batch.size
+        )
+
+    def _keep(self, epoch: int, ids: Tensor, places: int) -> Tensor | None:
+        if not self.recipe.patch_dropout:
+            return None
+        kept = max(1, round(self.patches * (1.0 - self.recipe.patch_dropout)))
+        ids = torch.cat([ids, ids.new_zeros(places - len(ids))])
+        draws = uniform(sample_keys(key(self.recipe.seed, "patches", epoch), ids), self.patches)
+        return draws.argsort(1)[:, :kept].sort(1).values
+
+
+def _finished(recipe: ClipRecipe, out: Path) -> list[dict[str, Any]] | None:
+    """Return the log of the run in ``out`` if it has ended; complain if it is another's."""
+    if not (out / checkpoints.RECIPE_FILE).exists():
+        return None
+    held, asked = checkpoints.read_recipe(out), recipe.model_dump(mode="json")
+    if held != asked:
+        names = [name for name, value in asked.items() if held.get(name) != value]
+        raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
+    return loop.read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
+
+
+def _scalars(numbers: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers, those of a list each under a name of its own."""
+    flat: dict[str, float] = {}
+    for name, value in numbers.items():
+        several = value if isinstance(value, list) else [value]
+        flat |= {f"{name}/{at}" if len(several) > 1 else name: float(one) for at, one in enumerate(several)}
+    return flat

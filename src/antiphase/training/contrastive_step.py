@@ -1,0 +1,128 @@
+"""The gradient of one batch of pairs, in parts and over processes: exact, whatever the split."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Bool, Float, Int64, UInt8
+from torch import Tensor
+
+from antiphase.models.clip import CLIP
+from antiphase.training.contrastive_loss import FeatureGradients, Kind, feature_gradients
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process feeds to the model in a step.
+
+    Attributes:
+        images: 8-bit pixels of the model's size.
+        tokens: token ids of one caption each.
+        valid: False for a place that a bad sample left empty; all processes have equally many places.
+        keep: patches that are not dropped; None for all.
+        size: samples in the whole batch.
+    """
+
+    images: UInt8[Tensor, "share 3 height width"]
+    tokens: Int64[Tensor, "share length"]
+    valid: Bool[Tensor, " share"]
+    keep: Int64[Tensor, "share kept"] | None
+    size: int
+
+
+def accumulate(
+    model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, bf16: bool, part: int | None
+) -> Float[Tensor, ""]:
+    """Add the gradient of the whole batch's loss to the model's parameters and return the loss.
+
+    1. Each process computes the features of its share, ``part`` samples at a time; only where one part is
+       the whole share is the graph kept.
+    2. Every process gets all features and computes the loss and its gradient at them.
+    3. Each pulls its own rows back through the towers, part by part, and the parameters' gradients are
+       summed over the processes.
+
+    With any ``part`` and any number of processes that is the gradient of one process with the whole batch;
+    memory grows with ``part``, and beyond it by the features alone.
+
+    Args:
+        model: the model, not wrapped for distributed training.
+        share: this process's samples.
+        accelerator: of the run.
+        kind: the loss.
+        bf16: whether the towers run in bfloat16.
+        part: samples of a part; None for one part.
+    """
+    size = part or len(share.images)
+    parts = list(_parts(share, size, accelerator.device))
+
+    def features(images: Tensor, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=bf16):
+            image, text = model(images, tokens, keep)
+        return image.float(), text.float()
+
+    kept = features(*parts[0]()) if len(parts) == 1 else None
+    if kept is not None:
+        image, text = kept
+    else:
+        with torch.no_grad():
+            pairs = [features(*given()) for given in parts]
+        image, text = (torch.cat(side) for side in zip(*pairs, strict=True))
+    found, own_image, own_text = _whole_batch(model, image, text, share.valid, accelerator, kind)
+
+    for given, *gradients in zip(parts, own_image.split(size), own_text.split(size), strict=True):
+        torch.autograd.backward(kept if kept is not None else features(*given()), gradients)
+    _sum_over_processes(model, accelerator)
+    for name, gradient in (("logit_scale", found.logit_scale), ("logit_bias", found.logit_bias)):
+        if gradient is not None:
+            getattr(model, name).grad = gradient.to(accelerator.device)
+    return found.loss
+
+
+def _parts(
+    share: Share, size: int, device: torch.device
+) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor | None]]]:
+    """Yield a function for each part that brings it to the device, so that one part is there at a time."""
+    for start in range(0, len(share.images), size):
+        rows = slice(start, start + size)
+
+        def bring(rows: slice = rows) -> tuple[Tensor, Tensor, Tensor | None]:
+            keep = None if share.keep is None else share.keep[rows].to(device)
+            images = share.images[rows].to(device, non_blocking=True).float() / 255
+            return images, share.tokens[rows].to(device), keep
+
+        yield bring
+
+
+def _whole_batch(
+    model: CLIP, image: Tensor, text: Tensor, valid: Tensor, accelerator: Accelerator, kind: Kind
+) -> tuple[FeatureGradients, Tensor, Tensor]:
+    """Return the batch's loss and gradients, and the gradients at this process's own rows."""
+    count, process = len(image), accelerator.process_index
+    all_image, all_text, every = (
+        _gathered(part, accelerator) for part in (image.detach(), text.detach(), valid.to(image.device))
+    )
+    used = every.nonzero().squeeze(1)
+    found = feature_gradients(all_image[used], all_text[used], model.logit_scale, model.logit_bias, kind)
+    rows = slice(process * count, (process + 1) * count)
+    own_image = torch.zeros_like(all_image).index_copy_(0, used, found.image)[rows]
+    own_text = torch.zeros_like(all_text).index_copy_(0, used, found.text)[rows]
+    return found, own_image, own_text
+
+
+def _gathered(part: Tensor, accelerator: Accelerator) -> Tensor:
+    if accelerator.num_processes == 1:
+        return part
+    every: Any = accelerator.gather(part)
+    return every
+
+
+def _sum_over_processes(model: CLIP, accelerator: Accelerator) -> None:
+    if accelerator.num_processes == 1:
+        return
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    # one exchange instead of hundreds
+    flat: Any = accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))

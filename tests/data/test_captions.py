@@ -1,0 +1,337 @@
+import json
+
+import pytest
+import torch
+
+from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs, karpathy
+from antiphase.data.decoding import decode_whole
+from antiphase.errors import UserError
+from antiphase.streams import generator
+
+IMAGES = (42, 7, 391895, 9, 574)  # COCO's numbers are in no order
+SAID = {42: 5, 7: 6, 9: 5, 574: 7}  # captions of each; one image has none
+
+
+def file_name(number, split="val", year=2014):
+    return f"COCO_{split}2014_{number:012d}.jpg" if year == 2014 else f"{number:012d}.jpg"
+
+
+def write_coco(root, write_image, year=2014, split="val", said=SAID):
+    """Write captions, and images that differ, in COCO's layout."""
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
+    images = [{"id": number, "file_name": file_name(number, split, year)} for number in IMAGES]
+    notes = [
+        {"id": 1000 - 10 * turn - number % 10, "image_id": number, "caption": f" a {number} {turn}.\n"}
+        for number, count in said.items()
+        for turn in range(count)
+    ]
+    told = {"info": {}, "images": images, "annotations": notes}
+    (root / "annotations" / f"captions_{split}{year}.json").write_text(json.dumps(told))
+    for image in images:
+        write_image(root / f"{split}{year}" / image["file_name"], image["id"] % 100)
+    return images
+
+
+@pytest.mark.parametrize("year", [2014, 2017])
+@pytest.mark.parametrize("below", ["", "coco"])
+def test_coco_keeps_all_captions_in_order_and_names_images_without(tmp_path, write_image, year, below):
+    write_coco(tmp_path / below, write_image, year)
+    pairs = coco_captions(tmp_path, "val")
+    assert (pairs.name, pairs.split, pairs.root) == ("coco", "val", tmp_path / below)
+    assert pairs.files == tuple(f"val{year}/{file_name(number, 'val', year)}" for number in (7, 9, 42, 574))
+    assert pairs.ids.tolist() == [0, 1, 2, 3]
+    assert [len(captions) for captions in pairs.captions] == [6, 5, 5, 7]
+    assert pairs.captions[1] == tuple(f"a 9 {turn}." for turn in (4, 3, 2, 1, 0))
+    assert pairs.skipped == (f"val{year}/{file_name(391895, 'val', year)} has no caption",)
+    assert pairs.labels is None
+    for row, file in enumerate(pairs.files):
+        assert torch.equal(pairs.pixels(row), decode_whole(tmp_path / below / file))
+    assert coco_captions(tmp_path, "test").fingerprint() == pairs.fingerprint()
+
+
+def test_ids_of_coco_keep_the_place_of_what_is_left_out(tmp_path, write_image):
+    write_coco(tmp_path, write_image, said={7: 5, 574: 5})
+    assert coco_captions(tmp_path, "val").ids.tolist() == [0, 3]
+
+
+def test_of_two_years_of_coco_the_first_is_taken_or_the_one_that_is_asked_for(tmp_path, write_image):
+    write_coco(tmp_path, write_image, 2017)
+    assert coco_captions(tmp_path, "val").files[0].startswith("val2017/")
+    write_coco(tmp_path, write_image, 2014)
+    assert coco_captions(tmp_path, "val").files[0].startswith("val2014/")
+    assert coco_captions(tmp_path, "val", 2017).files[0].startswith("val2017/")
+    with pytest.raises(UserError, match="COCO of 2015: choose one of 2014, 2017"):
+        coco_captions(tmp_path, "val", 2015)
+    with pytest.raises(
+        UserError, match=r"captions_train2017\.json is neither in .*/annotations_trainval2017"
+    ):
+        coco_captions(tmp_path, "train", 2017)
+
+
+def write_instances(root, images, notes, categories):
+    told = {"images": images, "annotations": notes, "categories": categories}
+    (root / "annotations" / "instances_val2014.json").write_text(json.dumps(told))
+
+
+def slow_label(image, notes, categories):
+    """The rule as it is said, by looking at everything over and over."""
+    own = [note for note in notes if note["image_id"] == image and note["iscrowd"] == 0]
+    if not own:
+        return None
+    widest = max(note["area"] for note in own)
+    chosen = min(note["id"] for note in own if note["area"] == widest)
+    (category,) = [note["category_id"] for note in own if note["id"] == chosen]
+    return sorted(entry["id"] for entry in categories).index(category)
+
+
+@pytest.mark.parametrize("seed", range(13))
+def test_coco_has_the_label_of_the_largest_object(tmp_path, write_image, seed):
+    images = write_coco(tmp_path, write_image)
+    random = generator(seed, "instances")
+    categories = [{"id": number, "name": f"thing {number}"} for number in (90, 1, 13, 11, 27)]
+
+    def draw(high):
+        return int(torch.randint(high, (1,), generator=random))
+
+    numbers = (torch.randperm(997, generator=random)[:17] + 1).tolist()
+    notes = [
+        {
+            "id": number,
+            "image_id": IMAGES[draw(5)],
+            "category_id": categories[draw(5)]["id"],
+            "area": (3.0, 5.5, 5.5, 7)[draw(4)],  # many ties
+            "iscrowd": int(draw(3) == 0),
+        }
+        for number in numbers
+    ]
+    write_instances(tmp_path, images, notes, categories)
+    pairs = coco_single_label(tmp_path, "val")
+    assert pairs.class_names == ("thing 1", "thing 11", "thing 13", "thing 27", "thing 90")
+    wanted = {number: slow_label(number, notes, categories) for number in sorted(IMAGES)}
+    kept = [number for number, label in wanted.items() if label is not None]
+    assert pairs.labels.tolist() == [wanted[number] for number in kept]
+    assert pairs.files == tuple(f"val2014/{file_name(number)}" for number in kept)
+    assert pairs.ids.tolist() == [sorted(IMAGES).index(number) for number in kept]
+    assert pairs.skipped == tuple(
+        f"val2014/{file_name(number)} has no object but crowds"
+        for number, label in wanted.items()
+        if label is None
+    )
+
+
+def test_coco_with_labels_has_the_captions_if_there_are_any_else_the_name_of_the_class(tmp_path, write_image):
+    images = write_coco(tmp_path, write_image)
+    notes = [
+        {"id": 5, "image_id": 7, "category_id": 3, "area": 2, "iscrowd": 0},
+        {"id": 9, "image_id": 391895, "category_id": 2, "area": 2, "iscrowd": 0},
+        {"id": 3, "image_id": 42, "category_id": 2, "area": 2, "iscrowd": 1},
+    ]
+    write_instances(tmp_path, images, notes, [{"id": 3, "name": "dog"}, {"id": 2, "name": "cat"}])
+    pairs = coco_single_label(tmp_path, "val")
+    assert (pairs.name, pairs.class_names, pairs.labels.tolist()) == (
+        "coco-single-label",
+        ("cat", "dog"),
+        [1, 0],
+    )
+    assert (len(pairs.captions[0]), pairs.captions[1]) == (6, ("cat",))
+    assert len(pairs.skipped) == 3
+    (tmp_path / "annotations" / "captions_val2014.json").unlink()
+    assert coco_single_label(tmp_path, "val").captions == (("dog",), ("cat",))
+
+
+@pytest.mark.parametrize("function", [coco_captions, coco_single_label])
+def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, function):
+    with pytest.raises(
+        UserError, match=r"COCO's annotations/.*_train2014\.json is neither in .*/coco: unzip"
+    ):
+        function(tmp_path, "train")
+    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val"):
+        function(tmp_path, "dev")
+    images = write_coco(tmp_path, write_image)
+    note = {"id": 5, "image_id": 7, "category_id": 3, "area": 2, "iscrowd": 0}
+    write_instances(tmp_path, images, [note], [{"id": 3, "name": "dog"}])
+    function(tmp_path, "val")
+    (tmp_path / "val2014").rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        UserError, match=rf"val2014/{file_name(7)} and those after it are not in {tmp_path}: m"
+    ):
+        function(tmp_path, "val")
+    path = (
+        tmp_path / "annotations" / f"{'captions' if function is coco_captions else 'instances'}_val2014.json"
+    )
+    for text, line in (("{", "is no JSON"), ("[]", "is not what .* of COCO look like"), ("{}", "'images'")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=line) as caught:
+            function(tmp_path, "val")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def splits(tmp_path, write_image):
+    """Karpathy's list of seven images of COCO, below a folder that also has them."""
+    kinds = ("train", "test", "restval", "val", "train", "restval", "test")
+    entries = []
+    for number, kind in enumerate(kinds):
+        place = "train2014" if kind == "train" else "val2014"
+        sentences = [{"raw": f" {number} {turn} \n", "tokens": []} for turn in range(5 + number % 2)]
+        entries.append(
+            {"filename": f"{number}.png", "filepath": place, "split": kind, "sentences": sentences}
+        )
+        write_image(tmp_path / "data" / "coco" / place / f"{number}.png", number)
+    entries[6]["sentences"] = [{"raw": " "}]
+    path = tmp_path / "lists" / "dataset_coco.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"dataset": "coco", "images": entries}))
+    return path
+
+
+def test_karpathys_splits_have_restval_in_train(tmp_path, splits):
+    train, val, test = (karpathy(splits, tmp_path / "data", split) for split in ("train", "val", "test"))
+    assert train.files == ("train2014/0.png", "val2014/2.png", "train2014/4.png", "val2014/5.png")
+    assert (val.files, test.files) == (("val2014/3.png",), ("val2014/1.png",))
+    assert (train.name, train.split, val.split, test.split) == (f"karpathy:{splits}", "train", "val", "test")
+    assert [len(captions) for captions in train.captions] == [5, 5, 5, 6]
+    assert train.captions[1] == tuple(f"2 {turn}" for turn in range(5))
+    assert (train.ids.tolist(), test.ids.tolist()) == ([0, 1, 2, 3], [0])
+    assert (train.skipped, test.skipped) == ((), ("val2014/6.png has no caption",))
+    assert train.pixels(3).shape == (3, 11, 13)
+    assert torch.equal(train.pixels(3), decode_whole(tmp_path / "data/coco/val2014/5.png"))
+
+
+def test_flickr30k_has_one_folder_which_may_stand_beside_the_list(tmp_path, write_image):
+    entries = [
+        {"filename": f"{number}.jpg", "split": "test", "sentences": [{"raw": "x"}], "sentids": [1]}
+        for number in (3, 2)
+    ]
+    path = tmp_path / "dataset_flickr30k.json"
+    path.write_text(json.dumps({"images": entries}))
+    with pytest.raises(UserError, match=r"3\.jpg and those after it are not in .*flickr30k-images, "):
+        karpathy(path, tmp_path / "data", "test")
+    write_image(tmp_path / "flickr30k-images" / "2.jpg", 2)  # a single one may be missing
+    pairs = karpathy(path, tmp_path / "data", "test")
+    assert (pairs.files, pairs.root) == (("3.jpg", "2.jpg"), tmp_path / "flickr30k-images")
+    with pytest.raises(UserError, match=r"\(val\): no pair"):
+        karpathy(path, tmp_path, "val")
+
+
+def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
+    path = tmp_path / "dataset_coco.json"
+    with pytest.raises(UserError, match=r"cannot read .*dataset_coco\.json \(No such file or directory\)"):
+        karpathy(path, tmp_path, "train")
+    for text, line in (
+        ("nope", "is no JSON"),
+        ('{"images": [{}]}', "splits of Karpathy's look like .*'split'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=line):
+            karpathy(path, tmp_path, "train")
+    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val, test"):
+        karpathy(path, tmp_path, "dev")
+
+
+@pytest.fixture
+def table(tmp_path, write_image):
+    """Write a table's text and the images a.png, deep/b.png and c.png beside it."""
+    for seed, file in enumerate(("a.png", "deep/b.png", "c.png")):
+        write_image(tmp_path / file, seed)
+
+    def write(text, name="pairs.csv"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
+
+
+def test_rows_of_one_image_are_captions_of_one_pair(table, tmp_path):
+    path = table(
+        'image,caption\na.png,one\ndeep/b.png,"two, or ""more"""\na.png, three \n\nc.png,four\na.png,five\n'
+    )
+    pairs = csv_pairs(path, "train")
+    assert (pairs.name, pairs.split, pairs.root) == (f"csv:{path}", "train", tmp_path)
+    assert pairs.files == ("a.png", "deep/b.png", "c.png")
+    assert pairs.captions == (("one", "three", "five"), ('two, or "more"',), ("four",))
+    assert (pairs.ids.tolist(), pairs.labels, pairs.skipped) == ([0, 1, 2], None, ())
+    assert torch.equal(pairs.pixels(1), decode_whole(tmp_path / "deep/b.png"))
+    assert csv_pairs(path, "test").split == "test"
+
+
+@pytest.mark.parametrize("image", ["image", "file", "filepath", "path", "IMAGE_path"])
+@pytest.mark.parametrize("caption", ["caption", "Title", "text"])
+def test_columns_have_several_names_and_any_order_and_tabs_will_do(table, image, caption):
+    text = f"\ufeffnumber\t{caption} \t{image}\n7\tone, two\ta.png\n8\tit's\tc.png\n"
+    pairs = csv_pairs(table(text, "pairs.tsv"), "val")
+    assert pairs.captions == (("one, two",), ("it's",))
+    assert pairs.files == ("a.png", "c.png")
+
+
+def test_a_table_may_have_splits_and_labels_with_one_numbering(table):
+    text = (
+        "label,split,image,caption\n"
+        "zebra,train,a.png,one\n"
+        "ant,val,deep/b.png,two\n"
+        "zebra,train,a.png,three\n"
+        "bee,train,c.png,four\n"
+    )
+    train, val = (csv_pairs(table(text), split) for split in ("train", "test"))
+    assert train.class_names == val.class_names == ("ant", "bee", "zebra")
+    assert (train.files, train.labels.tolist(), train.ids.tolist()) == (("a.png", "c.png"), [2, 1], [0, 1])
+    assert (val.split, val.files, val.labels.tolist(), val.ids.tolist()) == ("val", ("deep/b.png",), [0], [0])
+    assert train.take([1]).labels.tolist() == [1]
+    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val"):
+        csv_pairs(table(text), "dev")
+
+
+def test_numbers_as_labels_are_in_the_order_of_their_values(table):
+    pairs = csv_pairs(table("file,text,label\na.png,x,10\nc.png,y,9\ndeep/b.png,z,101\n"), "train")
+    assert (pairs.class_names, pairs.labels.tolist()) == (("9", "10", "101"), [1, 0, 2])
+
+
+def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(table):
+    pairs = csv_pairs(table("image,caption\na.png,\n,two\ndeep/b.png,three\nc.png, \nc.png,four\n"), "train")
+    assert (pairs.files, pairs.ids.tolist()) == (("deep/b.png", "c.png"), [1, 2])
+    assert pairs.skipped == ("line 2 has no caption", "line 3 has no image", "line 5 has no caption")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "has no rows: expected a header line"),
+        ("image,caption\n", "has no rows"),
+        (
+            "picture,caption\na.png,x\n",
+            "no column for the image's path: expected one called image, .*found picture",
+        ),
+        (
+            "image,words\na.png,x\n",
+            "no column for the caption: expected one called caption, title, text, found",
+        ),
+        ("image,caption\na.png,x, and y\n", r"line 2 of .* has not the 2 cells of the header: mend it"),
+        ("image,caption\na.png,x\nc.png\n", "line 3 of .* has not the 2 cells"),
+        (
+            "image,caption,label\na.png,x,cat\na.png,y,dog\n",
+            "line 3 labels a.png 'dog', an earlier line 'cat'",
+        ),
+        ("image,caption,label\na.png,x,cat\nc.png,y,\n", "c.png has no label: fill the column"),
+        ("image,caption,label\na.png,x,\n", "a.png has no label"),
+        ("image,caption\nb.png,x\n", "b.png and those after it are not in"),
+        (
+            "image,caption\nhttps://host/b.png,x\n",
+            "images are URLs, the first https://.*: fetch them with img2d",
+        ),
+        ("image,caption\na.png, \n", r"\(train\): no pair of an image and a caption"),
+        ("image,caption,split\na.png,x,\n", r"\(train\): no pair of an image and a caption"),
+        ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "is no table in UTF-8"),
+    ],
+)
+def test_a_table_that_cannot_be_served_is_one_line(table, text, line):
+    with pytest.raises(UserError, match=line) as caught:
+        csv_pairs(table(text), "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_is_absent_or_no_text_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*absent\.csv \(No such file or directory\)"):
+        csv_pairs(tmp_path / "absent.csv", "train")
+    (tmp_path / "bad.csv").write_bytes(b"image,caption\na.png,\xff\n")
+    with pytest.raises(UserError, match="is no table in UTF-8"):
+        csv_pairs(tmp_path / "bad.csv", "train")

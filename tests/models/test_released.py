@@ -1,0 +1,161 @@
+"""The layout of the released checkpoints: read, checked against the formulas, written back."""
+
+import argparse
+import pickle
+
+import pytest
+import torch
+
+from antiphase.errors import UserError
+from antiphase.models import clip_vit_b16, diffclip_vit_b16, load_model, write_model
+from antiphase.models.clip import bare_clip
+from antiphase.models.clip_factories import configure_clip
+from antiphase.models.export import RELEASED_WEIGHTS
+from antiphase.models.released import _translation, to_released
+from tests.reference import clip as slow
+
+SMALL = {
+    "vision": {"image_size": 32, "patch_size": 16, "dim": 128, "depth": 2, "num_heads": 2},
+    "text": {"dim": 128, "depth": 2, "num_heads": 2, "vocab_size": 101, "context_length": 11},
+    "embed_dim": 29,
+}
+VARIANTS = (None, "both", "vision", "text")
+
+
+def build(towers, seed=0):
+    if towers is None:
+        return clip_vit_b16(seed=seed, init="released", **SMALL)
+    return diffclip_vit_b16(towers=towers, init="released", seed=seed, **SMALL)
+
+
+@pytest.fixture
+def released(tmp_path):
+    """Write a checkpoint as the authors' training code leaves it; return its path and its weights."""
+
+    def write(towers, **more):
+        state = to_released(build(towers, seed=5))
+        state = {name: weight + 0.01 * torch.randn_like(weight) for name, weight in state.items()}
+        path = tmp_path / "checkpoint_best.pt"
+        held = {
+            "epoch": 40,
+            "state_dict": {f"module.{name}": weight for name, weight in state.items()},
+            "optimizer": {"state": {}, "param_groups": [{"lr": 5e-4, "betas": (0.9, 0.98)}]},
+            "scaler": {"scale": 65536.0},
+            "best_acc1": 31.8,
+            "args": argparse.Namespace(model="DiffCLIP_VITB16", lr=5e-4, output_dir="out"),
+        }
+        torch.save(held | more, path)
+        return path, state
+
+    return write
+
+
+@pytest.mark.parametrize(("towers", "keys"), [(None, 301), ("both", 517), ("vision", 409), ("text", 409)])
+def test_the_full_size_has_as_many_keys_as_the_released_files(towers, keys):
+    names = [
+        name for several in _translation(configure_clip("b16", towers=towers)).values() for name in several
+    ]
+    assert len(names) == len(set(names)) == keys
+
+
+def test_the_full_sizes_shapes_are_the_released_files():
+    with torch.device("meta"):
+        state = to_released(bare_clip(configure_clip("b16", towers="vision")))
+    shapes = {
+        "positional_embedding": (77, 512), "image_projection": (768, 512), "text_projection": (512, 512),
+        "logit_scale": (), "token_embedding.weight": (49_408, 512), "visual.cls_token": (1, 1, 768),
+        "visual.pos_embed": (1, 197, 768), "visual.blocks.3.attn.q_proj.weight": (768, 768),
+        "visual.blocks.3.attn.lambda_q1": (64,), "visual.blocks.3.attn.diff_norm.weight": (128,),
+        "transformer.resblocks.3.attn.in_proj_weight": (1536, 512),
+        "transformer.resblocks.3.mlp.c_fc.weight": (2048, 512),
+    }  # fmt: skip
+    assert {name: tuple(state[name].shape) for name in shapes} == shapes
+
+
+@pytest.mark.parametrize("towers", VARIANTS)
+def test_embeddings_are_the_formulas(released, towers):
+    path, state = released(towers)
+    given = f"diffclip:{path}" + ("" if towers is None else "#lambda_init=0.6")
+    if towers is None:
+        model = load_model(given)
+    else:
+        with pytest.warns(UserWarning, match="λ_init = 0.6 is taken on trust"):
+            model = load_model(given)
+    model, state = model.double(), {name: weight.double() for name, weight in state.items()}
+    image = torch.rand(3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    eps = 1e-5 if towers in ("both", "vision") else 1e-6
+    expected = slow.embed_image(state, image, mean=mean, std=std, lambda_init=0.6, eps=eps)
+    # mean and std are stored in float32
+    torch.testing.assert_close(model.encode_image(image[None])[0], expected, rtol=0, atol=1e-6)
+    tokens = [99, 3, 17, 100, 0, 0]
+    expected = slow.embed_text(state, tokens[:4], lambda_init=0.6)
+    found = model.encode_text(torch.tensor([tokens]))[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("towers", VARIANTS)
+@pytest.mark.filterwarnings("ignore:.*on trust")
+def test_a_checkpoint_goes_round(released, tmp_path, towers):
+    path, state = released(towers)
+    model = load_model(f"diffclip:{path}", lambda_init=0.7)
+    back = to_released(model)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+    write_model(model, tmp_path / "ours")
+    again = load_model(str(tmp_path / "ours"))
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(again.encode_image(images), model.encode_image(images))
+    assert again.config == model.config
+    write_model(again, tmp_path / "theirs", layout="released")
+    assert (tmp_path / "theirs" / RELEASED_WEIGHTS).exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*on trust")
+def test_the_depth_schedule_is_another_model(released):
+    path, _ = released("both")
+    one, two = (load_model(f"diffclip:{path}#lambda_init={value}") for value in ("0.8", "depth"))
+    assert [layer.attn.lambda_init for layer in two.visual.blocks] == pytest.approx(
+        [0.2, 0.8 - 0.6 * 2.718281828**-0.3]
+    )
+    assert not torch.allclose(
+        one.encode_text(torch.tensor([[99, 100]])), two.encode_text(torch.tensor([[99, 100]]))
+    )
+
+
+def test_lambda_init_is_required_and_not_guessed(released):
+    path, _ = released("vision")
+    with pytest.raises(UserError, match="λ_init is not in the file"):
+        load_model(f"diffclip:{path}")
+    with pytest.raises(UserError, match=r"expected #lambda_init=0\.8"):
+        load_model(f"diffclip:{path}#lambda=0.8")
+
+
+class Malicious:
+    def __reduce__(self):
+        return (print, ("run by a pickle",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(released, capsys):
+    path, _ = released(None, args=Malicious())
+    with pytest.raises(UserError, match="read safely"):
+        load_model(f"diffclip:{path}")
+    assert "run by a pickle" not in capsys.readouterr().out
+    path.write_bytes(pickle.dumps({"state_dict": 3})[:-2])
+    with pytest.raises(UserError, match=r"checkpoint_best\.pt: not a released checkpoint"):
+        load_model(f"diffclip:{path}")
+
+
+def test_what_does_not_fit_is_named(released, tmp_path):
+    path, state = released(None)
+    torch.save({"state_dict": {name: w for name, w in state.items() if name != "visual.norm.bias"}}, path)
+    with pytest.raises(UserError, match=r"has no 'visual\.norm\.bias'"):
+        load_model(f"diffclip:{path}")
+    torch.save({"state_dict": {"a": torch.zeros(1)}}, path)
+    with pytest.raises(UserError, match="no attention at"):
+        load_model(f"diffclip:{path}")
+    torch.save({"state_dict": "weights"}, path)
+    with pytest.raises(UserError, match="expected a dictionary of weights"):
+        load_model(f"diffclip:{path}")
+    with pytest.raises(UserError, match="no such file"):
+        load_model(f"diffclip:{tmp_path / 'none.pt'}")
