@@ -16,6 +16,9 @@ def test_every_source_has_a_one_line_description():
         "tiny-imagenet",
         "imagenet",
         "folder:PATH",
+        "openmoji",
+        "noto-emoji",
+        "coco",
         "random",
     }
     assert all(text and "\n" not in text for text in SOURCES.values())

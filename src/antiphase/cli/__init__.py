@@ -1,6 +1,6 @@
 """The command line: each module registers its commands."""
 
-from antiphase.cli import attacks, certify, clip_training, evaluate, export, findings, sense, training
+from antiphase.cli import attacks, certify, clip_training, evaluate, export, findings, look, sense, training
 from antiphase.cli.app import app, main
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "evaluate",
     "export",
     "findings",
+    "look",
     "main",
     "sense",
     "training",

@@ -89,7 +89,7 @@ def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "
         UserError: it cannot be decoded; the line names it.
     """
     source = file if isinstance(file, Path) else io.BytesIO(file)
-    return pil_to_tensor(_read(source, 3, name or str(file)))
+    return pil_to_tensor(_read(source, 3, name or (str(file) if isinstance(file, Path) else "in memory")))
 
 
 def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:

@@ -32,6 +32,7 @@ GROUPS = (
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # the region AA: the font draws a question mark on it
+_DRAWING = 1  # changes when the pictures do
 _HELD_OUT = 0.15  # of the concepts
 _VARIATION = "\ufe0f"  # asks for the coloured form; files and fonts leave it out at will
 _TONE = re.compile(r"(^| )(medium-light|medium-dark|light|medium|dark) skin tone")
@@ -119,7 +120,7 @@ def _pairs(
     if split not in ("train", "test"):
         raise UserError(f"{name} has no split {split!r}: expected train or test")
     emojis = list(_emojis())
-    cache = data_root(root) / "openmoji" / f"{release}-{SIZE}-{version('emoji')}.npz"
+    cache = data_root(root) / "openmoji" / f"{release}-{SIZE}-{version('emoji')}-{_DRAWING}.npz"
     if cache.exists():
         with np.load(cache) as stored:
             drawn, pixels = stored["drawn"], stored["pixels"]

@@ -1,5 +1,6 @@
 """Images with captions: what a contrastive trainer draws its batches from."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -131,21 +132,30 @@ class PairSet(ABC):
     ) -> Iterator[PairBatch]:
         """Yield this process's share of each batch, as :class:`PairSource` says."""
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
+        shares = [
+            order[step * batch_size : (step + 1) * batch_size][rank::world]
+            for step in range(first, self.steps_per_epoch(batch_size))
+        ]
 
-        def share(step: int) -> PairBatch:
-            rows = order[step * batch_size : (step + 1) * batch_size][rank::world]
-            images, kept, bad = [], [], []
-            for row in rows:
-                try:
-                    images.append(self.pixels(row))
-                    kept.append(row)
-                except UserError as error:
-                    bad.append(str(error))
-            return PairBatch(
-                self.ids[kept], images, [self.captions[row] for row in kept], batch_size, tuple(bad)
+        def decoded(row: int) -> UInt8[Tensor, "3 height width"] | UserError:
+            try:
+                return self.pixels(row)
+            except UserError as error:
+                return error
+
+        # two batches ahead; the threads share out images, not batches
+        every = in_threads(decoded, itertools.chain(*shares), ahead=2 * max(map(len, shares), default=1))
+        for rows in shares:
+            found = [(row, next(every)) for row in rows]
+            good = [(row, image) for row, image in found if not isinstance(image, UserError)]
+            kept = [row for row, _ in good]
+            yield PairBatch(
+                ids=self.ids[kept],
+                images=[image for _, image in good],
+                captions=[self.captions[row] for row in kept],
+                size=batch_size,
+                bad=tuple(str(image) for _, image in found if isinstance(image, UserError)),
             )
-
-        return in_threads(share, range(first, self.steps_per_epoch(batch_size)))
 
 
 @final

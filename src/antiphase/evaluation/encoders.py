@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor, nn
 
 from antiphase.data.pairs import PairSet
 from antiphase.evaluation.retrieval import embed_pairs, ranks
-from antiphase.evaluation.statistics import Estimate, proportion
+from antiphase.evaluation.statistics import Estimate, jackknife, proportion
 from antiphase.models.zeroshot import PAPER_TEMPLATE, zero_shot_classifier
 
 # image_rank: of its own image for the image's first caption; text_rank: of its best caption for the image.
@@ -17,7 +18,7 @@ from antiphase.models.zeroshot import PAPER_TEMPLATE, zero_shot_classifier
 ROW_SCHEMA = {
     "sample": pl.Int64, "image_rank": pl.Int64, "text_rank": pl.Int64, "label": pl.Int64, "prediction": pl.Int64,
 }  # fmt: skip
-METRICS = ("image R@1", "image R@5", "text R@1", "text R@5", "zero-shot")
+METRICS = ("image R@1", "image R@5", "text R@1", "text R@5", "zero-shot", "zero-shot per class")
 
 
 def encoder_rows(
@@ -56,13 +57,35 @@ def encoder_rows(
 
 
 def encoder_metrics(rows: pl.DataFrame) -> dict[str, Estimate]:
-    """Return each metric of ``METRICS`` that the rows hold, with Wilson's 95 % interval over the images."""
+    """Return each metric of ``METRICS`` that the rows hold, with a 95 % interval over the images.
+
+    The interval is Wilson's; that of the mean over the classes' accuracies, where every class counts alike,
+    is the jackknife's.
+    """
     hits = {
         f"{kind} R@{k}": rows[f"{kind}_rank"] < k for kind in ("image", "text") for k in (1, 5)
     }  # fmt: skip
     if (rows["label"] >= 0).all():
         hits["zero-shot"] = rows["label"] == rows["prediction"]
-    return {name: proportion(int(hit.sum()), len(rows)) for name, hit in hits.items()}
+    found = {name: proportion(int(hit.sum()), len(rows)) for name, hit in hits.items()}
+    if "zero-shot" in hits:
+        found["zero-shot per class"] = _per_class(rows["label"].to_numpy(), hits["zero-shot"].to_numpy())
+    return found
+
+
+def _per_class(labels: np.ndarray, hits: np.ndarray) -> Estimate:
+    """Return the mean over the classes that occur of the share of hits in each."""
+    belongs = labels[:, None] == np.unique(labels)[None, :]
+    parts = np.concatenate([belongs & hits[:, None], belongs], 1).astype(float)
+
+    def mean_over_classes(means: np.ndarray) -> np.ndarray:
+        right, all_of_it = np.split(means, 2, axis=-1)
+        # a class of one sample is gone when that is left out
+        return np.divide(right, all_of_it, out=np.zeros_like(right), where=all_of_it > 1e-12).sum(-1) / (
+            all_of_it > 1e-12
+        ).sum(-1)
+
+    return jackknife(parts, mean_over_classes)
 
 
 def encoder_numbers(model: nn.Module, pairs: PairSet, **options: Any) -> dict[str, float]:

@@ -18,12 +18,15 @@ from antiphase.report.figures import STYLE, as_pdf, as_png
 
 MOST_ROWS = 60  # a taller picture is beyond what viewers open
 _WRITERS = {".png": as_png, ".pdf": as_pdf}
-_ONE_SIGN, _SIGNED = "magma_r", "RdBu_r"  # both white or nearly so at 0: what has no weight stays the image
-_DARKEST = 0.6  # of the grey image, so that colours show on black too
+_ONE_SIGN, _SIGNED = "magma_r", "RdBu_r"  # both light at 0: there one sees the image
+_DEEPEST = 0.82  # of the scale of one sign, which ends in black: the image is to be seen there too
+_DARKEST = 0.7  # of the grey image, so that colours show on black too
 _SHOWN = 384  # pixels a side of what is drawn
 
 # in inches
-_LABEL, _CELL, _GAP, _BELOW, _TITLE_LINE, _FOOT, _EDGE = 1.05, 1.7, 0.1, 0.19, 0.155, 0.55, 0.08
+_LABEL, _CELL, _GAP, _BELOW, _EDGE = 1.05, 1.7, 0.1, 0.19, 0.08
+_TITLE_LINE, _FOOT_LINE, _BAR = 0.155, 0.13, 0.32
+_LETTERS = 18  # of the footer that an inch holds
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,15 @@ def look_figure(
     Raises:
         UserError: more rows than a figure can hold.
     """
-    if len(images) * len(texts) > MOST_ROWS:
-        raise UserError(
-            f"{len(images)} images and {len(texts)} texts make {len(images) * len(texts)} rows: expected "
-            f"{MOST_ROWS} at most; draw several figures"
-        )
+    check_rows(len(images), len(texts))
     methods = list(dict.fromkeys(column.method for column in columns))
     signed = {c.method for c in columns if c.maps.min() < 0}
     titles = [_title(column, len(methods) > 1) for column in columns]
-    page = _Page(len(images) * len(texts), 1 + len(columns), 1 + max(title.count("\n") for title in titles))
+    sentences = [f"Maps: {', '.join(methods)}.", "Each is scaled to its own largest absolute value.", note]
+    words = textwrap.fill(
+        " ".join(filter(None, sentences)), int((1 + len(columns)) * (_CELL + _GAP) * _LETTERS)
+    )
+    page = _Page(len(images) * len(texts), 1 + len(columns), _lines(*titles), _lines(words))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(page.width, page.height))
         FigureCanvasAgg(figure)
@@ -97,7 +100,7 @@ def look_figure(
                 fontsize=9, linespacing=1.15, parse_math=False,
             )  # fmt: skip
         shapes = [one for one in (False, True) if any((c.method in signed) is one for c in columns)]
-        _footer(figure, page, shapes, note)
+        _footer(figure, page, shapes, words)
     return figure
 
 
@@ -115,7 +118,7 @@ def paint(
 def _colours(values: np.ndarray, largest: float, signed: bool) -> np.ndarray:
     scaled = values / largest if largest > 0 else values
     scale = matplotlib.colormaps[_SIGNED if signed else _ONE_SIGN]
-    return scale((scaled + 1) / 2 if signed else scaled)[..., :3]
+    return scale((scaled + 1) / 2 if signed else _DEEPEST * scaled)[..., :3]
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class _Page:
     rows: int
     columns: int
     title_lines: int
+    foot_lines: int
 
     @property
     def width(self) -> float:
@@ -132,11 +136,15 @@ class _Page:
 
     @property
     def height(self) -> float:
-        return self.title + self.rows * (_CELL + _BELOW) + _FOOT
+        return self.title + self.rows * (_CELL + _BELOW) + _BAR + self.foot
 
     @property
     def title(self) -> float:
         return self.title_lines * _TITLE_LINE + 0.16
+
+    @property
+    def foot(self) -> float:
+        return self.foot_lines * _FOOT_LINE + 0.1
 
     def place(self, row: int, column: int) -> tuple[float, float, float, float]:
         """Return left, bottom, width and height of a cell as shares of the figure."""
@@ -156,30 +164,31 @@ def _cell(
     if mask is not None and not mask.all():
         height, width = mask.shape
         across, down = (np.arange(width) + 0.5) / width, 1 - (np.arange(height) + 0.5) / height
-        axes.contour(across, down, mask.astype(float), levels=[0.5], colors="#0b6e4f", linewidths=0.9)
+        axes.contour(across, down, mask.astype(float), levels=[0.5], colors="#0b6e4f", linewidths=0.6)
     return axes
 
 
-def _footer(figure: Figure, page: _Page, shapes: Sequence[bool], note: str) -> None:
+def _footer(figure: Figure, page: _Page, shapes: Sequence[bool], words: str) -> None:
     """Draw a bar for each colour map in use, and say how maps are scaled."""
-    length, high, left = 1.0, 0.09, _LABEL
+    length, high, left, bottom = 1.0, 0.09, _LABEL, page.foot + 0.05
     for signed in shapes:
         ends = ("−largest", "largest") if signed else ("0", "largest")
-        inset = 0.5 if signed else 0.12
-        box = ((left + inset) / page.width, 0.34 / page.height, length / page.width, high / page.height)
-        axes = figure.add_axes(box)
+        left += 0.5 if signed else 0.12
+        axes = figure.add_axes(
+            (left / page.width, bottom / page.height, length / page.width, high / page.height)
+        )
         ramp = np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None]
         axes.imshow(_colours(ramp, 1.0, signed), aspect="auto")
         axes.set_axis_off()
-        middle = (0.34 + high / 2) / page.height
-        for side, (at, text) in enumerate(zip((left + inset, left + inset + length), ends, strict=True)):
-            away = 0.05 * (2 * side - 1)
-            figure.text(
-                (at + away) / page.width, middle, text, ha=("right", "left")[side], va="center", fontsize=7
-            )
-        left += inset + length + 0.7
-    words = " ".join(filter(None, ["Each map is scaled to its own largest absolute value.", note]))
-    figure.text(_LABEL / page.width, 0.2 / page.height, words, fontsize=7, va="top", parse_math=False)
+        for at, side, text in zip((left - 0.05, left + length + 0.05), ("right", "left"), ends, strict=True):
+            middle = (bottom + high / 2) / page.height
+            figure.text(at / page.width, middle, text, ha=side, va="center", fontsize=7)
+        left += length + 0.7
+    figure.text(_LABEL / page.width, page.foot / page.height, words, fontsize=7, va="top", parse_math=False)
+
+
+def _lines(*texts: str) -> int:
+    return 1 + max(text.count("\n") for text in texts)
 
 
 def _title(column: MapColumn, several: bool) -> str:
@@ -190,6 +199,19 @@ def _title(column: MapColumn, several: bool) -> str:
 def _shortened(text: str, width: int, lines: int) -> str:
     """Break a text into lines; what does not fit ends in an ellipsis."""
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …"))
+
+
+def check_rows(images: int, texts: int) -> None:
+    """Raise where a figure would be too tall.
+
+    Raises:
+        UserError: more rows than a figure can hold.
+    """
+    if images * texts > MOST_ROWS:
+        raise UserError(
+            f"{images} images and {texts} texts make {images * texts} rows: expected {MOST_ROWS} at most; draw "
+            "several figures"
+        )
 
 
 def check_suffix(path: Path) -> None:

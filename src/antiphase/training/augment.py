@@ -38,7 +38,8 @@ def random_crops(
     """Cut a random part out of each image and resize it to a square, bilinearly with antialiasing.
 
     As torchvision's RandomResizedCrop: an area of ``scale`` times the image's, an aspect ratio between 3/4
-    and 4/3 (log-uniform), ten tries to fit it in, else as much of the centre as that ratio allows.
+    and 4/3 (log-uniform), ten tries to fit it in, else as much of the centre as that ratio allows. Unlike
+    there, the pixels just beyond the crop have a share in its border.
 
     Args:
         images: each of its own size.

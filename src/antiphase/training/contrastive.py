@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from torch import Tensor
 
 from antiphase.data.pairs import PairBatch, PairSource
@@ -56,6 +57,7 @@ def train_clip(
     if (held := _finished(recipe, out)) is not None:
         return held
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
+    _check_trackers(trackers or [])
     log_with: Any = trackers or None
     accelerator = Accelerator(mixed_precision="no", log_with=log_with, project_dir=str(out))
     world = accelerator.num_processes
@@ -194,6 +196,16 @@ def _finished(recipe: ClipRecipe, out: Path) -> list[dict[str, Any]] | None:
         names = [name for name, value in asked.items() if held.get(name) != value]
         raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
     return loop.read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
+
+
+def _check_trackers(names: list[str]) -> None:
+    available = [str(one.value) for one in get_available_trackers()]
+    for name in names:
+        if name not in available:
+            raise UserError(
+                f"tracker {name!r}: expected one of those installed here: {', '.join(available) or 'none is'}; "
+                "pip install tensorboard, wandb or another that accelerate knows"
+            )
 
 
 def _scalars(numbers: dict[str, Any]) -> dict[str, float]:

@@ -1,0 +1,153 @@
+"""One shard as a stream of raw samples, read with webdataset; what is amiss is reported and passed over."""
+
+import contextlib
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from webdataset.gopen import gopen, gopen_schemes
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from antiphase.data.shard_files import CAPTION_SUFFIX, IMAGE_SUFFIXES, Shard
+
+_READ = 1 << 20  # bytes
+_BLOCK = 512  # of a tar file, bytes
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # gzip, bzip2, xz
+
+
+@dataclass(frozen=True, slots=True)
+class RawSample:
+    """An image with its caption as a shard holds them.
+
+    Attributes:
+        shard: the shard's name.
+        key: what the names of the sample's members begin with.
+        suffix: the image's, without its dot.
+        image: the file's bytes.
+        caption: the text, stripped; not empty.
+    """
+
+    shard: str
+    key: str
+    suffix: str
+    image: bytes
+    caption: str
+
+
+def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSample]:
+    """Yield a shard's samples in its own order.
+
+    Nothing stops it: what lacks an image or a caption is left out, and so is what comes after a damage.
+
+    Args:
+        shard: what to read.
+        report: takes one line for each thing that is left out.
+    """
+    damage: list[str] = []
+
+    def note(error: Exception) -> bool:
+        reason = _reason(error)
+        if "duplicate file name" in reason:
+            report(f"{shard.name}: {reason.partition(':')[0]} is in it twice, the first is taken")
+        else:
+            damage.append(reason)
+        return True
+
+    try:
+        stream = _TarStream(gopen(_address(shard.place)))
+    except Exception as error:  # whatever the opener of a URL raises
+        report(f"{shard.name} cannot be opened ({_reason(error)})")
+        return
+    last = lacking = None
+    try:
+        files = tar_file_expander([{"url": shard.name, "stream": stream}], handler=note)
+        for members in group_by_keys(files, handler=note):
+            key = members["__key__"].encode(errors="surrogateescape").decode(errors="replace")
+            suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
+            caption = members.get(CAPTION_SUFFIX, b"").decode(errors="replace").strip()
+            if lacking:
+                report(lacking)
+            lacking = None
+            if suffix and caption:
+                last = key
+                yield RawSample(shard.name, key, suffix, members[suffix], caption)
+            else:
+                lacks = [] if suffix else [f"image (.{', .'.join(IMAGE_SUFFIXES)})"]
+                lacks += [] if caption else [f"caption (.{CAPTION_SUFFIX})"]
+                lacking = f"{shard.name}: {key} has no {' and no '.join(lacks)}"
+        if not damage or not stream.started:  # the exit code of a command says more than "empty file"
+            stream.finish()
+    except Exception as error:
+        note(error)
+    finally:
+        with contextlib.suppress(Exception):  # a command that is stopped half-way may complain
+            stream.close()
+    if damage:
+        reason = damage[0] if stream.started else damage[-1]
+        where = f"after {last}" if last else "from its start"
+        report(f"{shard.name} is cut short or damaged {where} ({reason}): the rest of it is left out")
+    elif lacking:  # else it may be the sample that the damage cuts
+        report(lacking)
+
+
+class _TarStream:
+    """A stream of bytes that knows how a tar file ends: with blocks of zeros, and with nothing behind them.
+
+    Python's tarfile takes a file that ends before a header, or a header that makes no sense, for the end.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._first = self._last = self._ready = b""
+        self._place = 0
+
+    @property
+    def started(self) -> bool:
+        return bool(self._first)
+
+    def read(self, size: int) -> bytes:
+        if len(self._ready) - self._place < size:  # large reads, as each one gives Python's lock away
+            self._ready = self._ready[self._place :] + self._stream.read(_READ)
+            self._place = 0
+        data = self._ready[self._place : self._place + size]
+        self._place += len(data)
+        self._first = self._first or data[:8]
+        self._last = (self._last + data[-_BLOCK:])[-_BLOCK:]
+        return data
+
+    def finish(self) -> None:
+        """Read what is left; OSError where it was not the end."""
+        plain = not self._first.startswith(_COMPRESSED)
+        while rest := self.read(_READ):
+            if plain and rest.strip(b"\0"):
+                raise OSError("a header is damaged")
+        if plain and self._last.strip(b"\0"):
+            raise OSError("it has no end mark")
+        self._stream.close()  # a command that failed says so now
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _address(place: str) -> str:
+    """Return what webdataset opens: it has no opener for s3, and the AWS command line is what its users pipe.
+
+    >>> _address("s3://bucket/00000.tar"), _address("gs://bucket/00000.tar")
+    ('pipe:aws s3 cp s3://bucket/00000.tar -', 'gs://bucket/00000.tar')
+    """
+    if place.startswith("s3://") and "s3" not in gopen_schemes:
+        return f"pipe:aws s3 cp {shlex.quote(place)} -"
+    return place
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's first words; webdataset appends to its arguments, some of which name addresses."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error.args[0] if error.args else "").partition(" @ ")[0].split())
+    command = re.match(r"\(+\[?['\"]([^'\" ]+).*: exit (-?\d+) ", text)  # what webdataset's Pipe raises
+    if command:
+        return f"{command[1]} ended with exit code {command[2]}"
+    return text or type(error).__name__

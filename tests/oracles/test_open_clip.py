@@ -1,0 +1,65 @@
+"""Our wrapper, zero-shot classifier and loading against open_clip's own."""
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from antiphase.data.decoding import pil_to_tensor
+from antiphase.errors import UserError
+from antiphase.models import load_model, zero_shot_classifier
+
+NAMES = ["mug", "lamp", "dog", "flower", "small house"]
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return load_model("open_clip:ViT-B-32", random_weights=True, seed=3)
+
+
+def test_zero_shot_logits_are_open_clips(ours):
+    templates = open_clip.SIMPLE_IMAGENET_TEMPLATES
+    theirs = open_clip.build_zero_shot_classifier(
+        ours.model, open_clip.get_tokenizer("ViT-B-32"), NAMES, templates, num_classes_per_batch=None
+    )
+    images = torch.rand(3, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1)
+        for values in (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD)
+    )
+    with torch.no_grad():
+        features = F.normalize(ours.model.encode_image((images - mean) / std), dim=-1)
+        expected = ours.model.logit_scale.exp() * features @ theirs
+        found = zero_shot_classifier(ours, NAMES, templates)(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_preprocessing_is_open_clips(ours):
+    pixels = torch.randint(
+        0, 256, (241, 331, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    picture = Image.fromarray(pixels.numpy())
+    _, _, preprocess = open_clip.create_model_and_transforms(
+        "ViT-B-32", pretrained=None, force_image_size=224
+    )
+    expected = preprocess(picture)
+    found = ours.normalize(ours.square(pil_to_tensor(picture)).float()[None] / 255)[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_random_weights_depend_on_the_seed_alone(ours):
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    again = load_model("open_clip:ViT-B-32", random_weights=True, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(again.model.visual.proj, ours.model.visual.proj)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="did you mean ViT-B-32"):
+        load_model("open_clip:ViT-B-3")
+    with pytest.raises(UserError, match="TAG one of openai"):
+        load_model("open_clip:ViT-B-32/none")
+    with pytest.raises(UserError, match="encodes no text"):
+        zero_shot_classifier(load_model("specimen:vit-0"), NAMES)

@@ -1,0 +1,240 @@
+"""Contrastive training: resume after a kill, bad samples, the recipe, what the log holds."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.transforms.v2 import functional as v2
+
+from antiphase.errors import UserError
+from antiphase.evaluation.encoders import encoder_numbers
+from antiphase.models import load_model
+from antiphase.models.clip import build_clip
+from antiphase.streams import key, sample_keys, uniform
+from antiphase.training.augment import _crop_box, random_crops
+from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, clip_learning_rate, make_clip_recipe
+from antiphase.training.contrastive import BAD_SAMPLES_FILE, clip_optimizer, train_clip
+from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, write_shard
+
+
+def test_a_run_leaves_a_model_that_loads_and_a_log(tmp_path):
+    pairs = tiny_pairs()
+    recipe = tiny_recipe()
+    log = train_clip(
+        recipe, pairs, tmp_path, evaluate=lambda model: encoder_numbers(model, pairs), progress=False
+    )
+    assert [row["epoch"] for row in log] == [1, 2]
+    assert {"loss", "logit_scale", "lambda", "image R@1", "text R@5", "zero-shot"} <= log[-1].keys()
+    assert len(log[-1]["lambda"]) == 2
+    model = load_model(str(tmp_path))
+    assert model.card.attention == "differential"
+    assert model.card.num_classes == 0
+    assert model.encode_text(["a mug"]).shape == (1, 12)
+    assert encoder_numbers(model, pairs)["image R@5"] == log[-1]["image R@5"]
+    assert train_clip(recipe, pairs, tmp_path, progress=False) == log  # finished: nothing is done again
+    with pytest.raises(UserError, match="differs in seed"):
+        train_clip(tiny_recipe(seed=1), pairs, tmp_path, progress=False)
+
+
+def test_a_model_learns_its_training_pairs(tmp_path):
+    pairs = tiny_pairs(side=16)  # whole images: of noise, a part says nothing
+    plan = {"epochs": 60, "batch_size": 23, "learning_rate": 5e-3, "weight_decay": 0.0, "crop": (1, 1)}
+    recipe = tiny_recipe(pairs=pairs, captions="first", **plan)
+    train_clip(recipe, pairs, tmp_path, progress=False)
+    assert encoder_numbers(load_model(str(tmp_path)), pairs)["image R@1"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "change", [{"part": 3}, {"checkpointing": True}], ids=["in parts", "with checkpointing"]
+)
+def test_how_the_gradient_is_made_changes_no_weight_but_by_rounding(tmp_path, change):
+    pairs, recipe = tiny_pairs(), tiny_recipe(patch_dropout=0.5)
+    plain = train_clip(recipe, pairs, tmp_path / "plain", progress=False)
+    changed = train_clip(recipe, pairs, tmp_path / "changed", progress=False, **change)
+    # Adam turns rounding of a vanishing gradient into a whole step, so weights are no measure; the loss is
+    assert [row["loss"] for row in changed] == pytest.approx([row["loss"] for row in plain], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_towers_learn_the_same(tmp_path):
+    pairs, recipe = tiny_pairs(), tiny_recipe()
+    train_clip(recipe, pairs, tmp_path / "plain", progress=False)
+    train_clip(recipe, pairs, tmp_path / "compiled", compiled=True, progress=False)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "compiled"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_scale_stays_within_its_bounds(tmp_path):
+    recipe = make_clip_recipe(
+        "clip",
+        "openmoji",
+        "tiny",
+        tiny_pairs().fingerprint(),
+        TINY | {"logit_scale": 9.0},
+        epochs=1,
+        batch_size=8,
+    )
+    log = train_clip(recipe, tiny_pairs(), tmp_path, progress=False)
+    # it starts at e⁹; the last step may have taken it down from the bound
+    assert 99.0 < log[-1]["logit_scale"] <= math.exp(MAX_LOGIT_SCALE) * (1 + 1e-6)
+
+
+def test_weight_decay_spares_what_has_fewer_than_two_axes():
+    recipe = tiny_recipe()
+    optimizer = clip_optimizer(build_clip(recipe.model), recipe)
+    decayed, spared = optimizer.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.2, 0.0)
+    assert min(p.ndim for p in decayed["params"]) == 2
+    assert max(p.ndim for p in spared["params"]) == 1
+
+
+def shards(folder):
+    folder.mkdir()
+    for at in range(3):
+        captions = [f"{WORDS[i % 14]} {WORDS[(3 * i + at) % 14]}" for i in range(32)]
+        write_shard(folder / f"{at:05d}.tar", captions, start=100 * at)
+    return f"shards:{folder}/{{00000..00002}}.tar"
+
+
+def command(data, out, *more):
+    return [
+        sys.executable, "-m", "antiphase", "train-clip", "--model", "diffclip", "--preset", "openmoji",
+        "--data", data, "--batch-size", "8", "--precision", "float32", "--out", str(out), "-q", *more,
+    ]  # fmt: skip
+
+
+def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tmp_path):
+    data = shards(tmp_path / "shards")
+    killed = command(data, tmp_path / "killed", "--epochs", "12")
+    process = subprocess.Popen(killed)
+    state, deadline = tmp_path / "killed" / "state.safetensors", time.monotonic() + 120
+    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert state.exists(), "the run ended or hung before it could be killed"
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    subprocess.run(killed, check=True)
+    subprocess.run(command(data, tmp_path / "whole", "--epochs", "12"), check=True)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    losses = [
+        [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("killed", "whole")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
+    data = shards(tmp_path / "shards")
+    write_shard(tmp_path / "shards" / "00001.tar", ["a dog", None, "a cat", *["a mug"] * 17], start=100)
+    first, third = (tmp_path / "shards" / f"0000{at}.tar" for at in (0, 2))
+    content = first.read_bytes()
+    at = content.index(b"\xff\xd8\xff")
+    first.write_bytes(content[:at] + b"\x00" * 64 + content[at + 64 :])  # the first image's head
+    os.truncate(third, third.stat().st_size * 2 // 3)
+    subprocess.run(command(data, tmp_path / "run", "--samples", "64", "--epochs", "2"), check=True)
+    bad = (tmp_path / "run" / BAD_SAMPLES_FILE).read_text().splitlines()
+    assert len(bad) == 3, bad
+    assert any("00000.tar" in line and "000000000" in line for line in bad)
+    assert any("00001.tar" in line and "000000101" in line and "caption" in line for line in bad)
+    assert any("00002.tar" in line for line in bad)
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert log[-1]["bad_samples"] == 3
+    assert math.isfinite(log[-1]["loss"])
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_crops_lie_within_the_image_and_keep_the_recipes_area(height, width, seed):
+    draws = torch.rand(22, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    left, top, right, bottom = _crop_box(height, width, draws, (0.5, 1.0))
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    if 30 < height < 1.3 * width and width < 1.3 * height:
+        assert (right - left) * (bottom - top) > 0.45 * height * width
+
+
+def test_a_crop_is_torchvisions_of_the_same_box():
+    images = list(tiny_pairs(5).array)
+    keys = sample_keys(key(0, "crop", 0), torch.arange(5))
+    found = random_crops(images, keys, 16, (0.5, 1.0))
+    assert torch.equal(found[2:4], random_crops(images[2:4], keys[2:4], 16, (0.5, 1.0)))
+    for image, crop, draws in zip(images, found, uniform(keys, 22).double(), strict=True):
+        left, top, right, bottom = _crop_box(19, 17, draws, (0.5, 1.0))
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        cut = v2.resized_crop(picture, top, left, bottom - top, right - left, [16, 16])
+        # at its border Pillow's box sees the pixels beyond it, the cut-out part does not
+        apart = (crop.int() - v2.pil_to_tensor(cut).int()).abs()
+        assert apart[:, 2:-2, 2:-2].max() <= 1
+
+
+def test_the_learning_rate_warms_up_linearly_and_falls_by_half_a_cosine():
+    recipe = tiny_recipe(epochs=5, warmup_epochs=1.0, learning_rate=5e-4)
+    rates = [clip_learning_rate(recipe, step, 10) for step in range(50)]
+    assert rates[0] == pytest.approx(1e-6)
+    assert rates[9] == pytest.approx(5e-4)
+    assert rates[5] - rates[4] == pytest.approx(rates[2] - rates[1])
+    assert rates[10] == pytest.approx(5e-4)
+    assert rates[30] == pytest.approx((5e-4 + 1e-5) / 2)
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[10:]))
+    assert rates[-1] < 1.2e-5
+
+
+def test_the_papers_recipe_is_the_default():
+    recipe = make_clip_recipe("diffclip", "diffclip", "cc3m", "0", {})
+    assert (recipe.epochs, recipe.batch_size, recipe.learning_rate, recipe.weight_decay) == (
+        40,
+        4096,
+        5e-4,
+        0.5,
+    )
+    assert (recipe.betas, recipe.epsilon, recipe.crop) == ((0.9, 0.98), 1e-8, (0.5, 1.0))
+    assert recipe.model.vision.image_size == 224
+    sigmoid = make_clip_recipe("clip", "openmoji", "x", "0", {}, loss="siglip").model
+    assert (sigmoid.logit_bias, sigmoid.logit_scale) == (-10.0, pytest.approx(math.log(10)))
+
+
+def test_mistakes_are_one_line(run_cli, tmp_path):
+    for arguments, words in (
+        (["--model", "clop"], "model 'clop'"),
+        (["--model", "clip", "--preset", "huge"], "preset 'huge'"),
+        (["--model", "clip", "--preset", "openmoji", "--batch-size", "999999"], "batch size 999999"),
+        (["--model", "clip", "--preset", "openmoji", "--patch-dropout", "1.5"], "patch_dropout"),
+        (["--model", "clip", "--preset", "openmoji", "--loss", "triplet"], "loss"),
+        (["--model", "clip", "--preset", "openmoji", "--track", "nothing"], "tracker 'nothing'"),
+    ):
+        table = tmp_path / "pairs.csv"
+        table.write_text("image,caption\na.png,a dog\nb.png,a cat\nc.png,a mug\n")
+        for name in "abc":
+            Image.new("RGB", (5, 5)).save(tmp_path / f"{name}.png")
+        size = [] if "--batch-size" in arguments else ["--batch-size", "2"]
+        code, out, err = run_cli(
+            "train-clip",
+            *arguments,
+            *size,
+            "--data",
+            f"csv:{table}",
+            "--held-out",
+            "none",
+            "--out",
+            tmp_path / "run",
+            "-q",
+        )
+        assert (code, out) == (2, ""), err
+        assert words in err
+        assert len(err.splitlines()) == 1
+        assert not (tmp_path / "run" / "recipe.json").exists()
