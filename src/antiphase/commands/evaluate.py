@@ -17,7 +17,7 @@ def run_evaluation(
     """Load models and pairs, measure, write rows and summary, and print the table."""
     from antiphase.data.pair_sources import load_pairs
     from antiphase.data.pairs import PairSet
-    from antiphase.models.zeroshot import DualEncoder
+    from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model
     from antiphase.report.encoders import encoder_table
     from antiphase.studies.encoders import evaluate_encoders
@@ -28,7 +28,7 @@ def run_evaluation(
         for spec in map(str.strip, models)
     ]
     for spec, model in zip(models, loaded, strict=True):
-        if not isinstance(model, DualEncoder):
+        if not is_dual_encoder(model):
             raise UserError(
                 f"{spec}: encodes no text; expected a CLIP, such as a run of antiphase train-clip"
             )

@@ -67,9 +67,9 @@ def load_lineup(
 def bound(model: "nn.Module", images: "ImageSet", prompt: str | None) -> "nn.Module":
     """Return a classifier: the model, or a dual encoder bound to the classes of the images."""
     from antiphase.models.card import card_of, with_card
-    from antiphase.models.zeroshot import PAPER_TEMPLATE, DualEncoder, zero_shot_classifier
+    from antiphase.models.zeroshot import PAPER_TEMPLATE, is_dual_encoder, zero_shot_classifier
 
-    if not isinstance(model, DualEncoder):
+    if not is_dual_encoder(model):
         return model
     card = card_of(model)
     prompts = images.prompts if prompt is None else None

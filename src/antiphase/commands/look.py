@@ -134,8 +134,8 @@ def _read_masks(
 
 
 def _load(specs: Sequence[str], random_weights: bool, device: "torch.device") -> list["nn.Module"]:
+    from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model
-    from antiphase.sensitivity.relevance import is_dual_encoder
 
     loaded = []
     for spec in map(str.strip, specs):

@@ -1,6 +1,21 @@
-"""Sources of labelled images by name: float32 pixels in [0, 1], never normalised here."""
+"""Sources of labelled images and of captioned ones by name: pixels in [0, 1], never normalised here."""
 
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
+from antiphase.data.pair_sources import PAIR_SOURCES, load_pairs
+from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
+from antiphase.data.shards import ShardStream
 from antiphase.data.sources import SOURCES, load_data
 
-__all__ = ["SOURCES", "ArrayImages", "FileImages", "ImageSet", "load_data"]
+__all__ = [
+    "PAIR_SOURCES",
+    "SOURCES",
+    "ArrayImages",
+    "ArrayPairs",
+    "FileImages",
+    "FilePairs",
+    "ImageSet",
+    "PairSet",
+    "ShardStream",
+    "load_data",
+    "load_pairs",
+]

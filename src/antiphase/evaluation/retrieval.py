@@ -9,8 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.pairs import PairSet, stack_images
-from antiphase.errors import UserError
-from antiphase.models.zeroshot import DualEncoder
+from antiphase.models.zeroshot import as_dual_encoder
 
 _ROWS = 1024  # similarities of so many captions or images are held at a time
 
@@ -64,9 +63,8 @@ def embed_pairs(
     Raises:
         UserError: the model is no dual encoder, or an image cannot be read.
     """
-    if not isinstance(model, DualEncoder):
-        raise UserError(f"{type(model).__name__} encodes no text: expected a CLIP")
-    device = model.logit_scale.device
+    encoder = as_dual_encoder(model)
+    device = encoder.logit_scale.device
     texts, owners = [], []
     for position, several in enumerate(pairs.captions):
         chosen = several[:1] if captions == "first" else several
@@ -74,11 +72,11 @@ def embed_pairs(
         owners += [position] * len(chosen)
     with torch.no_grad():
         image = [
-            model.encode_image(stack_images(pairs, rows, model.square).to(device)).float().cpu()
+            encoder.encode_image(stack_images(pairs, rows, encoder.square).to(device)).float().cpu()
             for rows in _chunks(len(pairs), batch_size)
         ]
         text = [
-            model.encode_text(texts[rows.start : rows.stop]).float().cpu()
+            encoder.encode_text(texts[rows.start : rows.stop]).float().cpu()
             for rows in _chunks(len(texts), batch_size)
         ]
     return F.normalize(torch.cat(image), dim=-1), F.normalize(torch.cat(text), dim=-1), torch.tensor(owners)

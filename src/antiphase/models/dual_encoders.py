@@ -1,8 +1,10 @@
 """Dual encoders from elsewhere: DiffCLIP's released checkpoints, open_clip's models."""
 
+import contextlib
 import difflib
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,6 +117,18 @@ def _released_file(name: str) -> Path:
         ) from None
 
 
+@contextlib.contextmanager
+def _quiet_logging() -> Iterator[None]:
+    """Keep open_clip from saying on stderr that a model without weights has none."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
 def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
     """Load ``NAME`` or ``NAME/TAG`` of open_clip, TAG being one of its pretrained weights.
 
@@ -135,12 +149,13 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             "--random-weights"
         )
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _quiet_logging():
             warnings.simplefilter(
                 "ignore"
             )  # of the activation that old weights were trained with: tag decides
             torch.manual_seed(seed)  # open_clip draws from the global generator, which is put back afterwards
             model: Any = open_clip.create_model(base, pretrained=None if random_weights else tag)
+            tokenizer = open_clip.get_tokenizer(base)  # some come from the hub
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
@@ -150,4 +165,4 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
     settings = model.visual.preprocess_cfg
     size = settings["size"][0] if isinstance(settings["size"], (tuple, list)) else settings["size"]
     square = Square(int(size), settings["interpolation"])
-    return OpenClip(model, open_clip.get_tokenizer(base), settings["mean"], settings["std"], square)
+    return OpenClip(model, tokenizer, settings["mean"], settings["std"], square)

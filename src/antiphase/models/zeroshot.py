@@ -1,7 +1,7 @@
 """A dual encoder bound to prompts: a classifier of images in [0, 1]."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ Template = str | Callable[[str], str]
 PAPER_TEMPLATE = "a photo of {}"  # robustness paper, Appendix C.2.1
 
 
-@runtime_checkable
 class DualEncoder(Protocol):
     """What is needed of a CLIP: embeddings that are not normalised, and the logarithm of the scale."""
 
@@ -35,6 +34,27 @@ class DualEncoder(Protocol):
         ...
 
 
+def is_dual_encoder(model: nn.Module) -> bool:
+    """Whether a model encodes images and texts to one space.
+
+    Asked of the attributes, since ``isinstance`` with a protocol sees no parameter from Python 3.12 on.
+    """
+    return all(hasattr(model, name) for name in ("encode_image", "encode_text", "logit_scale"))
+
+
+def as_dual_encoder(model: nn.Module) -> DualEncoder:
+    """Return the model as what it is.
+
+    Raises:
+        UserError: it encodes no text.
+    """
+    if not is_dual_encoder(model):
+        raise UserError(
+            f"{type(model).__name__} encodes no text: expected a CLIP, with encode_image and encode_text"
+        )
+    return cast(DualEncoder, model)
+
+
 class ZeroShotClassifier(nn.Module):
     """Logits z_k = exp(logit_scale)·cos(image, class k).
 
@@ -52,7 +72,7 @@ class ZeroShotClassifier(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]."""
-        encoder: DualEncoder = self.model  # pyright: ignore[reportAssignmentType]
+        encoder = as_dual_encoder(self.model)
         directions = F.normalize(encoder.encode_image(images), dim=-1)
         return encoder.logit_scale.exp() * (directions @ self.weights)
 
@@ -84,10 +104,7 @@ def zero_shot_classifier(
     for template in templates:
         if isinstance(template, str) and "{}" not in template:
             raise UserError(f"template {template!r}: expected {{}} in the place of the class's name")
-    if not isinstance(model, DualEncoder):
-        raise UserError(
-            f"{type(model).__name__} encodes no text: expected a CLIP, with encode_image and encode_text"
-        )
+    encoder = as_dual_encoder(model)
     if prompts is None:
         prompts = [
             [t.format(name) if isinstance(t, str) else t(name) for t in templates] for name in class_names
@@ -97,6 +114,6 @@ def zero_shot_classifier(
     columns = []
     with torch.no_grad():
         for texts in prompts:
-            mean = F.normalize(model.encode_text(texts).float(), dim=-1).mean(0)
+            mean = F.normalize(encoder.encode_text(texts).float(), dim=-1).mean(0)
             columns.append(F.normalize(mean, dim=0))
     return ZeroShotClassifier(model, torch.stack(columns, 1)).eval()

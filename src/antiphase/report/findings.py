@@ -15,18 +15,21 @@ from antiphase.errors import UserError
 from antiphase.evaluation.rates import rates
 from antiphase.files import write_text
 from antiphase.report import sections
+from antiphase.report.clip_findings import clip_section
 from antiphase.report.families import families
 from antiphase.report.sensitivity import read_rows
 from antiphase.report.stored import RUN_KEYS, read_attack_rows, read_json
 
 
-def write_findings(sense: Path, audit: Path, out: Path) -> Path:
+def write_findings(sense: Path, audit: Path, out: Path, encoders: tuple[Path, Path] | None = None) -> Path:
     """Write the page from a sensitivity run and an audit of the same pairs of models.
 
     Args:
         sense: directory of ``antiphase sense … --against … --parts alignment,depth,lipschitz``.
         audit: directory of ``antiphase audit`` of the same models.
         out: file to write.
+        encoders: directories of ``antiphase evaluate`` and of ``antiphase audit`` of one family of CLIPs and
+            others of DiffCLIPs, for a section on them; None leaves it out.
 
     Raises:
         UserError: if a part is missing, or the models are not pairs with two or more seeds of each depth.
@@ -52,11 +55,16 @@ def write_findings(sense: Path, audit: Path, out: Path) -> Path:
             order.setdefault(claim[0], len(order))
     claims = sorted((claim for _, its in found for claim in its), key=lambda claim: order[claim[0]])
     runs = [read_json(directory / "run.json", RUN_KEYS) for directory in (sense, audit)]
+    parts = [text for text, _ in found]
+    if encoders is not None:
+        text, more = clip_section(*encoders)
+        parts.append(text)
+        runs += more
     page = _PAGE.format(
         claims=sections.table(("claim", "where", "mean over seeds [95 %]", "verdict"), claims),
-        sections="\n\n".join(text for text, _ in found),
+        sections="\n\n".join(parts),
         about="\n".join(
-            f"- `{_short(run['command'])}`: {run['data']}, {run['n']} images, {run['hardware']}"
+            f"- `{_short(run['command'])}`: {_several(run['data'])}, {_several(run['n'])} images, {run['hardware']}"
             for run in runs
         ),
     )
@@ -82,6 +90,10 @@ a side by chance.
 
 {about}
 """
+
+
+def _several(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _short(command: str) -> str:

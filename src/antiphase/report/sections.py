@@ -37,11 +37,13 @@ def _difference(values: Mapping[str, float], pairs: Sequence[tuple[str, str]]) -
     return mean_over_seeds([values[model] - values[against] for model, against in pairs])
 
 
-def _verdict(estimate: Estimate, level: float = 0.0) -> str:
+def verdict(estimate: Estimate, level: float = 0.0) -> str:
+    """Return on which side of a level the interval lies."""
     return "holds" if estimate.low > level else "fails" if estimate.high < level else "undecided"
 
 
-def _text(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
+def estimate_text(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
+    """Return the value and its interval."""
     value, low, high = (
         number(scale * each, digits) for each in (estimate.value, estimate.low, estimate.high)
     )
@@ -65,13 +67,13 @@ def alignment(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]
             for site in ("pixels", "tokens"):
                 for metric, digits, scale in (("cosine", 3, 1.0), ("below", 0, 100.0), ("rho", 2, 1.0)):
                     found = _seeds(_by_model(frame, site=site, layer=layer, metric=metric), models)
-                    cells.append(_text(found, digits, scale))
+                    cells.append(estimate_text(found, digits, scale))
             lines.append((str(depth.layers), str(layer + 1), *cells))
         share = _seeds(_by_model(frame, site="pixels", layer=0, metric="below"), models)
         where = f"depth {depth.layers}, layer 1"
         claims.append((
             "Negative gradient alignment dominates: cosθ < 0 in more than half of the cases (Figure 5)", where,
-            f"{_text(share, 0, 100)} %", _verdict(share, 0.5),
+            f"{estimate_text(share, 0, 100)} %", verdict(share, 0.5),
         ))  # fmt: skip
     head = (
         "depth",
@@ -94,14 +96,14 @@ def explanation(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claim
         models = depth.differential.models
         for layer in range(depth.layers):
             cells = [
-                _text(_seeds(_by_model(frame, site="pixels", layer=layer, metric=metric), models))
+                estimate_text(_seeds(_by_model(frame, site="pixels", layer=layer, metric=metric), models))
                 for metric in ("relative", "by_gamma", "by_rho", "by_cosine")
             ]
             lines.append((str(depth.layers), str(layer + 1), *cells))
             relative = _seeds(_by_model(frame, site="pixels", layer=layer, metric="relative"), models)
             claims.append((
                 "Differential attention's map has the larger gradient: ‖J_DA‖ > ‖J_base‖ (Section 4.1)",
-                f"depth {depth.layers}, layer {layer + 1}", f"ln ratio {_text(relative)}", _verdict(relative),
+                f"depth {depth.layers}, layer {layer + 1}", f"ln ratio {estimate_text(relative)}", verdict(relative),
             ))  # fmt: skip
     words = (
         "## What makes a layer more sensitive than its twin's\n\nln(‖J_DA‖/‖J_base‖) at the pixels, "
@@ -120,13 +122,15 @@ def lipschitz(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]
     for depth in depths:
         for group in (depth.differential, depth.standard):
             for of, own in (("maps, mean of layers", maps), ("logits", frame.filter(of="logits"))):
-                cells = [_text(_seeds(_by_model(own, estimator=name), group.models)) for name in names]
+                cells = [
+                    estimate_text(_seeds(_by_model(own, estimator=name), group.models)) for name in names
+                ]
                 lines.append((str(depth.layers), group.name, of, *cells))
         for name in ("sampled mean", "gradient ascent"):
             found = _difference(_by_model(maps, estimator=name), depth.pairs)
             claims.append((
                 f"Layers of differential attention have the larger local Lipschitz constant (Figure 4), by {name}",
-                f"depth {depth.layers}, mean of layers", _text(found), _verdict(found),
+                f"depth {depth.layers}, mean of layers", estimate_text(found), verdict(found),
             ))  # fmt: skip
     first, last = depths[0], depths[-1]
     if first is not last and len(first.pairs) == len(last.pairs):
@@ -139,7 +143,7 @@ def lipschitz(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]
         )
         claims.append((
             "The mean over the layers of a DiffViT's Lipschitz estimates rises with depth (Figure 3d)",
-            f"depth {last.layers} − depth {first.layers}", _text(growth), _verdict(growth),
+            f"depth {last.layers} − depth {first.layers}", estimate_text(growth), verdict(growth),
         ))  # fmt: skip
     words = (
         f"## Local Lipschitz constants\n\nMeans over {rows['sample'].n_unique()} images, L2 → L2, L∞ ball of "
@@ -162,23 +166,24 @@ def travel(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]:
                 cells = []
                 for group in (depth.differential, depth.standard):
                     cells += [
-                        _text(_seeds(_by_model(frame, metric=metric, **at), group.models), digits)
+                        estimate_text(_seeds(_by_model(frame, metric=metric, **at), group.models), digits)
                         for metric, digits in (("gain", 2), ("alpha", 3))
                     ]
                 own = _by_model(cancelled, **at)
-                cells.append(_text(_seeds(own, depth.differential.models)) if own else "–")
+                cells.append(estimate_text(_seeds(own, depth.differential.models)) if own else "–")
                 lines.append((str(depth.layers), str(stage), kind, *cells))
                 if stage:
                     both = _seeds(own, depth.differential.models)
                     below = Estimate(1 - both.value, 1 - both.high, 1 - both.low, both.n)
                     claims.append((
                         "Subtraction cancels what a perturbation does to both maps (Section 4.2)",
-                        f"depth {depth.layers}, block {stage}, {kind}", f"cancellation {_text(both)}", _verdict(below),
+                        f"depth {depth.layers}, block {stage}, {kind}", f"cancellation {estimate_text(both)}",
+                        verdict(below),
                     ))  # fmt: skip
     reached = sensitivity.bounds(rows)
     final = [
         (str(depth.layers), kind, *(
-            _text(_seeds(_by_model(reached, perturbation=kind, eps=eps), group.models), 5)
+            estimate_text(_seeds(_by_model(reached, perturbation=kind, eps=eps), group.models), 5)
             for group in (depth.differential, depth.standard)
         ))
         for depth in depths for kind in ("noise", "pgd")
@@ -215,13 +220,14 @@ def asr(frame: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]:
             found = _difference(values, depth.pairs)
             apart[depth.layers] = (found.low, found.high)
             lines.append((
-                eps_label(eps), str(depth.layers), _text(_seeds(values, depth.differential.models), 1, 100),
-                _text(_seeds(values, depth.standard.models), 1, 100), _text(found, 1, 100),
+                eps_label(eps), str(depth.layers), estimate_text(_seeds(values, depth.differential.models), 1, 100),
+                estimate_text(_seeds(values, depth.standard.models), 1, 100), estimate_text(found, 1, 100),
             ))  # fmt: skip
             if depth.layers == 1:
                 claims.append((
                     "A single layer of differential attention is the more fragile one (Section 5.2)",
-                    f"depth {depth.layers}, ε = {eps_label(eps)}", f"{_text(found, 1, 100)} points", _verdict(found),
+                    f"depth {depth.layers}, ε = {eps_label(eps)}", f"{estimate_text(found, 1, 100)} points",
+                    verdict(found),
                 ))  # fmt: skip
         if len(depths) < 2:
             continue
@@ -231,7 +237,7 @@ def asr(frame: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]:
         claims.append((
             "Deep differential models are the more robust ones, after a crossover (Corollary 1; Figure 3)",
             f"depth {deepest.layers}, ε = {eps_label(eps)}",
-            f"{_text(found, 1, 100)} points; crossover {f'at depth {at}' if at else 'not seen'}",
+            f"{estimate_text(found, 1, 100)} points; crossover {f'at depth {at}' if at else 'not seen'}",
             "holds" if at else "fails" if found.low > 0 else "undecided",
         ))  # fmt: skip
     words = f"## Attack success rate by depth\n\n{frame['attack'][0].upper()}, in percent of the images.\n\n"

@@ -16,15 +16,16 @@ from antiphase.sensitivity.layers import Call, Layer
 from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
 from antiphase.sensitivity.maps import attention_layers, attention_maps, map_function
 from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
+from antiphase.sensitivity.relevance import attention_map, chefer_relevance
 from antiphase.sensitivity.sampling import uniform_sampling
 from antiphase.sensitivity.smoothing import smooth
 from antiphase.sensitivity.theory import amplification, critical_cosine, relative_sensitivity
 
 __all__ = [
     "Alignment", "Branch", "Call", "Gram", "Layer", "align", "amplification", "attention_layers",
-    "attention_maps", "cotangent_gram", "cotangent_grams", "critical_cosine", "crossover", "direction_grams",
-    "estimated_radius", "exact_gram", "exact_norm", "gradient_ascent", "local_maximum", "loss_grams",
-    "map_function", "margins", "power_iteration",  "propagate", "radius_ratio",
-    "random_directions", "register", "relative_sensitivity", "smooth", "stage_norms", "token_grams",
-    "uniform_sampling",
+    "attention_map", "attention_maps", "chefer_relevance", "cotangent_gram", "cotangent_grams",
+    "critical_cosine", "crossover", "direction_grams", "estimated_radius", "exact_gram", "exact_norm",
+    "gradient_ascent", "local_maximum", "loss_grams", "map_function", "margins", "power_iteration",
+    "propagate", "radius_ratio", "random_directions", "register", "relative_sensitivity", "smooth",
+    "stage_norms", "token_grams", "uniform_sampling",
 ]  # fmt: skip

@@ -135,8 +135,8 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     combined = layer.maps.combined  # cached in the branches, with the graph that is asked for
     with torch.no_grad():
         mine = layer.finish(combined)
-        if mine.shape != call.output.shape:
-            mine = mine.transpose(0, 1)  # nn.MultiheadAttention may put the tokens first
+        if getattr(call.module, "batch_first", True) is False:
+            mine = mine.transpose(0, 1)  # nn.MultiheadAttention: the tokens come first
         error = float((mine - call.output).abs().max() / call.output.abs().max().clamp_min(1e-12))
     allowed = _AGREEMENT[call.output.dtype]
     if not error <= allowed:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.errors import UserError
-from antiphase.models.zeroshot import DualEncoder
+from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
 from antiphase.sensitivity.layers import Call, Layer
 from antiphase.sensitivity.maps import record, take_apart
 
@@ -62,7 +62,7 @@ def chefer_relevance(
     """
     if not texts or isinstance(texts, str):
         raise UserError(f"texts {texts!r}: expected a list of one or more")
-    encoder = _dual_encoder(model)
+    encoder = as_dual_encoder(model)
     calls, embeddings, side = _watch(encoder, model, images)
     calls = calls[_layer(start, len(calls)) :]
     with torch.no_grad():
@@ -99,7 +99,7 @@ def attention_map(
         UserError: as :func:`chefer_relevance`, and for a layer that does not exist.
         NoSecondMap: ``"negative"`` of standard attention.
     """
-    calls, _, side = _watch(_dual_encoder(model), model, images)
+    calls, _, side = _watch(as_dual_encoder(model), model, images)
     with torch.no_grad():
         chosen, _ = _part(take_apart(calls[_layer(layer, len(calls))]), part)
         return chosen[:, :, 0, 1:].mean(1).unflatten(-1, (side, side))
@@ -139,23 +139,6 @@ METHODS: dict[str, Method] = {
     "positive": Method("attention A1", False, partial(_attention, "positive")),
     "negative": Method("attention A2", False, partial(_attention, "negative")),
 }
-
-
-def is_dual_encoder(model: nn.Module) -> bool:
-    """Whether a model encodes images and texts to one space.
-
-    It need not bring its preprocessing, and its logit scale may be a parameter, which ``isinstance`` with the
-    protocol does not see from Python 3.12 on.
-    """
-    return all(hasattr(model, name) for name in ("encode_image", "encode_text", "logit_scale"))
-
-
-def _dual_encoder(model: nn.Module) -> DualEncoder:
-    if not is_dual_encoder(model):
-        raise UserError(
-            f"{type(model).__name__} encodes no text: expected a CLIP, with encode_image and encode_text"
-        )
-    return cast(DualEncoder, model)
 
 
 def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list[Call], Tensor, int]:

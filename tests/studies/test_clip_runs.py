@@ -1,0 +1,146 @@
+"""CLIPs in every command: bound to the data's classes, they are classifiers like all others."""
+
+import json
+
+import polars as pl
+import pytest
+import torch
+
+from antiphase.data import load_data
+from antiphase.models import clip, diffclip, load_model, write_model, zero_shot_classifier
+from antiphase.report.clip_findings import clip_section
+
+SMALL = {
+    "vision": {"dim": 24, "depth": 2, "num_heads": 2, "patch_size": 16},
+    "text": {"dim": 16, "depth": 1, "num_heads": 2},
+    "embed_dim": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two families of two seeds each, as files."""
+    folder = tmp_path_factory.mktemp("models")
+    paths = {}
+    for seed in (0, 1):
+        for kind, build in (("clip", clip), ("diffclip", diffclip)):
+            model = build(seed=seed, **SMALL)
+            path = folder / f"{kind}-s{seed}"
+            write_model(model, path)
+            recipe = json.loads((path / "recipe.json").read_text())
+            (path / "recipe.json").write_text(json.dumps(recipe | {"seed": seed}))
+            paths[kind, seed] = str(path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def every(models):
+    return ",".join(models[key] for key in sorted(models))
+
+
+def test_an_audit_attacks_the_cosine_to_the_images_own_prompt(run_cli, models, tmp_path):
+    code, out, err = run_cli(
+        "audit", models["diffclip", 0], "--against", models["clip", 0], "--data", "openmoji", "--limit", "5",
+        "--objective", "cosine", "--steps", "3", "--eps", "4/255,16/255", "--sense-limit", "2", "--out", tmp_path, "-q",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "diffclip-s0" in out
+    rows = pl.read_parquet(tmp_path / "rows.parquet")
+    assert len(rows) == 2 * 2 * 5
+    images = load_data("openmoji", limit=5, seed=0)
+    model = load_model(models["clip", 0])
+    classifier = zero_shot_classifier(model, images.class_names, prompts=images.prompts)
+    with torch.no_grad():
+        expected = classifier(images.images(range(5))).argmax(1).tolist()
+    mine = rows.filter(pl.col("model") == "clip-s0", pl.col("eps") < 0.02)
+    assert mine["clean_prediction"].to_list() == expected
+    assert "objective cosine" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "diffclip-s0" in pl.read_parquet(tmp_path / "alignment.parquet")["model"].to_list()
+
+
+def test_a_prompt_of_ones_own_takes_the_place_of_the_datas(run_cli, models, tmp_path):
+    code, _, err = run_cli(
+        "attack", models["clip", 0], "--data", "openmoji", "--limit", "3", "--attack", "patch", "--width", "13",
+        "--steps", "2", "--eps", "1", "--prompt", "an emoji of {}", "--out", tmp_path, "-q",
+    )  # fmt: skip
+    assert code == 0, err
+    code, _, err = run_cli(
+        "attack",
+        models["clip", 0],
+        "--data",
+        "openmoji",
+        "--prompt",
+        "an emoji",
+        "--limit",
+        "3",
+        "--out",
+        tmp_path,
+        "-q",
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "in the place of the class's name" in err
+
+
+def test_sense_looks_at_the_image_tower(run_cli, models, tmp_path):
+    code, _, err = run_cli(
+        "sense", models["diffclip", 0], "--data", "openmoji", "--limit", "2", "--parts", "alignment", "--probes", "2",
+        "--out", tmp_path, "-q",
+    )  # fmt: skip
+    assert code == 0, err
+    assert set(pl.read_parquet(tmp_path / "alignment.parquet")["layer"]) == {0, 1}
+
+
+def test_evaluate_writes_rows_and_a_table_and_goes_on(run_cli, every, tmp_path):
+    arguments = ("evaluate", every, "--data", "openmoji", "--limit", "23", "--out", tmp_path, "-q")
+    code, out, err = run_cli(*arguments)
+    assert code == 0, err
+    assert "R@1" in out
+    assert "clip-s0" in out
+    rows = pl.read_parquet(tmp_path / "rows.parquet")
+    assert rows.group_by("model").len()["len"].to_list() == [23] * 4
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
+    assert len(times) == 4
+    assert run_cli(*arguments)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == times
+    assert rows.equals(pl.read_parquet(tmp_path / "rows.parquet"))
+
+
+def test_findings_compare_families_seed_by_seed(run_cli, every, tmp_path):
+    run_cli("evaluate", every, "--data", "openmoji", "--limit", "23", "--out", tmp_path / "evaluate", "-q")
+    run_cli(
+        "audit", every, "--data", "openmoji", "--limit", "4", "--steps", "2", "--eps", "8/255", "--objective", "cosine",
+        "--sense-limit", "0", "--out", tmp_path / "audit", "-q",
+    )  # fmt: skip
+    text, runs = clip_section(tmp_path / "evaluate", tmp_path / "audit")
+    assert "| set | metric | chance | clip | diffclip |" in text
+    assert "| openmoji | image R@1 | 4.3 |" in text
+    assert "| 8/255 |" in text
+    assert [run["n"] for run in runs] == [[23], 4]
+    values = {
+        (r["model"], r["metric"]): r["value"]
+        for r in json.loads((tmp_path / "evaluate" / "summary.json").read_text())["results"]
+    }
+    mean = 50 * sum(values[f"diffclip-s{seed}", "text R@5"] for seed in (0, 1))
+    row = next(line for line in text.splitlines() if line.startswith("| openmoji | text R@5"))
+    assert f"| {mean:.1f} [" in row
+
+
+def test_export_writes_both_layouts_and_says_where(run_cli, models, tmp_path):
+    code, out, _ = run_cli("export", models["diffclip", 1], "--out", tmp_path / "ours")
+    assert code == 0
+    assert out.strip().endswith("model.safetensors")
+    one, two = load_model(models["diffclip", 1]), load_model(str(tmp_path / "ours"))
+    assert torch.equal(one.encode_text(["a mug"]), two.encode_text(["a mug"]))
+    assert two.card.seed == 1
+    code, out, _ = run_cli(
+        "export", models["diffclip", 1], "--layout", "released", "--out", tmp_path / "theirs"
+    )
+    assert (code, out.strip().endswith("released.safetensors")) == (0, True)
+    for arguments, words in (
+        ((models["diffclip", 1],), "nowhere to write to"),
+        ((models["diffclip", 1], "--out", "x", "--layout", "theirs"), "layout 'theirs'"),
+        (("timm:vit_tiny_patch16_224", "--out", "x"), "timm:vit_tiny_patch16_224"),
+    ):
+        code, _, err = run_cli("export", *arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert words in err
