@@ -43,25 +43,30 @@ def test_many_queries_are_ranked_in_parts_alike():
 
 def test_all_captions_or_the_first_of_each_image():
     model, pairs = clip(**TINY).eval(), tiny_pairs(7)
-    _, first, one = embed_pairs(model, pairs)
-    _, every, owners = embed_pairs(model, pairs, captions="all", batch_size=3)
+    _, first, one = embed_pairs(model, pairs, captions="first")
+    _, every, owners = embed_pairs(model, pairs, batch_size=3)
     assert one.tolist() == list(range(7))
     assert owners.tolist() == [at for at in range(7) for _ in range(2)]
     torch.testing.assert_close(every[::2], first)
 
 
-def test_rows_are_a_row_an_image():
+def test_rows_are_a_row_a_caption():
     model, pairs = clip(**TINY).eval(), tiny_pairs(7)
     rows = encoder_rows(model, pairs, batch_size=2)
     assert dict(rows.schema) == ROW_SCHEMA
-    assert rows["sample"].to_list() == list(range(7))
-    assert rows["label"].to_list() == [0, 1, 0, 1, 0, 1, 0]
+    assert rows["sample"].to_list() == [at for at in range(7) for _ in range(2)]
+    assert rows["caption"].to_list() == [0, 1] * 7
+    assert rows["label"].to_list() == [label for at in range(7) for label in (at % 2, None)]
+    assert rows["text_rank"].null_count() == rows["prediction"].null_count() == 7
     assert rows.equals(encoder_rows(model, pairs))
+    alone = encoder_rows(model, pairs, captions="first")
+    assert alone["caption"].to_list() == [0] * 7
+    assert alone["image_rank"].to_list() == rows.filter(caption=0)["image_rank"].to_list()
 
 
 def test_metrics_of_known_rows():
     rows = pl.DataFrame(
-        {"sample": [0, 1, 2, 3], "image_rank": [0, 1, 5, 0], "text_rank": [4, 9, 9, 9],
+        {"sample": [0, 1, 2, 3], "caption": 0, "image_rank": [0, 1, 5, 0], "text_rank": [4, 9, 9, 9],
          "label": [0, 0, 0, 1], "prediction": [0, 1, 1, 1]},
         schema=ROW_SCHEMA,
     )  # fmt: skip
@@ -80,7 +85,7 @@ def test_the_interval_of_the_mean_over_classes_holds_the_truth():
         labels = random.choice(3, 120, p=[0.6, 0.25, 0.15])
         hits = random.random(120) < right[labels]
         rows = pl.DataFrame(
-            {"sample": range(120), "image_rank": 0, "text_rank": 0, "label": labels,
+            {"sample": range(120), "caption": 0, "image_rank": 0, "text_rank": 0, "label": labels,
              "prediction": np.where(hits, labels, (labels + 1) % 3)},
             schema=ROW_SCHEMA,
         )  # fmt: skip

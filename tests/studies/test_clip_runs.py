@@ -91,7 +91,19 @@ def test_sense_looks_at_the_image_tower(run_cli, models, tmp_path):
 
 
 def test_evaluate_writes_rows_and_a_table_and_goes_on(run_cli, every, tmp_path):
-    arguments = ("evaluate", every, "--data", "openmoji", "--limit", "23", "--out", tmp_path, "-q")
+    arguments = (
+        "evaluate",
+        every,
+        "--data",
+        "openmoji",
+        "--limit",
+        "23",
+        "--captions",
+        "first",
+        "--out",
+        tmp_path,
+        "-q",
+    )
     code, out, err = run_cli(*arguments)
     assert code == 0, err
     assert "R@1" in out
@@ -106,7 +118,19 @@ def test_evaluate_writes_rows_and_a_table_and_goes_on(run_cli, every, tmp_path):
 
 
 def test_findings_compare_families_seed_by_seed(run_cli, every, tmp_path):
-    run_cli("evaluate", every, "--data", "openmoji", "--limit", "23", "--out", tmp_path / "evaluate", "-q")
+    run_cli(
+        "evaluate",
+        every,
+        "--data",
+        "openmoji",
+        "--limit",
+        "23",
+        "--captions",
+        "first",
+        "--out",
+        tmp_path / "evaluate",
+        "-q",
+    )
     run_cli(
         "audit", every, "--data", "openmoji", "--limit", "4", "--steps", "2", "--eps", "8/255", "--objective", "cosine",
         "--sense-limit", "0", "--out", tmp_path / "audit", "-q",

@@ -34,6 +34,10 @@ def evaluate(
             "'a photo of {}', where not given."
         ),
     ] = None,
+    captions: Annotated[
+        str,
+        typer.Option(help="Which captions of an image retrieve it: all, as CLIP_benchmark has it, or first."),
+    ] = "all",
     out: Out = Path("antiphase-evaluate"),
     random_weights: RandomWeights = False,
     batch_size: Annotated[
@@ -45,11 +49,11 @@ def evaluate(
     """Measure how well CLIPs retrieve and classify without training: R@1, R@5 both ways, zero-shot accuracy.
 
     Image R@k counts the captions whose image is among the first k, text R@k the images whose caption is;
-    intervals are Wilson's over the images.
+    intervals are Wilson's.
 
     **Examples**
 
-    antiphase evaluate runs/clip,runs/diffclip --data openmoji,noto-emoji
+    antiphase evaluate runs/clip,runs/diffclip --data openmoji,noto-emoji --captions first
 
     antiphase evaluate open_clip:ViT-B-32/laion2b_s34b_b79k --data karpathy:dataset_flickr30k.json
     """

@@ -12,9 +12,11 @@ from antiphase.errors import UserError
 
 def run_evaluation(
     models: list[str], data: list[str], out: Path, quiet: bool, device: str, *, split: str, limit: int | None,
-    prompts: list[str], batch_size: int, random_weights: bool,
+    prompts: list[str], captions: str, batch_size: int, random_weights: bool,
 ) -> None:  # fmt: skip
     """Load models and pairs, measure, write rows and summary, and print the table."""
+    if captions not in ("all", "first"):
+        raise UserError(f"captions {captions!r}: expected all or first")
     from antiphase.data.pair_sources import load_pairs
     from antiphase.data.pairs import PairSet
     from antiphase.models.zeroshot import is_dual_encoder
@@ -39,7 +41,7 @@ def run_evaluation(
             raise UserError(f"{name}: shards are a stream to train on; expected pairs in random access")
         sets.append(pairs)
     summary = evaluate_encoders(
-        loaded, sets, out, templates=prompts or None, batch_size=batch_size,
+        loaded, sets, out, templates=prompts or None, captions=captions, batch_size=batch_size,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
     )  # fmt: skip
     Console().print(encoder_table(summary))

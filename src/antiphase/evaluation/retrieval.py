@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from antiphase.data.pairs import PairSet, stack_images
 from antiphase.models.zeroshot import as_dual_encoder
 
+Captions = Literal["first", "all"]  # of each image
+
 _ROWS = 1024  # similarities of so many captions or images are held at a time
 
 
@@ -50,14 +52,14 @@ def recall(ranked: Int64[Tensor, " queries"], at: int) -> float:
 
 
 def embed_pairs(
-    model: nn.Module, pairs: PairSet, *, captions: Literal["first", "all"] = "first", batch_size: int = 256
+    model: nn.Module, pairs: PairSet, *, captions: Captions = "all", batch_size: int = 256
 ) -> tuple[Float[Tensor, "n embed"], Float[Tensor, "m embed"], Int64[Tensor, " m"]]:
     """Return unit vectors of all images and captions, and the position of the image of each caption.
 
     Args:
         model: a dual encoder in evaluation mode.
         pairs: images with captions.
-        captions: ``"first"`` or ``"all"`` of each image.
+        captions: ``"all"`` or the ``"first"`` of each image.
         batch_size: images or captions at a time.
 
     Raises:

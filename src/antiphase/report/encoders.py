@@ -10,7 +10,7 @@ def encoder_table(summary: Mapping[str, Any]) -> Table:
     """Return a row for each model and set: every metric in percent, with its 95 % interval."""
     found = {(r["model"], r["data"], r["metric"]): r for r in summary["results"]}
     metrics = [name for name in summary["metrics"] if any(key[2] == name for key in found)]
-    table = Table(caption="per cent, with 95 % intervals (Wilson) over the images")
+    table = Table(caption="per cent, with 95 % intervals over the captions or images")
     for heading in ("model", "data", *metrics):
         table.add_column(heading, no_wrap=heading not in metrics)
     for model, data in dict.fromkeys(key[:2] for key in found):

@@ -11,6 +11,7 @@ from torch import nn
 from antiphase.data.pairs import PairSet
 from antiphase.errors import UserError
 from antiphase.evaluation.encoders import METRICS, ROW_SCHEMA, encoder_metrics, encoder_rows
+from antiphase.evaluation.retrieval import Captions
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
@@ -23,11 +24,11 @@ _VERSION = 1
 
 def evaluate_encoders(
     models: Sequence[nn.Module], sets: Sequence[PairSet], out: Path, *, templates: Sequence[str] | None = None,
-    batch_size: int = 256, command: str = "", progress: bool = True,
+    captions: Captions = "all", batch_size: int = 256, command: str = "", progress: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure every model on every set and write the run directory; return the summary.
 
-    ``out`` then holds ``rows.parquet`` (a row for each model, set and image), ``summary.json``, ``run.json``
+    ``out`` then holds ``rows.parquet`` (a row for each model, set and caption), ``summary.json``, ``run.json``
     and ``cells/``, from which a killed evaluation goes on: a cell is a model on a set.
 
     Args:
@@ -35,6 +36,7 @@ def evaluate_encoders(
         sets: images with captions.
         out: directory, made if missing.
         templates: of the class prompts; a set's own prompts, or the paper's template, where not given.
+        captions: ``"all"`` of an image retrieve it, or the ``"first"``.
         batch_size: images or captions at a time.
         command: for the record.
         progress: whether to show a progress bar on stderr.
@@ -51,7 +53,7 @@ def evaluate_encoders(
     with progress_bar("evaluating", len(models) * len(sets), progress) as advance:
         for name, model in zip(names, models, strict=True):
             for pairs in sets:
-                rows = _cell(model, pairs, templates, out, batch_size)
+                rows = _cell(model, pairs, templates, captions, out, batch_size)
                 about = {"model": name, "attention": card_of(model).attention, "data": pairs.name}
                 found.append(
                     rows.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all())
@@ -71,7 +73,7 @@ def evaluate_encoders(
     }
     with replacing(out / "rows.parquet") as temporary:
         rows.write_parquet(temporary)
-    settings = {"templates": list(templates) if templates else None}
+    settings = {"templates": list(templates) if templates else None, "captions": captions}
     record = run_record(models, names, sets[0], settings, [], command, time.monotonic() - began)
     write_json(out / "run.json", record | {"data": titles, "n": [len(pairs) for pairs in sets]})
     write_json(out / "summary.json", summary)
@@ -98,17 +100,22 @@ def summarise_encoders(rows: pl.DataFrame) -> dict[str, Any]:
 
 
 def _cell(
-    model: nn.Module, pairs: PairSet, templates: Sequence[str] | None, out: Path, batch_size: int
+    model: nn.Module,
+    pairs: PairSet,
+    templates: Sequence[str] | None,
+    captions: Captions,
+    out: Path,
+    batch_size: int,
 ) -> pl.DataFrame:
     """Return the rows of one model on one set, from disk where they are there."""
-    identity = digest(str(_VERSION), fingerprint(model), pairs.fingerprint(), *(templates or ("",)))
+    identity = digest(str(_VERSION), fingerprint(model), pairs.fingerprint(), captions, *(templates or ("",)))
     path = out / "cells" / f"{identity[:16]}.parquet"
     if path.exists():
         rows = pl.read_parquet(path)
-        if dict(rows.schema) == ROW_SCHEMA and len(rows) == len(pairs):
+        if dict(rows.schema) == ROW_SCHEMA:
             return rows
     own: dict[str, Any] = {"templates": templates} if templates else {"prompts": pairs.prompts}
-    rows = encoder_rows(model, pairs, batch_size=batch_size, **own)
+    rows = encoder_rows(model, pairs, captions=captions, batch_size=batch_size, **own)
     with replacing(path) as temporary:
         rows.write_parquet(temporary)
     return rows
