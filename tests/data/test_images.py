@@ -217,7 +217,7 @@ def test_files_are_decoded_only_when_asked_for_and_in_several_threads(file_image
     meet = threading.Barrier(2, timeout=10)
     monkeypatch.setattr(images, "_WORKERS", 2)
 
-    def decode(path, image_size, channels):
+    def decode(path, image_size, channels, interpolation):
         meet.wait()  # passes only if two decodings are under way at once
         decoded.append(path.name)
         threads.add(threading.get_ident())

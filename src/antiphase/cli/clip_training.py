@@ -37,6 +37,14 @@ def train_clip(
     samples: Annotated[
         int | None, typer.Option(help="Samples in an epoch, for shards that do not tell.", min=1)
     ] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            help="Streams that the shards are dealt to, a multiple of the number of processes; 8, or as many as "
+            "the shards allow, where not given.",
+            min=1,
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Train on at most so many pairs.", min=2)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs a step, over all processes.", min=2)] = None,
@@ -100,8 +108,8 @@ def train_clip(
     )  # fmt: skip
     model_fields = {"init": init} | ({} if model == "clip" else {"lambda_init": lambda_init})
     metrics = run_clip_training(
-        model, data, held_out, out, quiet, preset=preset, samples=samples, limit=limit, model_fields=model_fields,
-        precision=precision, part=part, compiled=compile, checkpointing=checkpointing,
+        model, data, held_out, out, quiet, preset=preset, samples=samples, lanes=lanes, limit=limit,
+        model_fields=model_fields, precision=precision, part=part, compiled=compile, checkpointing=checkpointing,
         trackers=track.split(",") if track else [], loss=loss, patch_dropout=patch_dropout, seed=seed, **fields,
     )  # fmt: skip
     print(f"loss {metrics[-1]['loss']:.4f} after {metrics[-1]['epoch']} epochs; {out}")

@@ -58,6 +58,6 @@ def evaluate(
     antiphase evaluate open_clip:ViT-B-32/laion2b_s34b_b79k --data karpathy:dataset_flickr30k.json
     """
     run_evaluation(
-        models.split(","), data.split(","), out, quiet, device, split=split, limit=limit, prompts=prompt or [],
-        batch_size=batch_size, random_weights=random_weights,
+        models.split(","), data.split(","), out, quiet, device, split=split, limit=limit,
+        prompts=prompt or [], captions=captions, batch_size=batch_size, random_weights=random_weights,
     )  # fmt: skip

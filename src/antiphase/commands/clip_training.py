@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def run_clip_training(
     variant: str, data: str, held_out: str | None, out: Path, quiet: bool, *, preset: str, samples: int | None,
-    limit: int | None, model_fields: dict[str, Any], precision: str, part: int | None, compiled: bool,
-    checkpointing: bool, trackers: list[str], **fields: Any,
+    lanes: int | None, limit: int | None, model_fields: dict[str, Any], precision: str, part: int | None,
+    compiled: bool, checkpointing: bool, trackers: list[str], **fields: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load the pairs and train; return the metrics of each epoch."""
     from antiphase.data.pair_sources import load_pairs
@@ -23,7 +23,7 @@ def run_clip_training(
     from antiphase.training.contrastive import train_clip
     from antiphase.training.recipe import fastest_precision
 
-    pairs = load_pairs(data, split="train", limit=limit, samples=samples, progress=not quiet)
+    pairs = load_pairs(data, split="train", limit=limit, samples=samples, lanes=lanes, progress=not quiet)
     tested: list[PairSet] = []
     own = data if isinstance(pairs, PairSet) and held_out is None else None
     for name in (held_out or own or "").split(","):

@@ -40,8 +40,9 @@ def load_lineup(
     Raises:
         UserError: if twins and models differ in number, or nothing is known of the data.
     """
-    from antiphase.data import load_data
+    from antiphase.data import FileImages, load_data
     from antiphase.models.card import card_of
+    from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
     from antiphase.models.zoo import load_model
 
     place = find_device(device)
@@ -60,6 +61,10 @@ def load_lineup(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
         num_classes=(card.num_classes or _RANDOM_CLASSES) if source == "random" else None, progress=progress,
     )  # fmt: skip
+    if isinstance(images, FileImages) and is_dual_encoder(
+        loaded[0]
+    ):  # the preprocessing travels with the model
+        images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
     loaded = [bound(model, images, prompt) for model in loaded]
     return loaded[: len(models)], loaded[len(models) :], images
 

@@ -15,16 +15,20 @@ from torch import Tensor
 
 from antiphase.errors import UserError
 
+Interpolation = Literal["bicubic", "bilinear"]
+
 _MODES = {1: "L", 3: "RGB"}
 
 
-def describe_transform(image_size: int, channels: int) -> str:
+def describe_transform(image_size: int, channels: int, interpolation: Interpolation = "bicubic") -> str:
     """Return the sentence that stands for ``decode``'s transform in a fingerprint.
 
     >>> describe_transform(224, 3)
     'shorter side 224 bicubic antialias, centre crop 224, RGB'
     """
-    return f"shorter side {image_size} bicubic antialias, centre crop {image_size}, {_MODES[channels]}"
+    return (
+        f"shorter side {image_size} {interpolation} antialias, centre crop {image_size}, {_MODES[channels]}"
+    )
 
 
 @functools.cache
@@ -52,7 +56,7 @@ class Square:
     """
 
     size: int
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Interpolation = "bicubic"
 
     def __call__(self, image: UInt8[Tensor, "3 height width"]) -> UInt8[Tensor, "3 size size"]:
         """Return the square."""
@@ -62,7 +66,9 @@ class Square:
         return _resize_and_crop(self.size, self.interpolation)(picture)
 
 
-def decode(path: Path, image_size: int, channels: int) -> UInt8[Tensor, "channels size size"]:
+def decode(
+    path: Path, image_size: int, channels: int, interpolation: Interpolation = "bicubic"
+) -> UInt8[Tensor, "channels size size"]:
     """Return the image at ``path`` with its shorter side resized to ``image_size`` and its centre cut out.
 
     An alpha channel is dropped and an EXIF orientation is not applied, as in torchvision's own folders.
@@ -71,11 +77,12 @@ def decode(path: Path, image_size: int, channels: int) -> UInt8[Tensor, "channel
         path: any file that Pillow reads, 8 bits a channel.
         image_size: height and width of the result in pixels.
         channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
+        interpolation: of the resizing.
 
     Raises:
         UserError: the file cannot be decoded; the line names it.
     """
-    return _resize_and_crop(image_size)(_read(path, channels, str(path)))
+    return _resize_and_crop(image_size, interpolation)(_read(path, channels, str(path)))
 
 
 def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "3 height width"]:

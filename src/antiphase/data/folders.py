@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphase.errors import UserError
@@ -49,7 +49,9 @@ def class_folder(name: str, folder: Path, split: str) -> Listing:
 
 
 def imagenet(split: str, root: Path) -> Listing:
-    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``; classes are sorted wnids.
+    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``; classes in order of wnid.
+
+    They have the names that CLIP is prompted with (open_clip's), the wnid where there is none.
 
     Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
 
@@ -64,7 +66,16 @@ def imagenet(split: str, root: Path) -> Listing:
             f"https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG, "
             "or name another folder in ANTIPHASE_DATA"
         )
-    return class_folder("imagenet", folder, split)
+    listing = class_folder("imagenet", folder, split)
+    names = _imagenet_names()
+    return replace(listing, class_names=tuple(names.get(wnid, wnid) for wnid in listing.class_names))
+
+
+def _imagenet_names() -> dict[str, str]:
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # seconds to import
+    from timm.data.imagenet_info import ImageNetInfo
+
+    return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES, strict=True))
 
 
 def tiny_imagenet(split: str, root: Path) -> Listing:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from antiphase.data.decoding import decode, describe_transform
+from antiphase.data.decoding import Interpolation, decode, describe_transform
 from antiphase.errors import UserError
 from antiphase.files import digest
 
@@ -169,12 +169,14 @@ class FileImages(ImageSet):
         files: relative names with forward slashes, one for each sample.
         image_size: height and width in pixels.
         channels: 1 (grey) or 3 (RGB).
+        interpolation: of the resizing, ``"bicubic"`` or ``"bilinear"``.
     """
 
     root: Path
     files: tuple[str, ...]
     image_size: int
     channels: int
+    interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,7 +210,7 @@ class FileImages(ImageSet):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
-        kind = f"files {describe_transform(self.image_size, self.channels)}"
+        kind = f"files {describe_transform(self.image_size, self.channels, self.interpolation)}"
         try:
             names = [os.fsencode(f"{(self.root / file).stat().st_size} {file}") for file in self.files]
         except OSError as error:
@@ -246,7 +248,7 @@ class FileImages(ImageSet):
         return replace(self.take(good), skipped=self.skipped + tuple(self.files[row] for row in bad))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
-        return decode(self.root / self.files[row], self.image_size, self.channels)
+        return decode(self.root / self.files[row], self.image_size, self.channels, self.interpolation)
 
     def _readable(self, row: int) -> bool:
         try:

@@ -21,6 +21,7 @@ class _Request:
     root: Path
     path: str
     samples: int | None
+    lanes: int | None
     progress: bool
 
 
@@ -36,7 +37,7 @@ def _shards(ask: _Request) -> ShardStream:
             f"shards:{ask.path} has no split {ask.split!r}: shards are read in a stream, to train on; for the "
             "rest use one of coco, karpathy:JSON, csv:PATH"
         )
-    return open_shards(ask.path, samples=ask.samples, root=ask.root, progress=ask.progress)
+    return open_shards(ask.path, samples=ask.samples, lanes=ask.lanes, root=ask.root, progress=ask.progress)
 
 
 def _openmoji(ask: _Request) -> PairSet:
@@ -89,6 +90,7 @@ def load_pairs(
     limit: int | None = None,
     root: str | os.PathLike[str] | None = None,
     samples: int | None = None,
+    lanes: int | None = None,
     progress: bool = True,
 ) -> PairSet | ShardStream:
     """Return the images and captions of a named source.
@@ -100,12 +102,13 @@ def load_pairs(
         limit: at most this many pairs, the first ones; shards have no first ones.
         root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
         samples: of an epoch of shards; else they are counted. Other sources know theirs.
+        lanes: of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
         progress: show a bar on stderr while something is counted or prepared.
 
     Raises:
         UserError: anything that cannot be served, in one line with the mend.
     """
-    for label, value in (("limit", limit), ("samples", samples)):
+    for label, value in (("limit", limit), ("samples", samples), ("lanes", lanes)):
         if value is not None and value < 1:
             raise UserError(f"{label} {value} must be at least 1")
     kind, _, path = name.partition(":")
@@ -120,7 +123,9 @@ def load_pairs(
         )
     if not streamed and samples is not None:
         raise UserError(f"{name} knows its number of samples: leave out --samples, or use --limit {samples}")
-    loaded = source.load(_Request(split, data_root(root), path, samples, progress))
+    if not streamed and lanes is not None:
+        raise UserError(f"{name} is no stream of shards: leave out --lanes {lanes}")
+    loaded = source.load(_Request(split, data_root(root), path, samples, lanes, progress))
     return loaded.subset(limit) if isinstance(loaded, PairSet) else loaded
 
 

@@ -92,9 +92,14 @@ def train_clip(
         found |= {"bad_samples": len(bad.lines)} if bad.lines else {}
         return found | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
+    def note() -> str:
+        lambdas = mean_lambdas(model)
+        among = f" · λ {min(lambdas):.3f} to {max(lambdas):.3f}" if lambdas else ""
+        return f" · scale {float(model.logit_scale.detach().exp()):.1f}{among}"
+
     task = loop.Task(
         model, clip_optimizer(model, recipe), digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
-        lambda step: clip_learning_rate(recipe, step, steps_per_epoch), backward, measure, clamp_scale,
+        lambda step: clip_learning_rate(recipe, step, steps_per_epoch), backward, measure, clamp_scale, note,
         lambda numbers, step: accelerator.log(_scalars(numbers), step) if trackers else None,
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)

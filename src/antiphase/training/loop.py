@@ -41,6 +41,7 @@ class Task:
             parts' mean over the processes is the loss. Everything random in it is keyed by the two numbers.
         evaluate: what to log at the end of an epoch.
         after_step: what is done to the parameters when the optimizer has moved them.
+        note: what a watcher is told beside the loss, while an epoch runs.
         track: sends numbers and the step they belong to to experiment trackers.
     """
 
@@ -53,6 +54,7 @@ class Task:
     backward: Callable[[int, int], tuple[Tensor, int]]
     evaluate: Callable[[], dict[str, Any]]
     after_step: Callable[[], None] = lambda: None
+    note: Callable[[], str] = lambda: ""
     track: Callable[[dict[str, Any], int], None] = lambda numbers, step: None
 
 
@@ -102,7 +104,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
                     losses.clear()
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
-                    bar.update(line, note=f"loss {mean:.4f} · {speed:.0f} images/s")
+                    bar.update(line, note=f"loss {mean:.4f} · {speed:.0f} images/s{task.note()}")
                     rate = task.learning_rate(standing.step - 1)
                     numbers = {"loss": mean, "learning_rate": rate, "images_per_second": speed}
                     task.track(numbers, standing.step)
