@@ -57,6 +57,13 @@ def test_places_of_bad_samples_take_no_part():
     close(gradients(model), expected)
 
 
+def test_a_batch_of_bad_samples_alone_moves_nothing():
+    model = model_of("siglip")
+    share = share_of(torch.zeros(COUNT, dtype=torch.bool))
+    assert float(accumulate(model, share, Accelerator(cpu=True), kind="siglip", bf16=False, part=4)) == 0
+    assert all(not gradient.any() for gradient in gradients(model).values())
+
+
 def test_memory_grows_with_the_part_and_not_with_the_batch():
     def peak(part):
         held, most = 0, 0

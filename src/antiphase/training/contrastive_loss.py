@@ -54,6 +54,9 @@ def feature_gradients(
             Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy whose keys are
             constants, as the gather of SLIP's training code leaves them on two devices or more.
     """
+    if not len(image):  # a batch of bad samples alone: nothing to learn
+        bias = None if logit_bias is None else torch.zeros_like(logit_bias)
+        return FeatureGradients(image.new_zeros(()), image, text, torch.zeros_like(logit_scale), bias)
     with torch.enable_grad():
         leaves = [image.detach().float(), text.detach().float(), logit_scale.detach().float()]
         leaves += [] if logit_bias is None else [logit_bias.detach().float()]
