@@ -172,14 +172,14 @@ def test_sizes_that_do_not_fit_are_one_line(changes, named):
 
 
 def test_an_image_size_without_preset_names_what_is_missing():
-    with pytest.raises(UserError, match=r"patch_size: .*8, 28, 32, 64, 224"):
+    with pytest.raises(UserError, match=r"dim: .*8, 28, 32, 64, 224"):
         vit(100)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"dim": 0}, {"dim": -20}, {"depth": 0}, {"depth": -1}, {"num_classes": 0}, {"num_classes": -1},
+        {"dim": 0}, {"dim": -20}, {"depth": 0}, {"depth": -1}, {"num_classes": -1},
         {"in_channels": 0}, {"image_size": 0}, {"image_size": -6}, {"mlp_ratio": 0.0}, {"mlp_ratio": -1.0},
         {"lambda_init": float("nan")}, {"lambda_init": float("inf")},
     ],

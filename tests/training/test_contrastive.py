@@ -52,7 +52,8 @@ def test_a_model_learns_its_training_pairs(tmp_path):
     plan = {"epochs": 60, "batch_size": 23, "learning_rate": 5e-3, "weight_decay": 0.0, "crop": (1, 1)}
     recipe = tiny_recipe(pairs=pairs, captions="first", **plan)
     train_clip(recipe, pairs, tmp_path, progress=False)
-    assert encoder_numbers(load_model(str(tmp_path)), pairs)["image R@1"] > 0.6
+    found = encoder_numbers(load_model(str(tmp_path)), pairs, captions="first")
+    assert found["image R@1"] > 0.6  # the second captions, of one word, several images share
 
 
 @pytest.mark.parametrize(

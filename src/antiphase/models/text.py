@@ -96,7 +96,7 @@ def tokenize(texts: Sequence[str], context_length: int = 77) -> Int64[Tensor, "b
     """Return the byte-pair ids of texts: start, words, end, zeros; a long text is cut and keeps its end.
 
     >>> tokenize(["a mug"], 5).tolist()
-    [[49406, 320, 14062, 49407, 0]]
+    [[49406, 320, 9722, 49407, 0]]
     """
     return _tokenizer()(list(texts), context_length)
 
