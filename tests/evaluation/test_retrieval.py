@@ -33,6 +33,11 @@ def test_a_model_that_says_the_same_of_everything_finds_nothing():
     assert recall(ranks(same, same, torch.arange(7), torch.arange(7)), 5) == 0
 
 
+def test_a_model_that_says_nothing_finds_nothing():
+    nothing = torch.full((7, 3), torch.nan)
+    assert recall(ranks(nothing, nothing, torch.arange(7), torch.arange(7)), 5) == 0
+
+
 def test_many_queries_are_ranked_in_parts_alike():
     draw = torch.Generator().manual_seed(0)
     queries, candidates = torch.randn(1500, 3, generator=draw), torch.randn(31, 3, generator=draw)

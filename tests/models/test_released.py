@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from antiphase.errors import UserError
-from antiphase.models import clip_vit_b16, diffclip_vit_b16, load_model, write_model
+from antiphase.models import clip, clip_vit_b16, diffclip_vit_b16, load_model, write_model
 from antiphase.models.clip import bare_clip
 from antiphase.models.clip_factories import configure_clip
 from antiphase.models.export import RELEASED_WEIGHTS
 from antiphase.models.released import _translation, to_released
+from antiphase.models.zoo import fingerprint
 from tests.reference import clip as slow
 
 SMALL = {
@@ -121,6 +122,22 @@ def test_the_depth_schedule_is_another_model(released):
     assert not torch.allclose(
         one.encode_text(torch.tensor([[99, 100]])), two.encode_text(torch.tensor([[99, 100]]))
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*on trust")
+def test_a_fingerprint_tells_lambda_init_and_heads_apart(released):
+    path, _ = released("both")
+    models = [load_model(f"diffclip:{path}#lambda_init={value}") for value in ("0.8", "0.2", "depth")]
+    assert len({fingerprint(model) for model in models}) == 3
+    small = {"vision": {"dim": 24, "num_heads": 2}, "text": {"dim": 24, "num_heads": 2}}
+    wide, narrow = (clip(seed=0, **{t: small[t] | {"num_heads": n} for t in small}) for n in (2, 4))
+    assert torch.equal(wide.image_projection, narrow.image_projection)
+    assert fingerprint(wide) != fingerprint(narrow)
+
+
+def test_heads_of_another_width_are_not_written():
+    with pytest.raises(UserError, match="the image tower's are 32"):
+        to_released(clip())
 
 
 def test_lambda_init_is_required_and_not_guessed(released):

@@ -28,6 +28,14 @@ def test_logits_are_scaled_cosines_to_the_mean_of_unit_prompt_vectors(model):
                 assert float(found[row, column]) == pytest.approx(float(cosine / 0.07), abs=1e-4)
 
 
+def test_a_template_may_name_the_class_twice_and_hold_braces(model):
+    one = zero_shot_classifier(model, ["mug"], ["{} {x} {}"])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            one.weights[:, 0], F.normalize(model.encode_text(["mug {x} mug"])[0], dim=0)
+        )
+
+
 def test_whole_texts_take_the_place_of_templates(model):
     texts = [["a mug", "cup"], ["lamp"], ["dog"]]
     classifier = zero_shot_classifier(model, NAMES, prompts=texts)

@@ -163,6 +163,7 @@ def test_export_writes_both_layouts_and_says_where(run_cli, models, tmp_path):
     for arguments, words in (
         ((models["diffclip", 1],), "nowhere to write to"),
         ((models["diffclip", 1], "--out", "x", "--layout", "theirs"), "layout 'theirs'"),
+        ((models["diffclip", 1], "--out", tmp_path / "ours" / "recipe.json"), "recipe.json"),
         (("timm:vit_tiny_patch16_224", "--out", "x"), "timm:vit_tiny_patch16_224"),
     ):
         code, _, err = run_cli("export", *arguments)

@@ -139,6 +139,25 @@ def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tm
     assert losses[0] == losses[1]
 
 
+def test_two_processes_train_on_a_stream_as_one_does(tmp_path):
+    data = shards(tmp_path / "shards")
+    more = ("--epochs", "2", "--lanes", "2")
+    subprocess.run(command(data, tmp_path / "one", *more), check=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = [*launcher, *command(data, tmp_path / "two", *more)[1:]]
+    done = subprocess.run(two, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("after 2 epochs") == 1
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert [row["loss"] for row in logs[1]] == pytest.approx([row["loss"] for row in logs[0]], rel=1e-4)
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    # were each process a run of its own, on half of the lanes or on all, the weights would be far off or equal
+    assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
     data = shards(tmp_path / "shards")
     write_shard(tmp_path / "shards" / "00001.tar", ["a dog", None, "a cat", *["a mug"] * 17], start=100)
@@ -216,6 +235,7 @@ def test_mistakes_are_one_line(run_cli, tmp_path):
         (["--model", "clip", "--preset", "openmoji", "--batch-size", "999999"], "batch size 999999"),
         (["--model", "clip", "--preset", "openmoji", "--patch-dropout", "1.5"], "patch_dropout"),
         (["--model", "clip", "--preset", "openmoji", "--loss", "triplet"], "loss"),
+        (["--model", "clip", "--preset", "openmoji", "--learning-rate", "inf"], "learning_rate"),
         (["--model", "clip", "--preset", "openmoji", "--track", "nothing"], "tracker 'nothing'"),
     ):
         table = tmp_path / "pairs.csv"

@@ -55,6 +55,10 @@ class SoftmaxAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
+    def extra_repr(self) -> str:
+        """Say what the weights do not: part of a model's fingerprint."""
+        return f"num_heads={self.num_heads}"
+
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, tokens, dim = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, dim // self.num_heads)
@@ -129,6 +133,10 @@ class DifferentialAttention(nn.Module):
         self.norm = nn.RMSNorm(2 * self.width, eps=1e-5) if head_norm else None
         self.scale = 1.0 - lambda_init if rescale else 1.0
         self.proj = nn.Linear(dim, dim)
+
+    def extra_repr(self) -> str:
+        """Say what the weights do not: part of a model's fingerprint."""
+        return f"num_diff_heads={self.num_diff_heads}, lambda_init={self.lambda_init!r}, scale={self.scale!r}"
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return q1, k1, q2, k2, v; map 2i of the projection is A1 of head i and map 2i + 1 its A2."""

@@ -27,6 +27,8 @@ def main() -> None:
         _complain(str(error))
     except TyperException as error:
         _complain(error.format_message())
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        _complain(f"{error.filename}: {error.strerror}; give another path")
     except Exit as error:
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

@@ -1,5 +1,6 @@
 """``antiphase train-clip``: its options and examples."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -112,4 +113,5 @@ def train_clip(
         model_fields=model_fields, precision=precision, part=part, compiled=compile, checkpointing=checkpointing,
         trackers=track.split(",") if track else [], loss=loss, patch_dropout=patch_dropout, seed=seed, **fields,
     )  # fmt: skip
-    print(f"loss {metrics[-1]['loss']:.4f} after {metrics[-1]['epoch']} epochs; {out}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"loss {metrics[-1]['loss']:.4f} after {metrics[-1]['epoch']} epochs; {out}")

@@ -1,5 +1,6 @@
 """What ``antiphase train-clip`` does once its options are read. Imports are local, so that --help is quick."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ def run_clip_training(
             one = load_pairs(name, split="test", progress=not quiet)
             if not isinstance(one, PairSet):
                 raise UserError(f"{name}: shards are a stream to train on; hold out another source")
+            if isinstance(pairs, PairSet) and one.fingerprint() == pairs.fingerprint():
+                print(f"{name} has no test split of its own: nothing is held out", file=sys.stderr)
+                continue
             tested.append(one)
     if precision == "auto":
         precision = fastest_precision(find_device("auto"))

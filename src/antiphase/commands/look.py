@@ -36,7 +36,9 @@ def run_look(
     if out.resolve() in [path.resolve() for path in (*images, *masks)]:
         raise UserError(f"{out}: is one of the images; expected another file for the figure")
     _check_words(texts, prompt, methods, METHODS, layer)
-    pictures = [_read(path) for path in images]
+    from antiphase.data.decoding import decode_whole
+
+    pictures = [decode_whole(path) for path in images]
     objects = _read_masks(masks, images, pictures)
     loaded = _load(models, random_weights, find_device(device))
     names = _names(loaded)
@@ -101,25 +103,17 @@ def _check_words(
         )
 
 
-def _read(path: Path) -> "Tensor":
-    from antiphase.data.decoding import decode_whole
-
-    try:
-        return decode_whole(path)
-    except UserError as error:
-        reason = " ".join(str(error.__cause__).split())
-        raise UserError(f"cannot read image {path} ({reason}): mend it or leave it out") from None
-
-
 def _read_masks(
     paths: Sequence[Path], images: Sequence[Path], pictures: Sequence["Tensor"]
 ) -> list["np.ndarray"]:
     """Return the object in the centre square of each image, which is what a model is shown of it."""
+    from antiphase.data.decoding import decode_whole
+
     if paths and len(paths) != len(images):
         raise UserError(f"{len(paths)} masks for {len(images)} images: expected one each, in their order")
     found = []
     for path, image, picture in zip(paths, images, pictures, strict=False):
-        mask = _read(path)
+        mask = decode_whole(path)
         if mask.shape != picture.shape:
             have, want = tuple(mask.shape[:0:-1]), tuple(picture.shape[:0:-1])
             raise UserError(f"mask {path}: {have} pixels, but {image} has {want}; expected the same")

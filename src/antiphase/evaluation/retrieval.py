@@ -38,7 +38,7 @@ def ranks(
         similar = part @ candidates.T
         own = owners[None, :] == want[:, None]
         best = similar.masked_fill(~own, -torch.inf).amax(1, keepdim=True)
-        found.append(((similar >= best) & ~own).sum(1))
+        found.append((~(similar < best) & ~own).sum(1))  # NaN is no hit
     return torch.cat(found)
 
 

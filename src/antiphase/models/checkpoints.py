@@ -35,13 +35,16 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """
     path = directory / RECIPE_FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        recipe = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{directory}: no {RECIPE_FILE} there; expected a directory made by antiphase train"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a recipe ({error}); take it from a backup or train again") from None
+    if not isinstance(recipe, dict):
+        raise UserError(f"{path}: not a recipe (no object of JSON); take it from a backup or train again")
+    return recipe
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ class CLIP(nn.Module):
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> Float[Tensor, "batch embed"]:
         """Return the embeddings of images in [0, 1], not normalised; ``keep`` as in the vision transformer."""
-        return self.visual.features(images, keep) @ self.image_projection
+        return self.visual(images, keep) @ self.image_projection
 
     def encode_text(
         self, texts: Sequence[str] | Int64[Tensor, "batch length"]

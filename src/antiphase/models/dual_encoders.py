@@ -148,13 +148,16 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             f"open_clip:{name}: expected open_clip:{base}/TAG with TAG one of {', '.join(tags) or 'none'}, or "
             "--random-weights"
         )
+    # some weights were trained with QuickGELU; open_clip warns of the mismatch and goes on with GELU
+    known = {} if random_weights else open_clip.get_pretrained_cfg(base, tag)
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _quiet_logging():
-            warnings.simplefilter(
-                "ignore"
-            )  # of the activation that old weights were trained with: tag decides
+        with torch.random.fork_rng(devices=[]), _quiet_logging():
             torch.manual_seed(seed)  # open_clip draws from the global generator, which is put back afterwards
-            model: Any = open_clip.create_model(base, pretrained=None if random_weights else tag)
+            model: Any = open_clip.create_model(
+                base,
+                pretrained=None if random_weights else tag,
+                force_quick_gelu=bool(known.get("quick_gelu")),
+            )
             tokenizer = open_clip.get_tokenizer(base)  # some come from the hub
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
@@ -163,6 +166,11 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             "or build the model with --random-weights"
         ) from None
     settings = model.visual.preprocess_cfg
+    if settings["resize_mode"] != "shortest":
+        raise UserError(
+            f"open_clip:{name}: its images are resized by {settings['resize_mode']!r}; expected a model whose "
+            "shorter side is resized and whose centre is cut out"
+        )
     size = settings["size"][0] if isinstance(settings["size"], (tuple, list)) else settings["size"]
     square = Square(int(size), settings["interpolation"])
     return OpenClip(model, tokenizer, settings["mean"], settings["std"], square)

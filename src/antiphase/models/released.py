@@ -11,8 +11,10 @@ from torch import Tensor
 from antiphase.errors import UserError
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip
 from antiphase.models.clip_factories import configure_clip
+from antiphase.models.towers import TowerConfig
 
 State = dict[str, Tensor]
+_HEAD = 64  # width of a head of the standard twin in all released checkpoints
 Attention = Literal["softmax", "differential"]
 
 # ours to theirs, outside the attention modules
@@ -57,11 +59,15 @@ def read_released(path: Path) -> State:
             held = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Exception as error:  # pickle's readers raise anything
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{path}: not a released checkpoint that can be read safely ({reason})") from None
+    except Exception:  # pickle's readers raise anything, and torch advises to read unsafely
+        raise UserError(
+            f"{path}: not a released checkpoint that can be read safely; expected a file of torch.save that holds "
+            "tensors, numbers and the authors' options alone"
+        ) from None
     state = held.get("state_dict", held) if isinstance(held, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
         raise UserError(f"{path}: expected a dictionary of weights, or one with them under 'state_dict'")
     return {name.removeprefix("module."): value for name, value in state.items()}
 
@@ -124,11 +130,11 @@ def config_of(
     return configure_clip(
         "b16",
         vision={
-            "image_size": grid * patch, "patch_size": patch, "dim": dim, "num_heads": dim // 64,
+            "image_size": grid * patch, "patch_size": patch, "dim": dim, "num_heads": dim // _HEAD,
             "depth": _depth(state, r"visual\.blocks\.(\d+)\."),
         },
         text={
-            "dim": text_dim, "context_length": context, "vocab_size": words, "num_heads": text_dim // 64,
+            "dim": text_dim, "context_length": context, "vocab_size": words, "num_heads": text_dim // _HEAD,
             "depth": _depth(state, r"transformer\.resblocks\.(\d+)\."),
         },
         embed_dim=embed,
@@ -157,6 +163,12 @@ def to_released(model: CLIP) -> State:
         raise UserError(
             "the released layout has no place for a logit bias: expected a model trained by the CLIP loss"
         )
+    for tower, width in (("image", _width(model.config.vision)), ("text", _width(model.config.text))):
+        if width != _HEAD:
+            raise UserError(
+                f"the released layout's heads are {_HEAD} wide, and nothing in it says otherwise: the {tower} "
+                f"tower's are {width}"
+            )
     state = model.state_dict()
     return {
         one: part.clone()
@@ -183,6 +195,10 @@ def _translation(config: ClipConfig) -> dict[str, tuple[str, ...]]:
         several = (inside,) if isinstance(inside, str) else inside
         table[name] = tuple(f"{before}{attn}{one}" for one in several)
     return table
+
+
+def _width(config: TowerConfig) -> int:
+    return config.dim // config.num_heads
 
 
 def _depth(state: State, pattern: str) -> int:

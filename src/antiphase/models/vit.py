@@ -121,9 +121,13 @@ class VisionTransformer(nn.Module):
             x = torch.cat([x[:, :1], kept], 1)
         return self.norm(run_blocks(self.blocks, x, checkpointing=self.checkpointing)[:, 0])
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits of images in [0, 1]."""
-        return self.head(self.features(images))
+    def forward(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        keep: Int64[Tensor, "batch kept"] | None = None,
+    ) -> Float[Tensor, "batch classes"]:
+        """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`."""
+        return self.head(self.features(images, keep))
 
 
 def initialise(model: nn.Module, seed: int) -> None:

@@ -107,7 +107,8 @@ def zero_shot_classifier(
     encoder = as_dual_encoder(model)
     if prompts is None:
         prompts = [
-            [t.format(name) if isinstance(t, str) else t(name) for t in templates] for name in class_names
+            [t.replace("{}", name) if isinstance(t, str) else t(name) for t in templates]
+            for name in class_names
         ]
     elif len(prompts) != len(class_names):
         raise UserError(f"prompts for {len(prompts)} classes: expected them for each of {len(class_names)}")

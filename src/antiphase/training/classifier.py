@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from antiphase.data import ImageSet
@@ -17,6 +16,7 @@ from antiphase.models.lambdas import mean_lambdas
 from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.augment import flip_crop
+from antiphase.training.processes import start_processes
 from antiphase.training.recipe import Recipe, learning_rate
 
 
@@ -56,7 +56,7 @@ def train_classifier(
             return loop.read_metrics(out)
 
     model = build(recipe.model, recipe.seed)  # before anything is written: the sizes may not fit together
-    accelerator = Accelerator(mixed_precision="no")  # autocast below: the model itself stays as it is
+    accelerator = start_processes()
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
     model, optimizer = accelerator.prepare(model, _optimizer(model, recipe))

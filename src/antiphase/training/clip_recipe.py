@@ -21,7 +21,7 @@ class ClipRecipe(BaseModel):
     linear warm-up, half a cosine, 40 epochs of batches of 4,096, random crops of half the image or more.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig

@@ -22,6 +22,7 @@ from antiphase.training import loop
 from antiphase.training.augment import random_crops
 from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
 from antiphase.training.contrastive_step import Share, accumulate
+from antiphase.training.processes import start_processes
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 Evaluate = Callable[[CLIP], dict[str, Any]]
@@ -59,7 +60,7 @@ def train_clip(
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
     _check_trackers(trackers or [])
     log_with: Any = trackers or None
-    accelerator = Accelerator(mixed_precision="no", log_with=log_with, project_dir=str(out))
+    accelerator = start_processes(log_with=log_with, project_dir=str(out))
     world = accelerator.num_processes
     if recipe.batch_size % world:
         raise UserError(
@@ -75,6 +76,7 @@ def train_clip(
         model.visual.compile()
         model.text.compile(dynamic=True)
     bad = _BadSamples(out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}")
+    bad.add(getattr(pairs, "skipped", ()))
     stream = _Stream(recipe, pairs, accelerator, model, bad)
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:

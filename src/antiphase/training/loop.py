@@ -77,6 +77,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
     """
     path = out / STATE_FILE
     standing = _load(task, path) if path.exists() else _Standing()
+    _check_together(standing, path, accelerator)
     saver = _Saver(task, path, accelerator)
     shown = progress and accelerator.is_main_process
     columns = (
@@ -121,6 +122,17 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
                 bar.console.print(_describe(standing.metrics[-1], task.epochs), highlight=False)
             saver.save_if_due(standing, last=epoch + 1 == task.epochs)
     return standing.metrics
+
+
+def _check_together(standing: _Standing, path: Path, accelerator: Accelerator) -> None:
+    """Refuse to go on where the processes have not all read the same state."""
+    if accelerator.num_processes == 1:
+        return
+    steps: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
+    if len(set(steps.tolist())) > 1:
+        raise UserError(
+            f"{path}: the processes go on from steps {steps.tolist()}; expected a folder that all of them see"
+        )
 
 
 def _step(task: Task, epoch: int, within: int) -> tuple[Tensor, int]:

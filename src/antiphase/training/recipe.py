@@ -21,7 +21,7 @@ class Recipe(BaseModel):
     rate, no weight decay, no augmentation, the last epoch kept.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: VitConfig
     data: str
