@@ -89,7 +89,14 @@ def test_two_processes_train_the_weights_of_one(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=2e-5)
+        one, two = first[name], second[name]
+        if name.endswith(
+            "qkv.bias"
+        ):  # a bias of the keys changes no map: Adam makes whole steps of its rounding
+            one, two = (torch.cat([part.chunk(3)[0], part.chunk(3)[2]]) for part in (one, two))
+        torch.testing.assert_close(
+            one, two, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_the_log_holds_accuracy_and_lambda_and_the_model_learns(tmp_path, digits):
