@@ -182,3 +182,11 @@ def test_help(run_cli):
     assert code == 0
     assert "Examples" in out
     assert all(name in out for name in ("relevance-negative", "--against", "--mask"))
+
+
+def test_a_folder_in_the_place_of_the_figure_is_refused_before_anything_is_written(folder, models, run_cli):
+    (folder / "taken.png").mkdir()
+    code, _, err = run_cli("look", "run/diffclip", "one.png", "--text", "mug", "--out", "taken.png", "-q")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "taken.png: is a folder" in err
+    assert not (folder / "taken.json").exists()

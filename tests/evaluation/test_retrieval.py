@@ -1,4 +1,4 @@
-"""Ranks and recall against slow loops."""
+"""Ranks and what follows from them, against slow loops."""
 
 import numpy as np
 import polars as pl
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphase.evaluation.encoders import ROW_SCHEMA, encoder_metrics, encoder_rows
-from antiphase.evaluation.retrieval import embed_pairs, ranks, recall
+from antiphase.evaluation.retrieval import embed_pairs, ranks
 from antiphase.models import clip
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
@@ -30,12 +30,12 @@ def test_ranks_count_the_strangers_before_the_best_of_ones_own(seed):
 
 def test_a_model_that_says_the_same_of_everything_finds_nothing():
     same = torch.ones(7, 3)
-    assert recall(ranks(same, same, torch.arange(7), torch.arange(7)), 5) == 0
+    assert ranks(same, same, torch.arange(7), torch.arange(7)).min() >= 5
 
 
 def test_a_model_that_says_nothing_finds_nothing():
     nothing = torch.full((7, 3), torch.nan)
-    assert recall(ranks(nothing, nothing, torch.arange(7), torch.arange(7)), 5) == 0
+    assert ranks(nothing, nothing, torch.arange(7), torch.arange(7)).min() >= 5
 
 
 def test_many_queries_are_ranked_in_parts_alike():

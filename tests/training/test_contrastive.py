@@ -228,6 +228,22 @@ def test_the_papers_recipe_is_the_default():
     assert (sigmoid.logit_bias, sigmoid.logit_scale) == (-10.0, pytest.approx(math.log(10)))
 
 
+@pytest.mark.parametrize("more", [(), ("--limit", "4")])
+def test_a_table_without_splits_holds_nothing_out(run_cli, tmp_path, more):
+    for at in range(6):
+        Image.new("RGB", (5, 5), (40 * at, 0, 0)).save(tmp_path / f"{at}.png")
+    (tmp_path / "pairs.csv").write_text(
+        "image,caption\n" + "".join(f"{at}.png,number {at}\n" for at in range(6))
+    )
+    code, _, err = run_cli(
+        "train-clip", "--model", "clip", "--preset", "openmoji", "--data", f"csv:{tmp_path / 'pairs.csv'}",
+        "--batch-size", "2", "--epochs", "1", "--out", tmp_path / "run", "-q", *more,
+    )  # fmt: skip
+    assert code == 0, err
+    assert "nothing is held out" in err
+    assert "image R@1" not in json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+
+
 def test_mistakes_are_one_line(run_cli, tmp_path):
     for arguments, words in (
         (["--model", "clop"], "model 'clop'"),

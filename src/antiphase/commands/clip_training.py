@@ -32,7 +32,7 @@ def run_clip_training(
             one = load_pairs(name, split="test", progress=not quiet)
             if not isinstance(one, PairSet):
                 raise UserError(f"{name}: shards are a stream to train on; hold out another source")
-            if isinstance(pairs, PairSet) and one.fingerprint() == pairs.fingerprint():
+            if name == data and one.fingerprint() == load_pairs(name, progress=False).fingerprint():
                 print(f"{name} has no test split of its own: nothing is held out", file=sys.stderr)
                 continue
             tested.append(one)

@@ -61,9 +61,8 @@ def load_lineup(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
         num_classes=(card.num_classes or _RANDOM_CLASSES) if source == "random" else None, progress=progress,
     )  # fmt: skip
-    if isinstance(images, FileImages) and is_dual_encoder(
-        loaded[0]
-    ):  # the preprocessing travels with the model
+    # the preprocessing travels with the model
+    if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
         images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
     loaded = [bound(model, images, prompt) for model in loaded]
     return loaded[: len(models)], loaded[len(models) :], images

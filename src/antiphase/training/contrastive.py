@@ -55,8 +55,8 @@ def train_clip(
     Raises:
         UserError: if ``out`` holds another run, data and model do not fit, or the loss is not finite.
     """
-    if (held := _finished(recipe, out)) is not None:
-        return held
+    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
+        return log
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
     _check_trackers(trackers or [])
     log_with: Any = trackers or None
@@ -192,17 +192,6 @@ class _Stream:
         ids = torch.cat([ids, ids.new_zeros(places - len(ids))])
         draws = uniform(sample_keys(key(self.recipe.seed, "patches", epoch), ids), self.patches)
         return draws.argsort(1)[:, :kept].sort(1).values
-
-
-def _finished(recipe: ClipRecipe, out: Path) -> list[dict[str, Any]] | None:
-    """Return the log of the run in ``out`` if it has ended; complain if it is another's."""
-    if not (out / checkpoints.RECIPE_FILE).exists():
-        return None
-    held, asked = checkpoints.read_recipe(out), recipe.model_dump(mode="json")
-    if held != asked:
-        names = [name for name, value in asked.items() if held.get(name) != value]
-        raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
-    return loop.read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
 
 
 def _check_trackers(names: list[str]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_text
+from antiphase.models import checkpoints
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -209,6 +210,21 @@ def _load(task: Task, path: Path) -> _Standing:
     state = task.optimizer.state_dict()
     task.optimizer.load_state_dict({"state": slots, "param_groups": state["param_groups"]})
     return _Standing(**json.loads(metadata["standing"]))
+
+
+def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
+    """Return the log of the run in ``out`` if it has ended, None if it has not or there is none.
+
+    Raises:
+        UserError: the run there has another recipe.
+    """
+    if not (out / checkpoints.RECIPE_FILE).exists():
+        return None
+    held = checkpoints.read_recipe(out)
+    if held != recipe:
+        names = [name for name, value in recipe.items() if held.get(name) != value]
+        raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
+    return read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
