@@ -7,3 +7,7 @@ class UserError(ValueError):
     The command line prints the line alone and exits with code 2; anything else that is raised is a
     defect of this package and keeps its traceback.
     """
+
+
+class NoSuchSplit(UserError):
+    """A data set has no part of that name."""

@@ -132,12 +132,16 @@ def write_cifar(name, folder, monkeypatch):
             sums.append([file, write(file, {"data": pixels[-1], label_key.decode(): own})])
         monkeypatch.setattr(dataset, f"{split}_list", sums)
         splits[split] = np.concatenate(pixels).reshape(-1, 3, 32, 32), labels
-    names = [f"class {k}" for k in range(classes)]
+    names = [f"class_{k}" for k in range(classes)]
     meta = dataset.meta | {"md5": write(dataset.meta["filename"], {dataset.meta["key"]: names})}
     monkeypatch.setattr(dataset, "meta", meta)
     return splits
 
 
+few = pytest.mark.filterwarnings("ignore:cifar.* were published")
+
+
+@few
 @pytest.mark.parametrize("name", CIFARS)
 def test_cifar_reads_the_official_pickles(tmp_path, monkeypatch, name):
     splits = write_cifar(name, tmp_path, monkeypatch)
@@ -149,6 +153,13 @@ def test_cifar_reads_the_official_pickles(tmp_path, monkeypatch, name):
         assert made.class_names == tuple(f"class {k}" for k in range(CIFARS[name][2]))
 
 
+def test_cifar_of_another_size_is_warned_of(tmp_path, monkeypatch):
+    write_cifar("cifar10", tmp_path, monkeypatch)
+    with pytest.warns(UserWarning, match=r"cifar10 \(test\): 3 images of 10 classes where 10,000 of 10 were"):
+        load_data("cifar10", root=tmp_path)
+
+
+@few
 def test_cifar_is_downloaded_and_unpacked(tmp_path, monkeypatch, served):
     folder, url = served
     dataset = torchvision.datasets.CIFAR10

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs, karpathy
+from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.streams import generator
@@ -167,69 +167,6 @@ def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, funct
 
 
 @pytest.fixture
-def splits(tmp_path, write_image):
-    """Karpathy's list of seven images of COCO, below a folder that also has them."""
-    kinds = ("train", "test", "restval", "val", "train", "restval", "test")
-    entries = []
-    for number, kind in enumerate(kinds):
-        place = "train2014" if kind == "train" else "val2014"
-        sentences = [{"raw": f" {number} {turn} \n", "tokens": []} for turn in range(5 + number % 2)]
-        entries.append(
-            {"filename": f"{number}.png", "filepath": place, "split": kind, "sentences": sentences}
-        )
-        write_image(tmp_path / "data" / "coco" / place / f"{number}.png", number)
-    entries[6]["sentences"] = [{"raw": " "}]
-    path = tmp_path / "lists" / "dataset_coco.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"dataset": "coco", "images": entries}))
-    return path
-
-
-def test_karpathys_splits_have_restval_in_train(tmp_path, splits):
-    train, val, test = (karpathy(splits, tmp_path / "data", split) for split in ("train", "val", "test"))
-    assert train.files == ("train2014/0.png", "val2014/2.png", "train2014/4.png", "val2014/5.png")
-    assert (val.files, test.files) == (("val2014/3.png",), ("val2014/1.png",))
-    assert (train.name, train.split, val.split, test.split) == (f"karpathy:{splits}", "train", "val", "test")
-    assert [len(captions) for captions in train.captions] == [5, 5, 5, 6]
-    assert train.captions[1] == tuple(f"2 {turn}" for turn in range(5))
-    assert (train.ids.tolist(), test.ids.tolist()) == ([0, 1, 2, 3], [0])
-    assert (train.skipped, test.skipped) == ((), ("val2014/6.png has no caption",))
-    assert train.pixels(3).shape == (3, 11, 13)
-    assert torch.equal(train.pixels(3), decode_whole(tmp_path / "data/coco/val2014/5.png"))
-
-
-def test_flickr30k_has_one_folder_which_may_stand_beside_the_list(tmp_path, write_image):
-    entries = [
-        {"filename": f"{number}.jpg", "split": "test", "sentences": [{"raw": "x"}], "sentids": [1]}
-        for number in (3, 2)
-    ]
-    path = tmp_path / "dataset_flickr30k.json"
-    path.write_text(json.dumps({"images": entries}))
-    with pytest.raises(UserError, match=r"3\.jpg and those after it are not in .*flickr30k-images, "):
-        karpathy(path, tmp_path / "data", "test")
-    write_image(tmp_path / "flickr30k-images" / "2.jpg", 2)  # a single one may be missing
-    pairs = karpathy(path, tmp_path / "data", "test")
-    assert (pairs.files, pairs.root) == (("3.jpg", "2.jpg"), tmp_path / "flickr30k-images")
-    with pytest.raises(UserError, match=r"\(val\): no pair"):
-        karpathy(path, tmp_path, "val")
-
-
-def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
-    path = tmp_path / "dataset_coco.json"
-    with pytest.raises(UserError, match=r"cannot read .*dataset_coco\.json \(No such file or directory\)"):
-        karpathy(path, tmp_path, "train")
-    for text, line in (
-        ("nope", "is no JSON"),
-        ('{"images": [{}]}', "splits of Karpathy's look like .*'split'"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UserError, match=line):
-            karpathy(path, tmp_path, "train")
-    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val, test"):
-        karpathy(path, tmp_path, "dev")
-
-
-@pytest.fixture
 def table(tmp_path, write_image):
     """Write a table's text and the images a.png, deep/b.png and c.png beside it."""
     for seed, file in enumerate(("a.png", "deep/b.png", "c.png")):
@@ -253,6 +190,18 @@ def test_rows_of_one_image_are_captions_of_one_pair(table, tmp_path):
     assert (pairs.ids.tolist(), pairs.labels, pairs.skipped) == ([0, 1, 2], None, ())
     assert torch.equal(pairs.pixels(1), decode_whole(tmp_path / "deep/b.png"))
     assert csv_pairs(path, "test").split == "test"
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_an_image_that_is_not_there_is_named_unless_it_is_to_train_on(table, split):
+    text = "image,caption,split\n" + "".join(
+        f"{file},x,{part}\n" for part in ("train", split) for file in ("a.png", "gone.png", "gone too.png")
+    )
+    assert csv_pairs(table(text), "train").files == ("a.png", "gone.png", "gone too.png")
+    with pytest.raises(
+        UserError, match=rf"\({split}\): 2 of the 3 images .*, the first is gone\.png: move them"
+    ):
+        csv_pairs(table(text), split)
 
 
 @pytest.mark.parametrize("image", ["image", "file", "filepath", "path", "IMAGE_path"])

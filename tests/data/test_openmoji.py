@@ -80,5 +80,5 @@ def test_the_set_is_a_source_of_labelled_images(splits):
 
 
 def test_another_split_is_refused():
-    with pytest.raises(UserError, match="expected train or test"):
+    with pytest.raises(UserError, match=r"has no split 'val': choose one of train, test$"):
         openmoji_pairs("val")

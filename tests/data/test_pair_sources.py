@@ -53,7 +53,11 @@ def test_every_source_of_pairs_has_a_one_line_description():
         "shards:PATTERN",
         "coco",
         "coco-single-label",
+        "flickr8k",
+        "flickr30k",
+        "coco-karpathy",
         "karpathy:JSON",
+        "wds:PATH",
         "csv:PATH",
     }
     assert all(text and "\n" not in text for text in PAIR_SOURCES.values())

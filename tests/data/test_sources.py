@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from antiphase.data import SOURCES, load_data
+from antiphase.data import PAIR_SOURCES, SOURCES, load_data
+from antiphase.data.published import IMAGENET_SETS, MEAN_PER_CLASS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 
@@ -15,6 +16,18 @@ def test_every_source_has_a_one_line_description():
         "cifar100",
         "tiny-imagenet",
         "imagenet",
+        "imagenet-v2",
+        "imagenet-a",
+        "imagenet-r",
+        "imagenet-sketch",
+        "food101",
+        "sun397",
+        "aircraft",
+        "dtd",
+        "pets",
+        "caltech101",
+        "flowers102",
+        "wds:PATH",
         "folder:PATH",
         "openmoji",
         "noto-emoji",
@@ -22,6 +35,13 @@ def test_every_source_has_a_one_line_description():
         "random",
     }
     assert all(text and "\n" not in text for text in SOURCES.values())
+
+
+def test_the_sets_of_the_evaluation_suite_are_sources():
+    assert set(PROBE_SETS) | set(IMAGENET_SETS) <= set(SOURCES)
+    assert set(RETRIEVAL_SETS) <= set(PAIR_SOURCES)
+    assert len(PROBE_SETS) == 9
+    assert MEAN_PER_CLASS.issubset(PROBE_SETS)
 
 
 def test_the_same_request_gives_the_same_images():
@@ -71,6 +91,10 @@ def test_a_bare_path_is_told_how_to_be_a_source(tmp_path):
         ("imagenet", "dev", "train, val"),
         ("tiny-imagenet", "", "train, val"),
         ("specimen-fashion-mnist", "train", "test"),
+        ("food101", "val", "train, test"),
+        ("caltech101", "val", "train, test"),
+        ("dtd", "all", "train, val, test"),
+        ("imagenet-v2", "train", "test"),
     ],
 )
 def test_an_unknown_split_is_one_line_with_the_choices(name, split, choices):

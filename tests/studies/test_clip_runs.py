@@ -100,8 +100,12 @@ def test_evaluate_writes_rows_and_a_table_and_goes_on(run_cli, every, tmp_path):
         "23",
         "--captions",
         "first",
+        "--tasks",
+        "retrieval,zero-shot",
         "--out",
         tmp_path,
+        "--cache",
+        tmp_path / "features",
         "-q",
     )
     code, out, err = run_cli(*arguments)
@@ -109,9 +113,9 @@ def test_evaluate_writes_rows_and_a_table_and_goes_on(run_cli, every, tmp_path):
     assert "R@1" in out
     assert "clip-s0" in out
     rows = pl.read_parquet(tmp_path / "rows.parquet")
-    assert rows.group_by("model").len()["len"].to_list() == [23] * 4
+    assert rows.group_by("model").len()["len"].to_list() == [3 * 23] * 4  # both ways and the class
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
-    assert len(times) == 4
+    assert len(times) == 8
     assert run_cli(*arguments)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == times
     assert rows.equals(pl.read_parquet(tmp_path / "rows.parquet"))
@@ -127,6 +131,10 @@ def test_findings_compare_families_seed_by_seed(run_cli, every, tmp_path):
         "23",
         "--captions",
         "first",
+        "--tasks",
+        "retrieval,zero-shot",
+        "--cache",
+        tmp_path / "features",
         "--out",
         tmp_path / "evaluate",
         "-q",
@@ -136,16 +144,16 @@ def test_findings_compare_families_seed_by_seed(run_cli, every, tmp_path):
         "--sense-limit", "0", "--out", tmp_path / "audit", "-q",
     )  # fmt: skip
     text, runs = clip_section(tmp_path / "evaluate", tmp_path / "audit")
-    assert "| set | metric | chance | clip | diffclip |" in text
-    assert "| openmoji | image R@1 | 4.3 |" in text
+    assert "| set | number | chance | clip | diffclip |" in text
+    assert "| openmoji | retrieval, image R@1 | 4.3 |" in text
     assert "| 8/255 |" in text
     assert [run["n"] for run in runs] == [[23], 4]
     values = {
-        (r["model"], r["metric"]): r["value"]
+        (r["model"], f"{r['setting']} {r['metric']}"): r["value"]
         for r in json.loads((tmp_path / "evaluate" / "summary.json").read_text())["results"]
     }
     mean = 50 * sum(values[f"diffclip-s{seed}", "text R@5"] for seed in (0, 1))
-    row = next(line for line in text.splitlines() if line.startswith("| openmoji | text R@5"))
+    row = next(line for line in text.splitlines() if line.startswith("| openmoji | retrieval, text R@5"))
     assert f"| {mean:.1f} [" in row
 
 

@@ -106,7 +106,8 @@ def cifar(classes: int, split: str, root: Path) -> ArrayImages:
             f"into {root}, or name another folder in ANTIPHASE_DATA"
         ) from error
     pixels = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
-    return _numbered(f"cifar{classes}", split, tuple(data.classes), pixels, torch.tensor(data.targets))
+    names = tuple(name.replace("_", " ") for name in data.classes)  # as they are said in a prompt
+    return _numbered(f"cifar{classes}", split, names, pixels, torch.tensor(data.targets))
 
 
 def random_images(

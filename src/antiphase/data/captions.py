@@ -1,4 +1,4 @@
-"""Image files with captions from the lists that others publish: COCO, Karpathy's splits, any CSV."""
+"""Image files with captions from the lists that others publish: COCO, any CSV."""
 
 import csv
 import itertools
@@ -15,7 +15,6 @@ from antiphase.errors import UserError
 COCO_YEARS = (2014, 2017)
 _IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
 _CAPTION_COLUMNS = ("caption", "title", "text")
-_FLICKR_FOLDERS = ("flickr30k-images", "flickr30k_images", "flickr30k", "images")
 
 
 def coco_captions(root: Path, split: str, year: int | None = None) -> FilePairs:
@@ -97,41 +96,6 @@ def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePa
         rows.append((file, said, label))
     return listed_pairs(
         "coco-single-label", split, [folder], rows, class_names, lack="has no object but crowds"
-    )
-
-
-def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
-    """List the images and captions of Karpathy's splits of COCO and Flickr30k, in the file's order.
-
-    COCO: 113,287 train (``restval`` counts as train), 5,000 val, 5,000 test. Flickr30k: 29,000 train, 1,014
-    val, 1,000 test.
-
-    Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
-
-    Args:
-        json_path: ``dataset_coco.json`` or ``dataset_flickr30k.json``.
-        root: where ``train2014`` and ``val2014``, or Flickr30k's images, are looked for, in sub-folders of
-            the usual names too; the folder of ``json_path`` comes next.
-        split: ``train``, ``val`` or ``test``.
-
-    Raises:
-        UserError: the list or the images are not there, or the list is damaged.
-    """
-    name = f"karpathy:{json_path}"
-    split = choose_split(name, split, SPLITS)
-    told = read_json(json_path)
-    rows: list[Row] = []
-    try:
-        for entry in told["images"]:
-            if {"restval": "train"}.get(entry["split"], entry["split"]) == split:
-                file = "/".join(part for part in (entry.get("filepath"), entry["filename"]) if part)
-                said = [sentence["raw"].strip() for sentence in entry["sentences"]]
-                rows.append((file, tuple(filter(None, said)), None))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(json_path, "splits of Karpathy's", error) from error
-    below = ("", "coco", *_FLICKR_FOLDERS)
-    return listed_pairs(
-        name, split, [place / folder for place in (root, json_path.parent) for folder in below], rows
     )
 
 

@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from antiphase.data.tar_members import openable
 from antiphase.errors import UserError
 
 Interpolation = Literal["bicubic", "bilinear"]
@@ -74,7 +75,7 @@ def decode(
     An alpha channel is dropped and an EXIF orientation is not applied, as in torchvision's own folders.
 
     Args:
-        path: any file that Pillow reads, 8 bits a channel.
+        path: any file that Pillow reads, 8 bits a channel; it may lie in a plain tar file, ``X.tar/FILE``.
         image_size: height and width of the result in pixels.
         channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
         interpolation: of the resizing.
@@ -114,7 +115,7 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
 
 def _read(source: Path | io.BytesIO, channels: int, name: str, mend: str) -> Image.Image:
     try:
-        with Image.open(source) as image:
+        with Image.open(openable(source) if isinstance(source, Path) else source) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would clip these to white without a word
                 raise ValueError(f"its pixels have more than 8 bits (mode {image.mode})")
             # Pillow warns when a palette with transparency goes to RGB in one step

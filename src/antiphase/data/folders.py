@@ -1,11 +1,11 @@
-"""Where the files and labels of a folder of images are: any folder of classes, ImageNet and Tiny ImageNet."""
+"""Where the files and labels of a folder of images are: any folder of classes, and Tiny ImageNet."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from antiphase.errors import UserError
+from antiphase.errors import NoSuchSplit, UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "val", "test")
@@ -34,48 +34,18 @@ def class_folder(name: str, folder: Path, split: str) -> Listing:
     """
     if not folder.is_dir():
         raise UserError(f"{name}: {folder} is no folder: give one that holds a sub-folder of images a class")
-    splits = {split: folder / split for split in SPLITS if _sub_folders(folder / split)}
+    splits = {split: folder / split for split in SPLITS if sub_folders(folder / split)}
     if splits:
         split = choose_split(name, split, tuple(splits))
-        classes = sorted({label for place in splits.values() for label in _sub_folders(place)})
-        return _list_classes(name, split, splits[split], classes, tuple(classes))
+        classes = sorted({label for place in splits.values() for label in sub_folders(place)})
+        return list_classes(name, split, splits[split], classes, tuple(classes))
     if split != "test":
-        raise UserError(
+        raise NoSuchSplit(
             f"{name}: there is no {split} split in {folder}: move the class folders into "
             f"{folder / 'train'} and {folder / 'test'}"
         )
-    classes = _sub_folders(folder)
-    return _list_classes(name, split, folder, classes, tuple(classes))
-
-
-def imagenet(split: str, root: Path) -> Listing:
-    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``; classes in order of wnid.
-
-    They have the names that CLIP is prompted with (open_clip's), the wnid where there is none.
-
-    Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
-
-    Raises:
-        UserError: it is not under ``root`` in that layout.
-    """
-    folder = root if any(_sub_folders(root / split) for split in ("train", "val")) else root / "imagenet"
-    split = choose_split("imagenet", split, ("train", "val"))
-    if not _sub_folders(folder / split):
-        raise UserError(
-            f"imagenet has no class folders in {folder / split}: sign up at "
-            f"https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG, "
-            "or name another folder in ANTIPHASE_DATA"
-        )
-    listing = class_folder("imagenet", folder, split)
-    names = _imagenet_names()
-    return replace(listing, class_names=tuple(names.get(wnid, wnid) for wnid in listing.class_names))
-
-
-def _imagenet_names() -> dict[str, str]:
-    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # seconds to import
-    from timm.data.imagenet_info import ImageNetInfo
-
-    return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES, strict=True))
+    classes = sub_folders(folder)
+    return list_classes(name, split, folder, classes, tuple(classes))
 
 
 def tiny_imagenet(split: str, root: Path) -> Listing:
@@ -103,7 +73,7 @@ def tiny_imagenet(split: str, root: Path) -> Listing:
     words = {wnid: synonyms.split(",")[0].strip() for wnid, _, synonyms in entries}
     class_names = tuple(words.get(wnid, wnid) for wnid in wnids)
     if split == "train":
-        return _list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
+        return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     pairs = [line.split("\t")[:2] for line in notes]
     for number, pair in enumerate(pairs, start=1):
@@ -134,10 +104,10 @@ def choose_split(name: str, split: str, available: tuple[str, ...]) -> str:
         return split
     if split == "test" and "val" in available:
         return "val"
-    raise UserError(f"{name} has no split {split!r}: choose one of {', '.join(available)}")
+    raise NoSuchSplit(f"{name} has no split {split!r}: choose one of {', '.join(available)}")
 
 
-def _list_classes(
+def list_classes(
     name: str, split: str, root: Path, folders: list[str], class_names: tuple[str, ...]
 ) -> Listing:
     """List every image at any depth below ``root/folders[k]`` with label ``k``; absent folders are empty."""
@@ -155,6 +125,24 @@ def _list_classes(
     return _checked(name, Listing(split, root, class_names, files, labels))
 
 
+def missing_files(root: Path, files: Iterable[str]) -> list[str]:
+    """Return those of ``files``, relative to ``root``, that are not there; a folder is looked into once.
+
+    >>> missing_files(Path("/"), ["dev/null", "dev/nil"])
+    ['dev/nil']
+    """
+    held: dict[str, set[str]] = {}
+    absent: list[str] = []
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        if folder not in held:
+            place = root / folder
+            held[folder] = set(os.listdir(place)) if place.is_dir() else set()
+        if name not in held[folder]:
+            absent.append(file)
+    return absent
+
+
 def _checked(name: str, listing: Listing) -> Listing:
     if not listing.files:
         raise UserError(
@@ -164,7 +152,7 @@ def _checked(name: str, listing: Listing) -> Listing:
     return listing
 
 
-def _sub_folders(folder: Path) -> list[str]:
+def sub_folders(folder: Path) -> list[str]:
     """Return the sorted names of the visible sub-folders; none where ``folder`` is no folder."""
     if not folder.is_dir():
         return []

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from antiphase.data.decoding import Interpolation, decode, describe_transform
+from antiphase.data.tar_members import file_size
 from antiphase.errors import UserError
 from antiphase.files import digest
 
@@ -212,7 +213,7 @@ class FileImages(ImageSet):
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
         kind = f"files {describe_transform(self.image_size, self.channels, self.interpolation)}"
         try:
-            names = [os.fsencode(f"{(self.root / file).stat().st_size} {file}") for file in self.files]
+            names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         except OSError as error:
             raise UserError(f"{self.name}: {error.filename} is gone since the folder was listed") from error
         return digest(kind, *names, _little(self.labels), _little(self.ids))

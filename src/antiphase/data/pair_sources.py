@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs, karpathy
+from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs
+from antiphase.data.karpathy import KARPATHY_SETS, karpathy, karpathy_set
 from antiphase.data.pairs import PairSet
+from antiphase.data.published import warn_of_other_counts
 from antiphase.data.root import data_root
 from antiphase.data.shards import ShardStream, open_shards
+from antiphase.data.wds import wds_pairs
 from antiphase.errors import UserError
 
 
@@ -19,6 +22,7 @@ class _Request:
 
     split: str
     root: Path
+    name: str
     path: str
     samples: int | None
     lanes: int | None
@@ -68,9 +72,17 @@ _SOURCES = {
         "COCO with one of 80 classes an image, that of its largest object",
         lambda ask: coco_single_label(ask.root, ask.split),
     ),
+    **{
+        name: _Source(description, lambda ask: karpathy_set(ask.name, ask.root, ask.split))
+        for name, description in KARPATHY_SETS.items()
+    },
     "karpathy:JSON": _Source(
-        "Karpathy's splits of COCO or Flickr30k, JSON is his dataset_coco.json or dataset_flickr30k.json",
+        "Karpathy's splits of COCO or Flickr, JSON is his dataset_coco.json, dataset_flickr30k.json or the like",
         lambda ask: karpathy(Path(ask.path).expanduser(), ask.root, ask.split),
+    ),
+    "wds:PATH": _Source(
+        "a retrieval set of the hub's clip-benchmark/wds_*, PATH is the local folder with SPLIT/0.tar, …",
+        lambda ask: wds_pairs(Path(ask.path).expanduser(), ask.split),
     ),
     "csv:PATH": _Source(
         "image files and captions listed in a CSV or TSV, PATH, with columns image and caption",
@@ -125,8 +137,11 @@ def load_pairs(
         raise UserError(f"{name} knows its number of samples: leave out --samples, or use --limit {samples}")
     if not streamed and lanes is not None:
         raise UserError(f"{name} is no stream of shards: leave out --lanes {lanes}")
-    loaded = source.load(_Request(split, data_root(root), path, samples, lanes, progress))
-    return loaded.subset(limit) if isinstance(loaded, PairSet) else loaded
+    loaded = source.load(_Request(split, data_root(root), name, path, samples, lanes, progress))
+    if not isinstance(loaded, PairSet):
+        return loaded
+    warn_of_other_counts(name, loaded.split, len(loaded) + len(loaded.skipped))
+    return loaded.subset(limit)
 
 
 def _unknown(name: str) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Protocol, final
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from antiphase.data.decoding import Square, decode_whole
+from antiphase.data.decoding import decode_whole
 from antiphase.data.prefetch import in_threads
+from antiphase.data.tar_members import file_size
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.streams import generator
@@ -113,9 +114,16 @@ class PairSet(ABC):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def subset(self, limit: int | None) -> "PairSet":
-        """Return the first ``limit`` samples; all where it is None."""
-        return self if limit is None or limit >= len(self) else self.take(range(limit))
+    def subset(self, limit: int | None, seed: int | None = None) -> "PairSet":
+        """Return ``limit`` samples in their own order, all where it is None.
+
+        Without a seed they are the first ones, else the first of the seed's permutation.
+        """
+        if limit is None or limit >= len(self):
+            return self
+        if seed is None:
+            return self.take(range(limit))
+        return self.take(torch.randperm(len(self), generator=generator(seed, "subset"))[:limit].sort().values)
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return how many whole batches an epoch has; the rest of the samples sit it out.
@@ -214,19 +222,10 @@ class FilePairs(PairSet):
         return digest("file pairs", *named, *_described(self))
 
 
-def stack_images(pairs: PairSet, positions: Sequence[int], square: Square) -> Float[Tensor, "b 3 size size"]:
-    """Return images as a model's preprocessing gives them: float32 in [0, 1].
-
-    Raises:
-        UserError: one cannot be read.
-    """
-    return torch.stack([square(pairs.pixels(position)) for position in positions]).float() / 255
-
-
 def _size(file: Path) -> int | str:
     """Return a file's size; one that is missing is a bad sample when its turn comes."""
     try:
-        return file.stat().st_size
+        return file_size(file)
     except OSError:
         return "absent"
 

@@ -10,10 +10,14 @@ import torch
 
 from antiphase.data.arrays import cifar, digits, fashion_mnist, random_images
 from antiphase.data.captions import coco_single_label
-from antiphase.data.folders import Listing, choose_split, class_folder, imagenet, tiny_imagenet
+from antiphase.data.folders import Listing, choose_split, class_folder, tiny_imagenet
+from antiphase.data.imagenets import IMAGENET_VARIANTS, imagenet, imagenet_variant
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
+from antiphase.data.probe_sets import PROBE_FILE_SETS, probe_set
+from antiphase.data.published import warn_of_other_counts
 from antiphase.data.root import data_root
 from antiphase.data.specimens import specimen_images
+from antiphase.data.wds import wds_images
 from antiphase.errors import UserError
 
 
@@ -28,6 +32,7 @@ class _Request:
     root: Path
     limit: int | None
     seed: int | None
+    name: str
     path: str
 
 
@@ -35,7 +40,7 @@ class _Request:
 class _Source:
     description: str
     load: Callable[[_Request], ImageSet]
-    splits: tuple[str, ...] | None = ("train", "test")  # None: the folder decides
+    splits: tuple[str, ...] | None = ("train", "test")  # None: the source itself decides
 
 
 def _open_files(name: str, listing: Listing, ask: _Request, image_size: int = 224) -> FileImages:
@@ -108,6 +113,22 @@ _SOURCES = {
         lambda ask: _open_files("imagenet", imagenet(ask.split, ask.root), ask),
         splits=("train", "val"),
     ),
+    **{
+        name: _Source(
+            description,
+            lambda ask: _open_files(ask.name, imagenet_variant(ask.name, ask.split, ask.root), ask),
+            splits=None,
+        )
+        for name, description in IMAGENET_VARIANTS.items()
+    },
+    **{
+        name: _Source(
+            description,
+            lambda ask: _open_files(ask.name, probe_set(ask.name, ask.split, ask.root), ask),
+            splits=None,
+        )
+        for name, description in PROBE_FILE_SETS.items()
+    },
     "openmoji": _Source(
         "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (the extra openmoji)",
         lambda ask: _open_emoji(ask, "openmoji"),
@@ -126,6 +147,13 @@ _SOURCES = {
         _open_folder,
         splits=None,
     ),
+    "wds:PATH": _Source(
+        "a classification set of the hub's clip-benchmark/wds_*, PATH is the local folder with SPLIT/0.tar, …",
+        lambda ask: wds_images(
+            Path(ask.path).expanduser(), ask.split, ask.image_size or 224, ask.channels or 3
+        ),
+        splits=None,
+    ),
     "random": _Source(
         "uniform noise and random labels, for smoke runs; needs image_size, channels and num_classes",
         lambda ask: random_images(
@@ -133,6 +161,8 @@ _SOURCES = {
         ),
     ),
 }
+
+_WITH_PATH = {name.partition(":")[0]: name for name in _SOURCES if ":" in name}
 
 SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """Name of each source and what it is, in one line."""
@@ -154,7 +184,7 @@ def load_data(
     """Return the images of a named source.
 
     Args:
-        name: one of ``SOURCES``; ``folder:PATH`` with a path in the place of PATH.
+        name: one of ``SOURCES``; ``folder:PATH`` and ``wds:PATH`` with a path in the place of PATH.
         split: ``train``, ``test`` or ``val``; ``test`` means ``val`` where that is what is held out.
         image_size: height and width in pixels. Image files are resized to it (224, Tiny ImageNet 64, unless
             given); arrays are not resized, so for them it must be their own.
@@ -175,13 +205,14 @@ def load_data(
     """
     _check(image_size, channels, num_classes, limit, seed)
     kind, _, path = name.partition(":")
-    source = _SOURCES.get("folder:PATH" if kind == "folder" and path else name)
+    source = _SOURCES.get(_WITH_PATH.get(kind, name) if path else name)
     if source is None:
         raise UserError(_unknown(name))
     if source.splits is not None:
         split = choose_split(name, split, source.splits)
-    ask = _Request(split, image_size, channels, num_classes, data_root(root), limit, seed, path)
+    ask = _Request(split, image_size, channels, num_classes, data_root(root), limit, seed, name, path)
     images = source.load(ask)
+    warn_of_other_counts(name, images.split, len(images), len(images.class_names))
     _check_agreement(images, image_size, channels, num_classes)
     images = images.subset(limit, seed)
     if skip_bad and isinstance(images, FileImages):

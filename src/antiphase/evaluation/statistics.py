@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from scipy import stats
 
 
@@ -154,6 +154,40 @@ def jackknife(
     spread = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * spread
     return Estimate(value, value - half, value + half, n)
+
+
+def mean_over_groups(
+    values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"], confidence: float = 0.95
+) -> Estimate:
+    """Estimate the mean over groups of the mean within each: every class counts alike, however many its samples.
+
+    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g (n_g − 1 below), interval
+    m ± t·s, Student's t at n − G degrees of freedom. A group of one sample has no variance of its own and is given
+    that of the samples of all others. Where no group has two samples the interval is the whole line.
+
+    Args:
+        values: anything that has a mean: hits, shares, differences.
+        groups: the class of each sample; those that occur count.
+        confidence: Level in (0, 1).
+
+    Raises:
+        ValueError: There is no sample.
+
+    >>> mean_over_groups(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 5])).value == (2 / 3 + 1) / 2
+    True
+    """
+    if not len(values):
+        raise ValueError("a mean over no samples")
+    _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    means = np.bincount(place, values) / counts
+    squares = np.bincount(place, np.square(values - means[place]))
+    value, degrees = float(means.mean()), len(values) - len(counts)
+    if not degrees:
+        return Estimate(value, -math.inf, math.inf, len(values))
+    within = np.where(counts > 1, squares / np.maximum(counts - 1, 1), squares.sum() / degrees)
+    spread = math.sqrt(float((within / counts).sum())) / len(counts)
+    half = float(stats.t.ppf((1 + confidence) / 2, degrees)) * spread
+    return Estimate(value, value - half, value + half, len(values))
 
 
 def _paired_counts(

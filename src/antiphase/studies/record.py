@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from antiphase.data import ImageSet
+from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, card_of
@@ -45,7 +46,7 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def run_record(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet, settings: dict[str, Any],
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet | MmvpSet, settings: dict[str, Any],
     warnings: list[str], command: str, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""

@@ -1,0 +1,211 @@
+"""ImageNet-1k, and the sets that its classes are tested on under a shift."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from antiphase.data.folders import Listing, choose_split, class_folder, list_classes, sub_folders
+from antiphase.errors import UserError
+
+CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One of the shifted sets.
+
+    Attributes:
+        places: folders below the data folder that it may stand in, the archive's own first.
+        page: where it is fetched from.
+        classes: their numbers among ImageNet's; all of them where empty.
+        numbered: whether a class folder is the number of its class, not its wnid.
+    """
+
+    places: tuple[str, ...]
+    page: str
+    classes: str = ""
+    numbered: bool = False
+
+
+# numbers of the 200 classes among ImageNet's 1,000, from the authors' lists
+_A_CLASSES = (
+    "6 11 13 15 17 22 23 27 30 37 39 42 47 50 57 70 71 76 79 89 90 94 96 97 99 105 107 108 110 113 124 "
+    "125 130 132 143 144 150 151 207 234 235 254 277 283 287 291 295 298 301 306 307 308 309 310 311 313 "
+    "314 315 317 319 323 324 326 327 330 334 335 336 347 361 363 372 378 386 397 400 401 402 404 407 411 "
+    "416 417 420 425 428 430 437 438 445 456 457 461 462 470 472 483 486 488 492 496 514 516 528 530 539 "
+    "542 543 549 552 557 561 562 569 572 573 575 579 589 606 607 609 614 626 627 640 641 642 643 658 668 "
+    "677 682 684 687 701 704 719 736 746 749 752 758 763 765 768 773 774 776 779 780 786 792 797 802 803 "
+    "804 813 815 820 823 831 833 835 839 845 847 850 859 862 870 879 880 888 890 897 900 907 913 924 932 "
+    "933 934 937 943 945 947 951 954 956 957 959 971 972 980 981 984 986 987 988 "
+)
+_R_CLASSES = (
+    "1 2 4 6 8 9 11 13 22 23 26 29 31 39 47 63 71 76 79 84 90 94 96 97 99 100 105 107 113 122 125 130 132 "
+    "144 145 147 148 150 151 155 160 161 162 163 171 172 178 187 195 199 203 207 208 219 231 232 234 235 "
+    "242 245 247 250 251 254 259 260 263 265 267 269 276 277 281 288 289 291 292 293 296 299 301 308 309 "
+    "310 311 314 315 319 323 327 330 334 335 337 338 340 341 344 347 353 355 361 362 365 366 367 368 372 "
+    "388 390 393 397 401 407 413 414 425 428 430 435 437 441 447 448 457 462 463 469 470 471 472 476 483 "
+    "487 515 546 555 558 570 579 583 587 593 594 596 609 613 617 621 629 637 657 658 701 717 724 763 768 "
+    "774 776 779 780 787 805 812 815 820 824 833 847 852 866 875 883 889 895 907 928 931 932 933 934 936 "
+    "937 943 945 947 948 949 951 953 954 957 963 965 967 980 981 983 988 "
+)
+_V2_FOLDER = "imagenetv2-matched-frequency-format-val"
+_VARIANTS = {
+    "imagenet-v2": _Variant(
+        (_V2_FOLDER, f"imagenet-v2/{_V2_FOLDER}", "imagenet-v2"),
+        "imagenetv2-matched-frequency.tar.gz of https://huggingface.co/datasets/vaishaal/ImageNetV2 "
+        "(https://imagenetv2.org)",
+        numbered=True,
+    ),
+    "imagenet-a": _Variant(
+        ("imagenet-a",), "imagenet-a.tar of https://github.com/hendrycks/natural-adv-examples", _A_CLASSES
+    ),
+    "imagenet-r": _Variant(
+        ("imagenet-r",), "imagenet-r.tar of https://github.com/hendrycks/imagenet-r", _R_CLASSES
+    ),
+    "imagenet-sketch": _Variant(
+        ("sketch", "imagenet-sketch", "imagenet-sketch/sketch"),
+        "ImageNet-Sketch.zip of https://github.com/HaohanWang/ImageNet-Sketch",
+    ),
+}
+
+IMAGENET_VARIANTS = {
+    "imagenet-v2": "ImageNet-V2 (matched frequency), RGB, 1,000 classes in numbered folders",
+    "imagenet-a": "ImageNet-A, RGB, 200 of ImageNet's classes, photographs that a ResNet-50 gets wrong",
+    "imagenet-r": "ImageNet-R, RGB, 200 of ImageNet's classes in art, cartoons, toys and other renditions",
+    "imagenet-sketch": "ImageNet-Sketch, RGB, 1,000 classes in black and white sketches",
+}
+"""The shifted sets and what each is, in one line."""
+
+
+def imagenet(split: str, root: Path) -> Listing:
+    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``; classes in order of wnid.
+
+    They have the names that CLIP is prompted with (open_clip's), the wnid where there is none.
+
+    Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
+
+    Raises:
+        UserError: it is not under ``root`` in that layout.
+    """
+    folder = root if any(sub_folders(root / split) for split in ("train", "val")) else root / "imagenet"
+    split = choose_split("imagenet", split, ("train", "val"))
+    if not sub_folders(folder / split):
+        raise UserError(
+            f"imagenet has no class folders in {folder / split}: sign up at "
+            f"https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG, "
+            "or name another folder in ANTIPHASE_DATA"
+        )
+    listing = class_folder("imagenet", folder, split)
+    names = _names()
+    return replace(listing, class_names=tuple(names.get(wnid, wnid) for wnid in listing.class_names))
+
+
+def imagenet_variant(name: str, split: str, root: Path) -> Listing:
+    """List a set of images of ImageNet's classes under a shift; it has no training images, only ``test``.
+
+    Its classes are those of ImageNet that it has, in order of wnid, under the names that CLIP is prompted with:
+    a classifier bound to them chooses among these alone, which is what masking the other logits does.
+
+    Sources: "Do ImageNet Classifiers Generalize to ImageNet?", Recht et al., 2019 (V2); "Natural Adversarial
+    Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning
+    Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
+
+    Args:
+        name: one of ``IMAGENET_VARIANTS``.
+        split: ``test``; ``val`` means the same.
+        root: folder of the data sets.
+
+    Raises:
+        UserError: it is not under ``root``, or its class folders are not those that were published.
+    """
+    known = _VARIANTS[name]
+    split = choose_split(name, "test" if split == "val" else split, ("test",))
+    places = [root / place for place in known.places]
+    folder = next((place for place in places if _named_alike(sub_folders(place), known)), None)
+    if folder is None:
+        raise UserError(
+            f"{name} has no class folders in {' or '.join(map(str, places))}: unpack {known.page} in {root}, "
+            "or name another folder in ANTIPHASE_DATA"
+        )
+    wnids = variant_wnids(name)
+    wanted = list(map(str, range(CLASSES))) if known.numbered else list(wnids)
+    found = _class_folders(name, folder, known, wanted)
+    names = _names()
+    return list_classes(
+        name, split, folder, [found[label] for label in wanted], tuple(names[wnid] for wnid in wnids)
+    )
+
+
+def variant_wnids(name: str) -> tuple[str, ...]:
+    """Return the wnids of a variant's labels, in order.
+
+    >>> len(variant_wnids("imagenet-r")), variant_wnids("imagenet-a")[0]
+    (200, 'n01498041')
+    """
+    wnids = _wnids()
+    return tuple(wnids[int(number)] for number in _VARIANTS[name].classes.split()) or wnids
+
+
+def imagenet_indices(wnids: Sequence[str]) -> tuple[int, ...]:
+    """Return the place of each wnid among the 1,000 classes of ImageNet, which is a classifier's output for it.
+
+    >>> imagenet_indices(["n01498041", "n01440764"])
+    (6, 0)
+
+    Raises:
+        UserError: one is none of ImageNet's.
+    """
+    places = {wnid: place for place, wnid in enumerate(_wnids())}
+    unknown = next((wnid for wnid in wnids if wnid not in places), None)
+    if unknown is not None:
+        raise UserError(
+            f"wnid {unknown!r} is none of ImageNet's 1,000 classes: expected one such as n01440764"
+        )
+    return tuple(places[wnid] for wnid in wnids)
+
+
+def _named_alike(folders: list[str], known: _Variant) -> bool:
+    """Return whether a place holds class folders at all, and not the archive's one folder above them."""
+    return any(
+        entry.isdecimal() if known.numbered else entry[:1] == "n" and entry[1:].isdecimal()
+        for entry in folders
+    )
+
+
+def _class_folders(name: str, folder: Path, known: _Variant, wanted: list[str]) -> dict[str, str]:
+    """Return the folder of each wanted class; a number may have zeros before it."""
+    found: dict[str, str] = {}
+    lack = ""
+    for entry in sub_folders(folder):
+        # as text, 10 comes before 2: labels by the order of the folders' names would be wrong
+        label = str(int(entry)) if known.numbered and entry.isdecimal() else entry
+        if label in found:
+            lack = lack or f"holds {entry} beside {found[label]}, both of one class"
+        found[label] = entry
+    known_labels = set(wanted)
+    odd = next((entry for label, entry in found.items() if label not in known_labels), None)
+    absent = [label for label in wanted if label not in found]
+    if odd is not None:
+        what = "a number from 0 to 999" if known.numbered else f"a wnid of its {len(wanted):,} classes"
+        lack = f"holds {odd}, which is not {what}"
+    elif absent:
+        lack = f"lacks {len(absent):,} of its {len(wanted):,} class folders, the first is {absent[0]}"
+    if lack:
+        raise UserError(f"{name}: {folder} {lack}: unpack {known.page} again")
+    return found
+
+
+def _names() -> dict[str, str]:
+    """Return the name of each wnid that CLIP is prompted with."""
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # seconds to import
+
+    return dict(zip(_wnids(), IMAGENET_CLASSNAMES, strict=True))
+
+
+@cache
+def _wnids() -> tuple[str, ...]:
+    """Return ImageNet's wnids, in the order of its classes."""
+    from timm.data.imagenet_info import ImageNetInfo
+
+    return tuple(ImageNetInfo("imagenet-1k").label_names())

@@ -1,0 +1,193 @@
+"""Few-shot classification of frozen features: episodes drawn once for all models, nearest class mean."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from antiphase.errors import UserError
+from antiphase.streams import generator
+
+_TINY = 1e-12  # a vector shorter than this is not stretched to length 1
+_CPU_BYTES, _OTHER_BYTES = 4 * 2**20, 256 * 2**20  # of features gathered at a time: a CPU's cache holds them
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Small classification tasks: some classes, a few training images of each, a few test images of each.
+
+    A query of −1 stands for none: its class has fewer test images than were asked for, and has all of them.
+    """
+
+    classes: Int64[Tensor, "episodes ways"]
+    support: Int64[Tensor, "episodes ways shots"]  # positions among the training images
+    queries: Int64[Tensor, "episodes ways queries"]  # positions among the test images, or −1
+
+
+def draw_episodes(
+    train_labels: Int64[Tensor, " train"],
+    test_labels: Int64[Tensor, " test"],
+    *,
+    episodes: int = 5000,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 6,
+    seed: int = 0,
+) -> Episodes:
+    """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
+
+    What is drawn depends on the labels, the seed and the sizes alone, so all models get the same episodes. The
+    first k episodes of a longer draw are those of a draw of k.
+
+    Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
+    Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
+
+    Args:
+        train_labels: class of each training image; these are the classes that are drawn.
+        test_labels: class of each test image; classes that have no training image are left out.
+        episodes: how many, at least 1.
+        ways: classes of an episode, at least 1.
+        shots: training images of each of them, at least 1.
+        queries: test images of each of them, at least 1; a class with fewer gives all it has.
+        seed: of the draw.
+
+    Raises:
+        UserError: a size is below 1, there are fewer classes than ``ways``, a class has fewer than ``shots``
+            training images or no test image.
+    """
+    for name, size in (("episodes", episodes), ("ways", ways), ("shots", shots), ("queries", queries)):
+        if size < 1:
+            raise UserError(f"{name} {size}: expected 1 or more")
+    train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
+    classes, have = train_labels.unique(return_counts=True)
+    if len(classes) < ways:
+        raise UserError(f"{len(classes)} classes: expected {ways} or more; draw episodes of fewer ways")
+    known = test_labels[torch.isin(test_labels, classes)]
+    asked = torch.searchsorted(classes, known).bincount(minlength=len(classes))
+    for label, images, questions in zip(classes.tolist(), have.tolist(), asked.tolist(), strict=True):
+        if images < shots:
+            raise UserError(
+                f"class {label}: {images} training images, expected {shots} or more; leave it out or take fewer shots"
+            )
+        if not questions:
+            raise UserError(f"class {label}: no test image, expected 1 or more; leave it out")
+
+    # In float64 a class of a million is drawn from with a bias of 1e-10.
+    draw = generator(seed, "few-shot episodes")
+    draws = torch.rand(episodes, ways * (1 + shots + queries), dtype=torch.float64, generator=draw)
+    one, two, three = draws.split([ways, ways * shots, ways * queries], dim=1)
+    chosen = _picks(one, torch.full((episodes,), len(classes)))
+    rows = _picks(two.unflatten(1, (ways, shots)), have[chosen])
+    asks = _picks(three.unflatten(1, (ways, queries)), asked[chosen])
+    return Episodes(
+        classes[chosen],
+        _images_of(train_labels, classes[chosen], rows),
+        _images_of(test_labels, classes[chosen], asks),
+    )
+
+
+def few_shot_accuracies(
+    train: Float[Tensor, "train dim"],
+    test: Float[Tensor, "test dim"],
+    episodes: Episodes,
+    *,
+    centre: bool = True,
+    normalise: bool = True,
+) -> Float64[Tensor, " episodes"]:
+    """Return the share of each episode's queries that lie nearest to their own class, in [0, 1], on the CPU.
+
+    With m the mean of an episode's support, z(x) = (x − m)/‖x − m‖ and S_c the support of class c,
+
+        p_c = Σ_{s ∈ S_c} z(s)/|S_c|,    answer(q) = argmin_c ‖z(q) − p_c‖ = argmin_c ‖p_c‖² − 2·z(q)·p_c
+
+    Of classes that are equally near the first counts, where rounding leaves them equal.
+
+    Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
+    mean taken over the episode's support, as in El Banani et al., CVPR 2023.
+
+    Args:
+        train: features of the training images.
+        test: features of the test images, of the same type and on the same device.
+        episodes: as drawn by :func:`draw_episodes` for these images' labels.
+        centre: subtract m.
+        normalise: divide by the length; a vector of length below 1e-12 stays as it is, times 1e12.
+
+    Raises:
+        UserError: a feature is not finite, or an episode names an image that has no features.
+    """
+    for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
+        if not features.isfinite().all():
+            raise UserError(f"{name} features: some are NaN or infinite, expected numbers; check the model")
+        if int(used.max()) >= len(features):
+            raise UserError(
+                f"{name} image {int(used.max())}: expected 0 to {len(features) - 1}; draw episodes for these images"
+            )
+    _, ways, shots = episodes.support.shape
+    support, queries = (rows.flatten(1).to(train.device) for rows in (episodes.support, episodes.queries))
+    asked, right = queries >= 0, torch.empty(queries.shape, dtype=torch.bool, device=train.device)
+    truth = torch.arange(ways, device=train.device).repeat_interleave(episodes.queries.shape[2])
+
+    held = _CPU_BYTES if train.device.type == "cpu" else _OTHER_BYTES
+    at_once = max(1, held // ((support.shape[1] + queries.shape[1]) * train.shape[1] * train.element_size()))
+    gathered = [train.new_empty(at_once * rows.shape[1], train.shape[1]) for rows in (support, queries)]
+    for start in range(0, len(support), at_once):
+        part = slice(start, start + at_once)
+        s = _rows(train, support[part], gathered[0])
+        q = _rows(test, queries[part].clamp_min(0), gathered[1])
+        if centre:
+            _move(s, q)
+        if normalise:
+            s /= torch.linalg.vector_norm(s, dim=2, keepdim=True).clamp_min_(_TINY)
+            q /= torch.linalg.vector_norm(q, dim=2, keepdim=True).clamp_min_(_TINY)
+        if not centre:  # no distance changes, but ‖p‖² − 2·q·p would cancel where all have much in common
+            _move(s, q)
+        prototypes = s.unflatten(1, (ways, shots)).mean(2)
+        distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
+        right[part] = distances.argmin(2) == truth
+    return (right & asked).sum(1).cpu().double() / asked.sum(1).cpu()
+
+
+def _rows(
+    features: Float[Tensor, "images dim"],
+    rows: Int64[Tensor, "episodes rows"],
+    into: Float[Tensor, "space dim"],
+) -> Float[Tensor, "episodes rows dim"]:
+    """Return copies of these rows, laid into the memory of ``into``: new memory for each part costs more."""
+    found = torch.index_select(features, 0, rows.flatten(), out=into[: rows.numel()])
+    return found.unflatten(0, rows.shape)
+
+
+def _move(support: Float[Tensor, "episodes rows dim"], queries: Float[Tensor, "episodes asked dim"]) -> None:
+    """Subtract the mean of each episode's support from both, in place."""
+    mean = support.mean(1, keepdim=True)
+    support -= mean
+    queries -= mean
+
+
+def _picks(
+    draws: Float64[Tensor, "*rows picks"], sizes: Int64[Tensor, "*rows"]
+) -> Int64[Tensor, "*rows picks"]:
+    """Return different numbers of 0 … size − 1 in uniform order, one for each uniform draw; −1 when none is left.
+
+    The j-th of them is one of the size − j that are left: ⌊draw·(size − j)⌋, moved past those taken before.
+    """
+    picks = torch.empty(draws.shape, dtype=torch.int64)
+    for j in range(draws.shape[-1]):
+        left = sizes - j
+        pick = (draws[..., j] * left).long()
+        for taken in picks[..., :j].sort(dim=-1).values.unbind(-1):
+            pick += pick >= taken
+        picks[..., j] = torch.where(left > 0, pick, -1)
+    return picks
+
+
+def _images_of(
+    labels: Int64[Tensor, " images"],
+    classes: Int64[Tensor, "episodes ways"],
+    places: Int64[Tensor, "episodes ways count"],
+) -> Int64[Tensor, "episodes ways count"]:
+    """Return the position of the image at each place among those of its class; of place −1, −1."""
+    ordered, positions = labels.sort(stable=True)
+    first = torch.searchsorted(ordered, classes.contiguous())
+    return torch.where(places < 0, -1, positions[(first[..., None] + places).clamp(0, len(labels) - 1)])

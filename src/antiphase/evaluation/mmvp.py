@@ -1,0 +1,49 @@
+"""MMVP-VLM: pairs of images that look alike to CLIP, told apart by a statement each."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from antiphase.data.mmvp import MmvpSet
+from antiphase.errors import UserError
+
+PROMPT = "a photo of "  # the authors' code; put before each statement
+
+
+def right_pairs(
+    images: Float[Tensor, "pairs 2 embed"], texts: Float[Tensor, "pairs 2 embed"], scale: float = 100.0
+) -> Bool[Tensor, " pairs"]:
+    """Return for which pairs both statements find their own image.
+
+    For each statement t: p(image 1 | t) = softmax over the pair's two images of scale·cos(image, t); it chooses image
+    1 where p > ½, else image 2. A pair counts where statement 1 chooses image 1 and statement 2 image 2.
+
+    Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024,
+    Section 3, and their ``evaluate_vlm.py``.
+
+    Args:
+        images: unit vectors.
+        texts: unit vectors of the statements behind ``PROMPT``.
+        scale: positive; affects no choice.
+    """
+    first = (scale * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
+    return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)
+
+
+def joined_answers(pairs: MmvpSet, answers: Mapping[tuple[int, int], bool]) -> Bool[Tensor, " pairs"]:
+    """Return the answers of a file, as :func:`~antiphase.data.mmvp.read_mmvp_answers` reads it, in the set's order.
+
+    They are joined by the questions' numbers, never by their order.
+
+    Raises:
+        UserError: a pair has no answer, or an answer is to none of the pairs.
+    """
+    odd = next(iter(set(answers) ^ set(pairs.question_ids)), None)
+    if odd is not None:
+        lack = "no answer" if odd in pairs.question_ids else "an answer, but is not in the set"
+        raise UserError(
+            f"{pairs.name}: the pair of questions {odd[0]} and {odd[1]} has {lack}: expected one each"
+        )
+    return torch.tensor([answers[question] for question in pairs.question_ids])

@@ -1,0 +1,285 @@
+"""A linear probe of frozen features: logistic regression by L-BFGS, its cost found on a validation split.
+
+Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via Language-Guided Sampling*, CVPR
+2023, and of the code that they released, which H. A. Hammoud and B. Ghanem, *DiffCLIP* (2025), follow.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from antiphase.errors import UserError
+from antiphase.streams import generator
+
+Objective = Literal["norm", "squared"]  # of the weights' penalty
+
+COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
+MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear classifier, and the cost that it was fitted at."""
+
+    weight: Float[Tensor, "classes dim"]
+    bias: Float[Tensor, " classes"]
+    cost: float
+
+    def scores(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
+        """Return the logits x·Wᵀ + b."""
+        return F.linear(features, self.weight, self.bias)
+
+
+def probe_loss(
+    features: Float[Tensor, "n dim"],
+    labels: Int64[Tensor, " n"],
+    weight: Float[Tensor, "classes dim"],
+    bias: Float[Tensor, " classes"],
+    cost: float,
+    objective: Objective = "norm",
+) -> Float[Tensor, ""]:
+    """Return what a probe minimises: the mean cross-entropy and a penalty on the weights, not on the bias.
+
+        L(W, b) = (1/n)·Σᵢ −log softmax(W·xᵢ + b)[yᵢ] + (1/C)·½·‖W‖₂     ("norm")
+                  …                                   + (1/C)·½·‖W‖₂²    ("squared")
+
+    over all entries of W. The norm that is not squared is what the authors' code has; the square is the usual one,
+    scikit-learn's at ``C=cost/n``. Autograd takes the norm's gradient at W = 0, where it has none, as 0.
+
+    Args:
+        features: one row a sample.
+        labels: classes in [0, classes).
+        weight: W.
+        bias: b.
+        cost: C, above 0; the penalty is weaker the greater it is.
+        objective: which penalty.
+    """
+    norm = torch.linalg.vector_norm(weight)
+    penalty = norm if objective == "norm" else norm.square()
+    return F.cross_entropy(F.linear(features, weight, bias), labels) + penalty / (2 * cost)
+
+
+def fit_probe(
+    features: Float[Tensor, "n dim"],
+    labels: Int64[Tensor, " n"],
+    num_classes: int,
+    cost: float,
+    *,
+    objective: Objective = "norm",
+    max_iter: int = 1000,
+) -> Probe:
+    """Minimise :func:`probe_loss` from W = 0, b = 0: torch's L-BFGS with a strong Wolfe line search.
+
+    It runs in the features' precision, on their device, to torch's tolerances. With "norm", W = 0 is the optimum where
+    ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias, H the cross-entropy. The search, as the authors', takes the penalty's gradient
+    as 0 at its start and finds no way down, so that it stays at W = 0, b = 0, where there
+
+        ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂²
+
+    With classes of one size these say the same; else such a probe lacks the bias that favours frequent classes.
+
+    Args:
+        features: as they come from the encoder, neither centred nor scaled.
+        labels: classes in [0, num_classes).
+        num_classes: rows of W.
+        cost: C, above 0.
+        objective: which penalty.
+        max_iter: steps of L-BFGS at most.
+
+    Raises:
+        UserError: the features are not finite, the labels do not fit them, or the cost is not above 0.
+    """
+    if not cost > 0:
+        raise UserError(f"cost {cost}: expected a number above 0")
+    _check(features, labels, num_classes)
+    weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
+    bias = features.new_zeros(num_classes).requires_grad_()
+    labels = labels.to(features.device)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=max_iter, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = probe_loss(features, labels, weight, bias, cost, objective)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # pyright: ignore[reportArgumentType]  # a loss as a tensor, as torch's manual has it
+    return Probe(weight.detach(), bias.detach(), cost)
+
+
+def accuracy(
+    predictions: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], *, mean_per_class: bool = False
+) -> float:
+    """Return the share of right predictions, or its mean over the classes that occur among the labels, in [0, 1].
+
+    >>> accuracy(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 0, 1]), mean_per_class=True)
+    0.5
+    """
+    labels = labels.cpu()
+    right = predictions.cpu() == labels
+    if not mean_per_class:
+        return int(right.sum()) / len(right)
+    _, of, counts = labels.unique(return_inverse=True, return_counts=True)
+    return float((of[right].bincount(minlength=len(counts)).double() / counts).mean())
+
+
+def hold_out(labels: Int64[Tensor, " n"], seed: int, fraction: float = 0.2) -> Bool[Tensor, " n"]:
+    """Return which samples are held out for validation: ⌊fraction·n_c⌋ of the n_c samples of each class c.
+
+    Args:
+        labels: classes.
+        seed: of the draw, which is uniform over such subsets and depends on the labels and the seed alone.
+        fraction: in (0, 1].
+
+    Raises:
+        UserError: nothing would be held out.
+    """
+    _, of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+    order = torch.randperm(len(of), generator=generator(seed, "hold out"))
+    order = order[of[order].argsort(stable=True)]  # class by class, each in the order of the permutation
+    place = torch.arange(len(of)) - (counts.cumsum(0) - counts)[of[order]]
+    held = torch.zeros(len(of), dtype=torch.bool)
+    held[order] = place < (fraction * counts.double()).long()[of[order]]
+    if not held.any():
+        raise UserError(
+            f"classes of {int(counts.max())} samples or fewer: expected {math.ceil(1 / fraction)} or more of some "
+            f"class to hold out {fraction:g} of it; give a validation split"
+        )
+    return held.to(labels.device)
+
+
+def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, float]]:
+    """Return the best cost in two stages, and the accuracy at each cost that was visited, in that order.
+
+    First all of :data:`COSTS`, of which the first best counts. Then 29 costs, evenly spaced in logarithm over two
+    decades on either side of it and within [1e-6, 1e6], are halved until one is left: of those at 25 %, 50 % and 75 %
+    of the list, where the first is best the lower half stays, else where the last is best the upper half, else
+    the middle. The first best of all that were visited is returned. No cost is visited twice.
+
+    Args:
+        accuracy_at: the accuracy on the validation split of a probe fitted at a cost.
+    """
+    found = {cost: accuracy_at(cost) for cost in COSTS}
+    middle = math.log10(_best(found))
+    # The authors' rounding too: it decides whether 1e-6 and the round costs between are on the list.
+    spaced = torch.logspace(middle - 2, middle + 2, 29, dtype=torch.float32)
+    costs = spaced[(spaced >= COSTS[0]) & (spaced <= COSTS[-1])].tolist()
+    while (count := len(costs)) > 1:
+        low, half, high = count // 4, count // 2, count - math.ceil(count / 4)
+        for place in (low, half, high):
+            if costs[place] not in found:
+                found[costs[place]] = accuracy_at(costs[place])
+        first, second, third = (found[costs[place]] for place in (low, half, high))
+        if first == max(first, second, third):
+            costs = costs[:half]
+        elif third == max(second, third):
+            costs = costs[half:]
+        else:
+            costs = costs[low:high]
+    return _best(found), found
+
+
+def search_cost(
+    train: Float[Tensor, "n dim"],
+    train_labels: Int64[Tensor, " n"],
+    validation: Float[Tensor, "m dim"],
+    validation_labels: Int64[Tensor, " m"],
+    num_classes: int,
+    *,
+    objective: Objective = "norm",
+    mean_per_class: bool = False,
+    max_iter: int = 1000,
+    on_fit: Callable[[], object] | None = None,
+) -> tuple[float, dict[float, float]]:
+    """Return the cost whose probe of the training split is best on the validation split, by :func:`search`.
+
+    Args:
+        train: features to fit, with ``train_labels``.
+        train_labels: classes in [0, num_classes).
+        validation: features to judge by, with ``validation_labels``.
+        validation_labels: classes in [0, num_classes).
+        num_classes: of the probe.
+        objective: which penalty.
+        mean_per_class: judge by the mean over classes, not over samples.
+        max_iter: steps of L-BFGS at most.
+        on_fit: called after each fit.
+
+    Raises:
+        UserError: as :func:`fit_probe`, for either split.
+    """
+    _check(validation, validation_labels, num_classes)
+
+    def accuracy_at(cost: float) -> float:
+        probe = fit_probe(train, train_labels, num_classes, cost, objective=objective, max_iter=max_iter)
+        if on_fit:
+            on_fit()
+        answers = probe.scores(validation).argmax(1)
+        return accuracy(answers, validation_labels, mean_per_class=mean_per_class)
+
+    return search(accuracy_at)
+
+
+def train_probe(
+    train: Float[Tensor, "n dim"],
+    train_labels: Int64[Tensor, " n"],
+    validation: tuple[Float[Tensor, "m dim"], Int64[Tensor, " m"]] | None,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    objective: Objective = "norm",
+    mean_per_class: bool = False,
+    max_iter: int = 1000,
+    on_fit: Callable[[], object] | None = None,
+) -> Probe:
+    """Search the cost on the validation split, then fit training and validation split together at it.
+
+    Args:
+        train: features.
+        train_labels: classes in [0, num_classes).
+        validation: features and labels; None holds out a fifth of each class of the training split.
+        num_classes: of the probe.
+        seed: of what is held out.
+        objective: which penalty.
+        mean_per_class: judge costs by the mean over classes, not over samples.
+        max_iter: steps of L-BFGS at most.
+        on_fit: called after each fit, :data:`MOST_FITS` times at most.
+
+    Raises:
+        UserError: as :func:`fit_probe` and :func:`hold_out`.
+    """
+    features, labels = train, train_labels
+    if validation is None:
+        held = hold_out(labels, seed)
+        train, train_labels = features[~held], labels[~held]
+        validation = features[held], labels[held]
+    else:
+        features, labels = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
+    cost, _ = search_cost(
+        train, train_labels, *validation, num_classes,
+        objective=objective, mean_per_class=mean_per_class, max_iter=max_iter, on_fit=on_fit,
+    )  # fmt: skip
+    probe = fit_probe(features, labels, num_classes, cost, objective=objective, max_iter=max_iter)
+    if on_fit:
+        on_fit()
+    return probe
+
+
+def _best(found: dict[float, float]) -> float:
+    """Return the cost of the greatest accuracy, the first visited among equals."""
+    return max(found, key=found.__getitem__)
+
+
+def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
+    if len(features) != len(labels) or not len(labels):
+        raise UserError(f"{len(labels)} labels for {len(features)} features: expected one each, and some")
+    if not features.isfinite().all():
+        raise UserError("features: some are NaN or infinite, expected numbers; check the model")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise UserError(f"labels {low} to {high}: expected 0 to {num_classes - 1}; number the classes from 0")

@@ -1,0 +1,83 @@
+"""From the rows of an evaluation to its summary: every number that a table prints, with its interval."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from antiphase.data.mmvp import PAPER_PATTERNS
+from antiphase.data.published import MEAN_PER_CLASS
+from antiphase.evaluation.metrics import Metric, difference, estimate, task_metrics
+
+# data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
+CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
+
+
+def is_headline(task: str, data: str, metric: str) -> bool:
+    """Return whether a metric is the one that stands for a task on a data set.
+
+    >>> is_headline("probe", "pets", "per class"), is_headline("probe", "cifar10", "per class")
+    (True, False)
+    """
+    if task in ("zero-shot", "probe"):
+        return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
+    return {"retrieval": metric == "R@5", "mmvp": metric.startswith("mean of ")}.get(task, True)
+
+
+def summarise(
+    rows: pl.DataFrame, twins: Mapping[str, str], patterns: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Return every metric of every model, with its spread, and its difference to the twin's.
+
+    Args:
+        rows: of ``rows.parquet``.
+        twins: name of the twin of each model that has one.
+        patterns: names of MMVP's patterns, by data set.
+    """
+    found: dict[tuple[str, ...], Metric] = {}
+    results, differences = [], []
+    for (model, task, data), its in rows.group_by("model", "task", "data", maintain_order=True):
+        groups = _pattern_groups((patterns or {}).get(str(data), ())) if task == "mmvp" else None
+        for metric in task_metrics(task, its, groups):  # type: ignore[arg-type]
+            key = (str(model), str(task), str(data), metric.setting, metric.name)
+            found[key] = metric
+            spread = estimate(metric)
+            results.append(
+                dict(zip(("model", "task", "data", "setting", "metric"), key, strict=True))
+                | {
+                    "value": spread.estimate.value, "low": _finite(spread.estimate.low),
+                    "high": _finite(spread.estimate.high), "n": spread.estimate.n, "seed_sd": spread.seed_sd,
+                    "unit_sd": spread.unit_sd, "seeds": spread.seeds, "headline": is_headline(*key[1:3], metric.name),
+                }
+            )  # fmt: skip
+    for (model, *key), metric in found.items():
+        twin = twins.get(model)
+        if twin is None or (twin, *key) not in found:
+            continue
+        apart, p = difference(metric, found[twin, *key])
+        differences.append(
+            {"model": model, "twin": twin}
+            | dict(zip(("task", "data", "setting", "metric"), key, strict=True))
+            | {
+                "difference": apart.value,
+                "low": _finite(apart.low),
+                "high": _finite(apart.high),
+                "p": p,
+                "n": apart.n,
+                "headline": is_headline(key[0], key[1], metric.name),
+            }
+        )
+    return {"results": results, "differences": differences}
+
+
+def _pattern_groups(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return MMVP's metrics: the mean over all patterns, over the paper's where they are there, and each alone."""
+    groups = {f"mean of {len(names)}": list(range(len(names)))}
+    paper = [number for number, name in enumerate(names) if name in PAPER_PATTERNS]
+    if len(paper) == len(PAPER_PATTERNS):
+        groups[f"mean of {len(paper)}"] = paper
+    return groups | {name: [number] for number, name in enumerate(names)}
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

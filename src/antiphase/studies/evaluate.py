@@ -1,0 +1,194 @@
+"""The evaluation suite: every task that several models and data sets allow, from features to a summary."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from torch import nn
+
+from antiphase.data.mmvp import MmvpSet
+from antiphase.errors import UserError
+from antiphase.evaluation.metrics import TASKS, Task
+from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.summary import summarise
+from antiphase.files import digest, replacing, write_json
+from antiphase.models.card import card_of
+from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.zeroshot import is_dual_encoder
+from antiphase.models.zoo import fingerprint
+from antiphase.studies.features import FeatureStore, Precision
+from antiphase.studies.record import run_record, short_names
+from antiphase.studies.shards import Shard
+from antiphase.studies.tasks import Protocol, Source, ensembles, task_rows
+
+Tasks = Mapping[Task, Collection[str] | None]
+
+_VERSION = 1
+_TEXTUAL: tuple[Task, ...] = ("retrieval", "zero-shot", "mmvp")
+
+# the fields of a protocol that a task's rows depend on
+_FIELDS: dict[Task, tuple[str, ...]] = {
+    "retrieval": ("captions",),
+    "zero-shot": (),
+    "probe": ("space", "objectives", "iterations", "seeds"),
+    "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
+    "mmvp": (),
+}
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One task of one model on one data set."""
+
+    task: Task
+    model: nn.Module
+    name: str
+    source: Source
+    path: Path
+
+
+def evaluate_models(
+    models: Sequence[nn.Module], against: Sequence[nn.Module], sources: Sequence[Source], out: Path,
+    store: FeatureStore, *, tasks: Tasks | None = None, protocol: Protocol | None = None, command: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Measure every task of every model on every data set and write the run directory; return the summary.
+
+    ``out`` then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
+    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation goes on: a cell is a task of a model
+    on a data set. Under torchrun the processes share the features' parts first and then the cells.
+
+    Args:
+        models: loaded models, with their cards.
+        against: their twins, one for each, or none.
+        sources: data sets.
+        out: directory, made if missing.
+        store: of features.
+        tasks: of ``TASKS``, each with the names of the data sets that it is for, None for all; every task that models
+            and data allow where not given.
+        protocol: how they are measured; DiffCLIP's where not given.
+        command: for the record.
+
+    Raises:
+        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
+            fails; the cells that are done are kept.
+    """
+    began, protocol = time.monotonic(), protocol or Protocol()
+    every = [*models, *against]
+    names = short_names([card_of(model) for model in every])
+    titles = [source.name for source in sources]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
+    cells = list(_cells(every, names, sources, out, tasks, protocol, store.precision))
+    _check(cells, tasks, sources)
+    missing = [cell for cell in cells if _stored(cell.path) is None]
+    if store.shard.count > 1:
+        for cell in missing:  # every process makes its parts of the features
+            warm(cell.task, cell.model, cell.source, protocol, store)
+    alone = dataclasses.replace(store, shard=Shard(), progress=store.progress and store.shard.first)
+    for number, cell in enumerate(missing):
+        if number % store.shard.count == store.shard.rank:
+            rows = task_rows(cell.task, cell.model, cell.source, protocol, alone)
+            with replacing(cell.path) as temporary:
+                rows.write_parquet(temporary)
+    store.shard.wait()
+    rows = _collect(cells)
+    twins = dict(zip(names[: len(models)], names[len(models) :], strict=True)) if against else {}
+    mmvp = {source.name: source.test for source in sources if isinstance(source.test, MmvpSet)}
+    summary = {"models": [_about(name, model) for name, model in zip(names, every, strict=True)]}
+    summary |= summarise(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
+    if store.shard.first:
+        with replacing(out / "rows.parquet") as temporary:
+            rows.write_parquet(temporary)
+        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+            "tasks": list(dict.fromkeys(cell.task for cell in cells)), "precision": store.precision,
+        }  # fmt: skip
+        record = run_record(every, names, sources[0].test, settings, [], command, time.monotonic() - began)
+        tests = [source.test for source in sources]
+        record |= {"data": titles, "n": [len(test) for test in tests], "against": list(twins.values())}
+        record |= {"data_fingerprint": [test.fingerprint() for test in tests]}
+        write_json(out / "run.json", record)
+        write_json(out / "summary.json", summary)
+    return summary
+
+
+def warm(task: Task, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> None:
+    """Compute this process's parts of the image features that a task needs; texts are quick."""
+    learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+    for data in (source.test, *learned):
+        if data is not None and not isinstance(data, MmvpSet):
+            store.image_features(model, data)
+
+
+def _cells(
+    models: Sequence[nn.Module], names: Sequence[str], sources: Sequence[Source], out: Path,
+    tasks: Tasks | None, protocol: Protocol, precision: Precision,
+) -> Iterator[_Cell]:  # fmt: skip
+    for model, name in zip(models, names, strict=True):
+        own = fingerprint(model)
+        for source in sources:
+            for task in source.tasks():
+                if task in _TEXTUAL and not is_dual_encoder(model):
+                    continue
+                if tasks is not None and (
+                    task not in tasks or source.name not in (tasks[task] or (source.name,))
+                ):
+                    continue
+                told = {field: getattr(protocol, field) for field in _FIELDS[task]}
+                if task == "zero-shot":
+                    told["templates"] = [_template_identity(name) for name in ensembles(source, protocol)]
+                learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+                data = [part.fingerprint() for part in (source.test, *learned) if part is not None]
+                identity = digest(
+                    str(_VERSION), task, own, *data, json.dumps(told, sort_keys=True), precision
+                )
+                yield _Cell(task, model, name, source, out / "cells" / f"{identity[:16]}.parquet")
+
+
+def _template_identity(name: str) -> str:
+    """Return what stands for an ensemble in a cell's identity: a file is its content."""
+    path = Path(name).expanduser()
+    return name + path.read_text(encoding="utf-8") if path.is_file() else name
+
+
+def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
+    done = {(cell.task, cell.source.name) for cell in cells} | {(cell.task, None) for cell in cells}
+    for task, names in (tasks or {}).items():
+        if not done.issuperset((task, name) for name in names or (None,)):
+            able = any(task in source.tasks() for source in sources)
+            why = (
+                "the models encode no text"
+                if able
+                else f"{', '.join(s.name for s in sources)} cannot serve it"
+            )
+            raise UserError(f"task {task} ({TASKS[task]}): {why}; expected data and a model that can")
+    if not cells:
+        raise UserError("nothing to measure: the models encode no text and the data have no training images")
+
+
+def _stored(path: Path) -> pl.DataFrame | None:
+    if not path.exists():
+        return None
+    rows = pl.read_parquet(path)
+    return rows if dict(rows.schema) == ROW_SCHEMA else None
+
+
+def _collect(cells: Sequence[_Cell]) -> pl.DataFrame:
+    found = []
+    for cell in cells:
+        rows = _stored(cell.path)
+        assert rows is not None
+        about = {
+            "model": cell.name, "attention": card_of(cell.model).attention, "task": cell.task, "data": cell.source.name
+        }  # fmt: skip
+        found.append(rows.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
+    return pl.concat(found)
+
+
+def _about(name: str, model: nn.Module) -> dict[str, Any]:
+    card = card_of(model)
+    return {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}

@@ -1,0 +1,138 @@
+"""ImageNet's shifted sets, in the layouts of their archives; ImageNet itself is with the other folders."""
+
+from importlib import resources
+
+import pytest
+import torch
+from open_clip import IMAGENET_CLASSNAMES
+
+from antiphase.data import load_data
+from antiphase.data.imagenets import IMAGENET_VARIANTS, imagenet_indices, variant_wnids
+from antiphase.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore:imagenet-.* were published")
+PLACES = {
+    "imagenet-v2": (
+        "imagenetv2-matched-frequency-format-val",
+        "imagenet-v2/imagenetv2-matched-frequency-format-val",
+        "imagenet-v2",
+    ),
+    "imagenet-a": ("imagenet-a",),
+    "imagenet-r": ("imagenet-r",),
+    "imagenet-sketch": ("sketch", "imagenet-sketch", "imagenet-sketch/sketch"),
+}
+CLASSES = {"imagenet-v2": 1000, "imagenet-a": 200, "imagenet-r": 200, "imagenet-sketch": 1000}
+
+
+def folder_names(name):
+    return [str(k) for k in range(1000)] if name == "imagenet-v2" else list(variant_wnids(name))
+
+
+@pytest.fixture
+def write(tmp_path, write_image):
+    """Write a set below the data folder, an image of its own for each class, and return its folder."""
+
+    def written(name, place=None, folders=None):
+        folder = tmp_path / "data" / (place or PLACES[name][0])
+        write_image(tmp_path / "one.jpg", 1, size=(29, 23))
+        image = (tmp_path / "one.jpg").read_bytes()
+        for entry in folder_names(name) if folders is None else folders:
+            (folder / entry).mkdir(parents=True)
+            (folder / entry / f"of_{entry}.jpg").write_bytes(image)
+        (folder / "README.txt").write_text("as in the archives of A and R")
+        return folder
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [(name, place) for name, places in PLACES.items() for place in places]
+)
+def test_a_shifted_set_has_the_classes_of_imagenet_that_it_is_of(write, tmp_path, name, place):
+    folder = write(name, place)
+    made = load_data(name, root=tmp_path / "data", image_size=17)
+    assert (made.name, made.split, made.root) == (name, "test", folder)
+    assert made.labels.tolist() == made.ids.tolist() == list(range(CLASSES[name]))
+    # the file of label k lies in the folder of class k: as text, folder 10 would come before 2
+    assert made.files == tuple(f"{entry}/of_{entry}.jpg" for entry in folder_names(name))
+    numbers = imagenet_indices(variant_wnids(name))
+    assert made.class_names == tuple(IMAGENET_CLASSNAMES[number] for number in numbers)
+    assert made.images([CLASSES[name] - 1]).shape == (1, 3, 17, 17)
+    assert (
+        load_data(name, split="val", root=tmp_path / "data").fingerprint()
+        == load_data(name, root=tmp_path / "data").fingerprint()
+    )
+    with pytest.raises(UserError, match=f"{name} has no split 'train': choose one of test$"):
+        load_data(name, split="train", root=tmp_path / "data")
+
+
+def test_numbers_with_zeros_before_them_are_numbers(write, tmp_path):
+    write("imagenet-v2", folders=[f"{k:03d}" for k in range(1000)])
+    made = load_data("imagenet-v2", root=tmp_path / "data")
+    assert made.files[10] == "010/of_010.jpg"
+    assert torch.equal(made.labels, torch.arange(1000))
+
+
+@pytest.mark.parametrize("letter", ["a", "r"])
+def test_the_200_classes_are_those_of_timms_lists(letter):
+    listed = resources.files("timm.data") / "_info"
+    wnids = (listed / f"imagenet_{letter}_synsets.txt").read_text().split()
+    numbers = (listed / f"imagenet_{letter}_indices.txt").read_text().split()
+    assert variant_wnids(f"imagenet-{letter}") == tuple(wnids)
+    assert imagenet_indices(wnids) == tuple(map(int, numbers))
+
+
+def test_the_other_variants_have_all_classes_in_order_of_wnid():
+    for name in ("imagenet-v2", "imagenet-sketch"):
+        assert imagenet_indices(variant_wnids(name)) == tuple(range(1000))
+    assert list(variant_wnids("imagenet-v2")) == sorted(variant_wnids("imagenet-v2"))
+
+
+def test_an_unknown_wnid_has_no_place_among_imagenets_classes():
+    with pytest.raises(UserError, match="wnid 'n00000001' is none of ImageNet's 1,000 classes"):
+        imagenet_indices(["n01440764", "n00000001"])
+
+
+PAGES = {
+    "imagenet-v2": r"https://huggingface\.co/datasets/vaishaal/ImageNetV2 .*imagenetv2\.org",
+    "imagenet-a": "https://github.com/hendrycks/natural-adv-examples",
+    "imagenet-r": "https://github.com/hendrycks/imagenet-r",
+    "imagenet-sketch": "https://github.com/HaohanWang/ImageNet-Sketch",
+}
+
+
+@pytest.mark.parametrize("name", IMAGENET_VARIANTS)
+def test_an_absent_set_is_one_line_with_its_page(tmp_path, name):
+    with pytest.raises(
+        UserError, match=rf"^{name} has no class folders in {tmp_path}.*unpack .*{PAGES[name]}"
+    ) as caught:
+        load_data(name, root=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "line"),
+    [
+        ("imagenet-v2", lambda names: names[:7] + names[8:], "lacks 1 of its 1,000 class folders, the first is 7:"),
+        ("imagenet-v2", lambda names: [*names, "1000"], "holds 1000, which is not a number from 0 to 999:"),
+        ("imagenet-v2", lambda names: [*names, "n01440764"], "holds n01440764, which is not a number"),
+        ("imagenet-v2", lambda names: [*names, "007"], "holds 7 beside 007, both of one class"),
+        ("imagenet-a", lambda names: names[1:-1], "lacks 2 of its 200 class folders, the first is n01498041"),
+        ("imagenet-r", lambda names: [*names, "n01440764"], "holds n01440764, which is not a wnid of its 200 classes"),
+        ("imagenet-sketch", lambda names: [*names[:-1], "n99999999"], "holds n99999999, which is not a wnid"),
+    ],
+)  # fmt: skip
+def test_class_folders_that_are_not_the_published_ones_are_named(write, tmp_path, name, spoil, line):
+    write(name, folders=spoil(folder_names(name)))
+    with pytest.raises(UserError, match=line) as caught:
+        load_data(name, root=tmp_path / "data")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_counts_than_the_published_ones_are_warned_of(write, tmp_path):
+    write("imagenet-a")
+    with pytest.warns(
+        UserWarning, match=r"imagenet-a \(test\): 200 images of 200 classes where 7,500 of 200 were published"
+    ):
+        load_data("imagenet-a", root=tmp_path / "data")

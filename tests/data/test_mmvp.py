@@ -1,0 +1,180 @@
+import csv
+
+import pytest
+import torch
+
+from antiphase.data.decoding import decode_whole
+from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp, read_mmvp_answers
+from antiphase.errors import UserError
+
+TYPES = (
+    "Orientation",
+    "Presence",
+    "State",
+    "Quantity",
+    "Position",
+    "Color",
+    "Structure",
+    "Text",
+    "Camera View",
+)
+
+
+@pytest.fixture
+def write(tmp_path, write_image):
+    """Write rows of (question, type, statement) and the images that they name, and return the folder."""
+
+    def written(rows, header=("Question ID", "Type", "Statement"), images=True):
+        folder = tmp_path / "MMVP_VLM"
+        folder.mkdir(exist_ok=True)
+        with (folder / "Questions.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+        for row in rows if images else ():
+            write_image(folder / "MLLM_VLM Images" / str(row[1]) / f"{row[0]}.jpg", int(row[0]))
+        return folder
+
+    return written
+
+
+def questions(types, pairs=1):
+    """Return rows of so many pairs of each type, numbered from 1."""
+    kinds = [kind for kind in types for _ in range(2 * pairs)]
+    return [(str(n), kind, f"{kind}, number {n}") for n, kind in enumerate(kinds, start=1)]
+
+
+def test_two_rows_are_a_pair_whose_first_statement_is_of_the_odd_question(write):
+    folder = write(questions(TYPES, pairs=15))
+    made = load_mmvp(folder)
+    assert (made.name, len(made), made.pattern_names) == ("mmvp", 135, PATTERNS)
+    assert made.patterns == tuple(k for k in range(9) for _ in range(15))
+    assert made.question_ids[15] == (31, 32)
+    assert made.statements[15] == ("Presence, number 31", "Presence, number 32")
+    assert made.files[134] == ("MLLM_VLM Images/Camera View/269.jpg", "MLLM_VLM Images/Camera View/270.jpg")
+    for which in (0, 1):
+        assert torch.equal(made.pixels(134, which), decode_whole(folder / made.files[134][which]))
+    assert not torch.equal(made.pixels(134, 0), made.pixels(134, 1))
+
+
+def test_the_paper_has_seven_of_the_nine_patterns():
+    assert len(PATTERNS) == 9
+    assert [name for name in PATTERNS if name not in PAPER_PATTERNS] == ["Quantity and Count", "Texts"]
+
+
+def test_a_smaller_set_keeps_its_own_names_and_any_number_of_pairs(write, write_image):
+    rows = [*questions(["left or right"], 3), ("9", "colour", "red"), ("10", "colour", "blue, not red")]
+    folder = write(rows)
+    (folder / "MLLM_VLM Images/colour/9.jpg").unlink()
+    write_image(folder / "MLLM_VLM Images/colour/9.png", 7)
+    made = load_mmvp(folder)
+    assert (made.pattern_names, made.patterns) == (("left or right", "colour"), (0, 0, 0, 1))
+    assert made.statements[3] == ("red", "blue, not red")
+    assert made.files[3] == ("MLLM_VLM Images/colour/9.png", "MLLM_VLM Images/colour/10.jpg")
+
+
+def test_a_type_that_comes_back_is_the_same_pattern(write):
+    rows = questions(["a", "b", "a"])
+    assert load_mmvp(write(rows)).patterns == (0, 1, 0)
+
+
+def test_the_default_folder_is_below_that_of_the_data_sets(write, monkeypatch, tmp_path):
+    write(questions(["a"]))
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
+    assert len(load_mmvp()) == 1
+
+
+def test_the_fingerprint_tells_statements_and_images_apart_but_not_folders(write, write_image):
+    folder = write(questions(["a", "b"]))
+    first = load_mmvp(folder).fingerprint()
+    elsewhere = folder.rename(folder.with_name("elsewhere"))
+    assert load_mmvp(elsewhere).fingerprint() == first
+    write_image(elsewhere / "MLLM_VLM Images/b/4.jpg", 4, size=(17, 19))
+    second = load_mmvp(elsewhere).fingerprint()
+    text = (elsewhere / "Questions.csv").read_text()
+    (elsewhere / "Questions.csv").write_text(text.replace("number 3", "number three"))
+    assert len({first, second, load_mmvp(elsewhere).fingerprint()}) == 3
+
+
+def test_an_absent_set_is_one_line_with_the_page(tmp_path):
+    with pytest.raises(UserError, match=r"no .*Questions\.csv: .*MMVP/MMVP_VLM.*huggingface\.co") as caught:
+        load_mmvp(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda rows: rows[:-1], "has 3 rows, expected two for each pair: line 4 is alone"),
+        (
+            lambda rows: [rows[1], rows[0], *rows[2:]],
+            r"lines 2 and 3 .* are questions 2 and 1, expected an odd",
+        ),
+        (lambda rows: [rows[0], rows[3], rows[2], rows[1]], r"lines 2 and 3 .* are questions 1 and 4"),
+        (lambda rows: [*rows[:2], ("3", "b", "x"), ("4", "a", "y")], r"lines 4 and 5 .* types 'b' and 'a'"),
+        (lambda rows: [*rows, *rows[:2]], r"line 6 .* has question 1 again, as line 2"),
+        (
+            lambda rows: [*rows[:3], ("4", "b")],
+            r"line 5 .* has 2 cells that are not empty, expected 3 \(Question",
+        ),
+        (lambda rows: [*rows[:3], ("4", "b", " ")], r"line 5 .* has 2 cells"),
+        (lambda rows: [*rows[:3], ("4", "b", "x", "y")], r"line 5 .* has 4 cells"),
+        (lambda rows: [], "has no rows below its header"),
+    ],
+)
+def test_a_row_that_is_no_good_is_named(write, write_image, change, line):
+    folder = write(questions(["a", "b"]))
+    write_image(folder / "MLLM_VLM Images/a/4.jpg")  # so that an order of rows is no missing image
+    write(change(questions(["a", "b"])), images=False)
+    with pytest.raises(UserError, match=line) as caught:
+        load_mmvp(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_question_without_a_number_or_an_image_and_a_table_without_a_header_are_one_line(write):
+    folder = write(questions(["a", "b"]))
+    write([*questions(["a"]), ("three", "b", "x"), ("4", "b", "y")], images=False)
+    with pytest.raises(UserError, match=r"line 4 .* has 'three' where the number of a question is due"):
+        load_mmvp(folder)
+    write(questions(["a", "b", "c"]), images=False)
+    with pytest.raises(UserError, match=r"line 6 .*Questions\.csv: its image .*Images/c/5\.jpg is missing"):
+        load_mmvp(folder)
+    write(questions(["a"])[1:], header=questions(["a"])[0])
+    with pytest.raises(
+        UserError, match="has no header: expected a first line with Question ID, Type, Statement"
+    ):
+        load_mmvp(folder)
+    (folder / "Questions.csv").write_bytes(b"Question ID,Type,Statement\n1,\xff,x\n")
+    with pytest.raises(UserError, match="is no table in UTF-8"):
+        load_mmvp(folder)
+
+
+HEADER = "qid1,qid2,pred1,pred2,gt1,gt2,q1score,q2score\n"
+
+
+def test_an_answer_is_right_where_both_predictions_are(tmp_path):
+    path = tmp_path / "output.csv"
+    path.write_text(
+        HEADER + "1,2,img1,img2,img1,img2,0.75,0.25\n3,4,img1,img1,img1,img2,0.6,0.6\n"
+        "5,6,img2,img2,img1,img2,0.4,0.4\n7,8,img2,img1,img1,img2,0.4,0.6\n"
+    )
+    assert read_mmvp_answers(path) == {(1, 2): True, (3, 4): False, (5, 6): False, (7, 8): False}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1,2,img1,img2,img1,img2,0.5,0.5\n", "has no header: expected a first line with qid1"),
+        (HEADER, "has no rows below its header"),
+        (HEADER + "1,2,img1,img2,img1,img2,0.5\n", r"line 2 .* has 7 cells that are not empty, expected 8"),
+        (HEADER + "1,b,img1,img2,img1,img2,0.5,0.5\n", r"line 2 .* has 'b' where the number"),
+        (HEADER + "1,2,img1,img3,img1,img2,0.5,0.5\n", r"line 2 .* has 'img3', expected img1 or img2"),
+        (HEADER + 2 * "1,2,img1,img2,img1,img2,0.5,0.5\n", r"line 3 .* has questions 1 and 2 again"),
+    ],
+)
+def test_answers_that_are_no_good_are_one_line(tmp_path, text, line):
+    path = tmp_path / "output.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=line) as caught:
+        read_mmvp_answers(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"cannot read .*absent\.csv"):
+        read_mmvp_answers(tmp_path / "absent.csv")

@@ -1,0 +1,146 @@
+"""Numbers, intervals and differences from rows of outcomes."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from antiphase.evaluation.metrics import difference, estimate, task_metrics
+from antiphase.evaluation.outcomes import ROW_SCHEMA, answer_rows, episode_rows
+from antiphase.evaluation.statistics import mcnemar_exact, mean_over_groups, paired_difference, proportion
+
+
+def classified(labels, hits, seed=0, setting="80"):
+    """Return rows of a classifier that is right where ``hits`` says so."""
+    columns = {
+        "setting": setting, "seed": seed, "unit": range(len(labels)), "group": labels, "prediction": 0,
+        "rank": np.where(hits, 0, 3), "score": None, "cost": None,
+    }  # fmt: skip
+    return pl.DataFrame(columns, schema=ROW_SCHEMA)
+
+
+def named(task, rows, groups=None):
+    return {(m.setting, m.name): m for m in task_metrics(task, rows, groups)}
+
+
+def test_zero_shot_of_known_rows():
+    labels = np.array([0, 0, 0, 1, 2, 3, 4, 5])
+    hits = np.array([1, 1, 0, 1, 0, 0, 0, 0], bool)
+    found = named("zero-shot", classified(labels, hits))
+    assert estimate(found["80", "top-1"]).estimate == proportion(3, 8)
+    assert estimate(found["80", "top-5"]).estimate == proportion(8, 8)
+    assert estimate(found["80", "per class"]).estimate.value == pytest.approx((2 / 3 + 1) / 6)
+    assert ("80", "top-5") not in named(
+        "zero-shot", classified(labels % 5, hits)
+    )  # of five classes it says nothing
+
+
+def test_retrieval_counts_ranks_below_k_each_way():
+    rows = pl.concat(
+        classified([-1] * 4, [True] * 4, setting=setting).with_columns(rank=pl.Series(ranked))
+        for setting, ranked in (("image", [0, 1, 5, 9]), ("text", [4, 5, 10, 10]))
+    )
+    found = {key: estimate(metric).estimate.value for key, metric in named("retrieval", rows).items()}
+    assert found == {
+        ("image", "R@1"): 0.25, ("image", "R@5"): 0.5, ("image", "R@10"): 1.0,
+        ("text", "R@1"): 0.0, ("text", "R@5"): 0.25, ("text", "R@10"): 0.5,
+    }  # fmt: skip
+
+
+def test_the_interval_of_the_mean_over_classes_holds_the_truth():
+    random = np.random.default_rng(0)
+    right = np.array([0.2, 0.7, 0.5])
+    held = 0
+    for _ in range(300):
+        labels = random.choice(3, 120, p=[0.6, 0.25, 0.15])
+        found = mean_over_groups((random.random(120) < right[labels]).astype(float), labels)
+        held += found.low <= right.mean() <= found.high
+    assert 0.91 <= held / 300 <= 0.98
+
+
+def test_the_mean_over_groups_of_one_size_is_the_mean():
+    random = np.random.default_rng(1)
+    values, groups = random.random(35), np.arange(35) % 7
+    found = mean_over_groups(values, groups)
+    assert found.value == pytest.approx(values.mean())
+    within = [values[groups == g].var(ddof=1) / 5 for g in range(7)]
+    assert (found.high - found.value) / 2.0484 == pytest.approx(
+        np.sqrt(np.sum(within)) / 7, rel=1e-4
+    )  # t(28)
+    alone = mean_over_groups(np.array([1.0, 0.0]), np.array([3, 8]))
+    assert (alone.value, alone.low, alone.high) == (0.5, -np.inf, np.inf)
+    with pytest.raises(ValueError, match="no samples"):
+        mean_over_groups(np.array([]), np.array([], int))
+
+
+def test_spread_over_seeds_is_told_apart_from_that_over_images_and_episodes():
+    random = np.random.default_rng(2)
+    one, two = random.random(53) < 0.4, random.random(53) < 0.6
+    labels = np.zeros(53, int)
+    rows = pl.concat([classified(labels, one, 0, "norm"), classified(labels, two, 1, "norm")])
+    spread = estimate(named("probe", rows)["norm", "top-1"])
+    images = (one.astype(float) + two) / 2
+    assert spread.estimate.value == pytest.approx(images.mean())
+    assert (spread.estimate.high - spread.estimate.value) / 2.0066 == pytest.approx(
+        images.std(ddof=1) / np.sqrt(53), rel=1e-4
+    )  # t(52)
+    assert spread.estimate.n == 53
+    assert spread.seed_sd == pytest.approx(np.std([one.mean(), two.mean()], ddof=1))
+    assert spread.unit_sd is None
+
+    episodes = [random.random(31) for _ in range(3)]
+    rows = pl.concat(
+        episode_rows(torch.tensor(own), "5-way 5-shot", seed) for seed, own in enumerate(episodes)
+    )
+    spread = estimate(named("few-shot", rows)["5-way 5-shot", "accuracy"])
+    assert spread.estimate.n == 93
+    assert spread.estimate.value == pytest.approx(np.mean(episodes))
+    assert spread.unit_sd == pytest.approx(np.concatenate(episodes).std(ddof=1))
+    assert spread.seed_sd == pytest.approx(np.std([own.mean() for own in episodes], ddof=1))
+    assert spread.seeds == 3
+
+
+def test_differences_are_paired_by_image_whatever_the_order():
+    random = np.random.default_rng(3)
+    one, two = random.random(41) < 0.7, random.random(41) < 0.4
+    labels = np.arange(41) % 3
+    first, second = (named("zero-shot", classified(labels, hits)) for hits in (one, two))
+    shuffled = named("zero-shot", classified(labels, two).sample(fraction=1, shuffle=True, seed=1))
+    for twin in (second, shuffled):
+        apart, p = difference(first["80", "top-1"], twin["80", "top-1"])
+        assert apart == paired_difference(one, two)
+        assert p == mcnemar_exact(one, two)
+    apart, p = difference(first["80", "per class"], second["80", "per class"])
+    by_class = [one[labels == c].mean() - two[labels == c].mean() for c in range(3)]
+    assert apart.value == pytest.approx(np.mean(by_class))
+    assert p is None  # McNemar's would be of the images, of which the classes have not the same number
+    with pytest.raises(ValueError, match="same units"):
+        difference(first["80", "top-1"], named("zero-shot", classified(labels[:7], two[:7]))["80", "top-1"])
+
+
+def test_the_difference_of_episodes_is_over_the_same_episodes():
+    random = np.random.default_rng(4)
+    hard = random.random(200)
+    rows = [
+        episode_rows(torch.tensor(np.clip(hard + shift, 0, 1)), "5-way 5-shot", 0) for shift in (0.05, 0.0)
+    ]
+    first, second = (named("few-shot", its)["5-way 5-shot", "accuracy"] for its in rows)
+    apart, p = difference(first, second)
+    assert 0.04 < apart.low < apart.value < apart.high <= 0.0501
+    assert p is None
+
+
+def test_mmvp_means_are_over_patterns_and_mcnemar_over_pairs():
+    random = np.random.default_rng(5)
+    patterns = np.repeat(np.arange(3), 5)
+    one, two = random.random(15) < 0.6, random.random(15) < 0.3
+    groups = {"mean of 3": [0, 1, 2], "mean of 2": [0, 2], "first": [0]}
+    first, second = (
+        named("mmvp", answer_rows(torch.tensor(right), patterns.tolist()), groups) for right in (one, two)
+    )
+    chosen = patterns != 1
+    assert estimate(first["", "mean of 2"]).estimate.value == pytest.approx(one[chosen].mean())
+    assert estimate(first["", "first"]).estimate == proportion(int(one[:5].sum()), 5)
+    apart, p = difference(first["", "mean of 2"], second["", "mean of 2"])
+    assert apart.value == pytest.approx(one[chosen].mean() - two[chosen].mean())
+    assert p == mcnemar_exact(one[chosen], two[chosen])

@@ -1,0 +1,151 @@
+"""The evaluation suite by the command: rows, tables, a page, and a second run that measures nothing."""
+
+import json
+
+import polars as pl
+import pytest
+import torch
+
+from antiphase.data import load_pairs
+from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
+from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.models import clip, diffclip, load_model, write_model
+from antiphase.studies import tasks
+from tests.evaluation.test_mmvp import write_mmvp
+
+SMALL = {
+    "vision": {"dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16},
+    "text": {"dim": 16, "depth": 1, "num_heads": 2},
+    "embed_dim": 12,
+}
+QUICK = ("--limit", 150, "--train-limit", 900, "--episodes", 40, "--seeds", 2, "--iterations", 5, "-q")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A CLIP and a DiffCLIP as files."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind, build in (("clip", clip), ("diffclip", diffclip)):
+        write_model(build(seed=0, **SMALL), folder / kind)
+    return {kind: str(folder / kind) for kind in ("clip", "diffclip")}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp_path, monkeypatch):
+    mmvp = write_mmvp(tmp_path / "mmvp", 2)
+    arguments = (
+        "evaluate", models["diffclip"], "--against", models["clip"], "--data", f"openmoji,mmvp:{mmvp}",
+        "--objective", "norm,squared", "--templates", "own,1", "--out", tmp_path / "out", "--cache", cache, *QUICK,
+    )  # fmt: skip
+    code, out, err = run_cli(*arguments)
+    assert code == 0, err
+    for words in (
+        "image R@10",
+        "own prompts, per class",
+        "top-1, squared penalty",
+        "5-way 5-shot",
+        "mean of 7",
+        "Δ",
+    ):
+        assert words in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("report: ")) <= 80
+    rows = pl.read_parquet(tmp_path / "out" / "rows.parquet")
+    assert list(rows.columns) == ["model", "attention", "task", "data", *ROW_SCHEMA]
+    counts = dict(rows.filter(model="clip").group_by("task", "setting").len().select(
+        pl.concat_str("task", "setting", separator=" "), "len").iter_rows())  # fmt: skip
+    captions = sum(map(len, load_pairs("openmoji", split="test", progress=False).subset(150, 0).captions))
+    assert counts == {
+        "retrieval image": captions, "retrieval text": 150, "zero-shot own": 150, "zero-shot 1": 150,
+        "probe norm": 300, "probe squared": 300, "few-shot 5-way 5-shot": 80, "mmvp ": 18,
+    }  # fmt: skip
+    assert rows.filter(task="probe")["cost"].null_count() == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {r["task"] for r in summary["results"]} == {"retrieval", "zero-shot", "probe", "few-shot", "mmvp"}
+    assert len(summary["results"]) == 2 * len(summary["differences"])
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (run["data"], run["n"], run["against"]) == (["openmoji", "mmvp"], [150, 18], ["clip"])
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "diffclip against clip" in page
+    assert (tmp_path / "out" / "mmvp.png").stat().st_size > 10_000
+
+    monkeypatch.setitem(tasks._TASKS, "probe", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        "antiphase.studies.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
+    )
+    assert run_cli(*arguments)[0] == 0
+    assert rows.equals(pl.read_parquet(tmp_path / "out" / "rows.parquet"))
+
+
+def test_few_shot_rows_are_those_of_the_models_features(run_cli, models, cache, tmp_path):
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--tasks", "few-shot", "--out", tmp_path, "--cache", cache, *QUICK
+    )
+    assert code == 0, err
+    rows = pl.read_parquet(tmp_path / "rows.parquet")
+    test = load_pairs("openmoji", split="test", progress=False).subset(150, 0)
+    train = load_pairs("openmoji", split="train", progress=False).subset(900, 0)
+    model = load_model(models["clip"])
+    with torch.no_grad():
+        support, queries = (model.visual(pairs.array / 255) for pairs in (train, test))
+    episodes = draw_episodes(train.labels, test.labels, episodes=40, seed=1)
+    expected = few_shot_accuracies(support, queries, episodes)
+    assert rows.filter(seed=1)["score"].to_list() == pytest.approx(expected.tolist())
+
+
+def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path):
+    arguments = ("evaluate", "specimen:vit-0", "--data", "fashion-mnist", "--cache", cache, *QUICK)
+    code, out, err = run_cli(*arguments, "--out", tmp_path)
+    assert code == 0, err
+    assert "top-1, norm penalty" in out
+    results = json.loads((tmp_path / "summary.json").read_text())["results"]
+    assert {r["task"] for r in results} == {"probe", "few-shot"}
+    top = next(r["value"] for r in results if r["metric"] == "top-1")
+    assert top > 0.6  # a trained model's features tell clothes apart
+    code, _, err = run_cli(*arguments, "--tasks", "retrieval", "--out", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "task retrieval" in err
+    assert "fashion-mnist cannot serve it" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tasks", "prob"), "task 'prob': expected some of retrieval, zero-shot, probe"),
+        (("--tasks", "mmvp", "--data", "openmoji"), "task mmvp"),
+        (
+            ("--tasks", "probe:digits", "--data", "openmoji"),
+            "probe:digits: digits is not among the data, openmoji",
+        ),
+        (("--captions", "some"), "captions 'some': expected all or first"),
+        (("--features", "cooked"), "features 'cooked': expected raw"),
+        (("--objective", "cubed"), "objective 'cubed': expected norm or squared"),
+        (("--precision", "fp8"), "precision 'fp8'"),
+        (("--templates", "82"), "templates '82'"),
+        (("--data", "openmojo"), "openmojo"),
+        (("--data", "mmvp:nowhere"), "Questions.csv"),
+        (("--train-limit", "20", "--tasks", "few-shot"), "few-shot on openmoji: class"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(run_cli, models, cache, tmp_path, options, words):
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--limit", 30, "-q", "--out", tmp_path / "out", "--cache", cache, *options
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert words in err
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--tasks", "retrieval,zero-shot:openmoji", "--data", "openmoji,noto-emoji",
+        "--limit", 11, "-q", "--out", tmp_path, "--cache", cache,
+    )  # fmt: skip
+    assert code == 0, err
+    found = (
+        pl.read_parquet(tmp_path / "rows.parquet").select("task", "data").unique().sort("task", "data").rows()
+    )
+    assert found == [("retrieval", "noto-emoji"), ("retrieval", "openmoji"), ("zero-shot", "openmoji")]
