@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
-    from antiphase import attacks, attention, data, models, sensitivity
+    from antiphase import attacks, attention, data, evaluation, models, sensitivity
     from antiphase.models import load_model
 
 # MKL picks its kernels by the shape of a product; strict reproducibility makes a row's rounding independent of
 # the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-__all__ = ["UserError", "attacks", "attention", "data", "load_model", "models", "sensitivity"]
+__all__ = ["UserError", "attacks", "attention", "data", "evaluation", "load_model", "models", "sensitivity"]
 
 
 def __getattr__(name: str) -> Any:

@@ -216,3 +216,30 @@ def test_an_index_says_where_bytes_are_and_follows_a_file_that_changes(tmp_path)
 def test_a_folder_whose_name_ends_like_a_tar_file_is_a_folder(tmp_path, write_image):
     write_image(tmp_path / "set.tar" / "cat" / "1.png")
     assert load_data(f"folder:{tmp_path / 'set.tar'}").images([0]).shape == (1, 3, 224, 224)
+
+
+def test_a_name_of_the_hub_is_fetched_where_there_is_no_such_folder(classified, tmp_path, monkeypatch):
+    asked = []
+
+    def fetched(name, repo_type):
+        asked.append((name, repo_type))
+        return str(classified)
+
+    monkeypatch.setattr("antiphase.data.hub.snapshot_download", fetched)
+    monkeypatch.chdir(tmp_path)
+    made = load_data("wds:clip-benchmark/wds_things", image_size=7)
+    assert asked == [("clip-benchmark/wds_things", "dataset")]
+    assert made.labels.tolist() == list(LABELS)
+    assert made.name == "wds:clip-benchmark/wds_things"
+
+
+def test_where_there_is_no_network_the_command_that_fetches_it_is_said(tmp_path, monkeypatch):
+    def offline(name, repo_type):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr("antiphase.data.hub.snapshot_download", offline)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"\(no network\): fetch it .*--repo-type dataset clip-benchmark/wds_food101"
+    ):
+        load_data("wds:clip-benchmark/wds_food101")

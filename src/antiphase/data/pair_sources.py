@@ -81,7 +81,7 @@ _SOURCES = {
         lambda ask: karpathy(Path(ask.path).expanduser(), ask.root, ask.split),
     ),
     "wds:PATH": _Source(
-        "a retrieval set of the hub's clip-benchmark/wds_*, PATH is the local folder with SPLIT/0.tar, …",
+        "a retrieval set of the hub's clip-benchmark/wds_*, PATH is their name on the hub or a local folder",
         lambda ask: wds_pairs(Path(ask.path).expanduser(), ask.split),
     ),
     "csv:PATH": _Source(

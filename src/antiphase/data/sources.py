@@ -148,7 +148,7 @@ _SOURCES = {
         splits=None,
     ),
     "wds:PATH": _Source(
-        "a classification set of the hub's clip-benchmark/wds_*, PATH is the local folder with SPLIT/0.tar, …",
+        "a classification set of the hub's clip-benchmark/wds_*, PATH is their name on the hub or a local folder",
         lambda ask: wds_images(
             Path(ask.path).expanduser(), ask.split, ask.image_size or 224, ask.channels or 3
         ),

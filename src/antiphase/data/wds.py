@@ -1,4 +1,4 @@
-"""Sets as CLIP_benchmark mirrors them on the Hugging Face hub (clip-benchmark/wds_*): tar files in a local folder."""
+"""Sets as CLIP_benchmark mirrors them on the Hugging Face hub (clip-benchmark/wds_*): tar files in a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from webdataset.tariterators import base_plus_ext
 
 from antiphase.data.folders import SPLITS, choose_split
+from antiphase.data.hub import local_or_hub
 from antiphase.data.images import FileImages
 from antiphase.data.pairs import FilePairs
 from antiphase.data.tar_members import Member, read_index
@@ -43,7 +44,7 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
 
     Args:
-        path: the folder with ``SPLIT/nshards.txt``.
+        path: the folder with ``SPLIT/nshards.txt``, or its name on the hub, such as clip-benchmark/wds_food101.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where that is what is held out.
         image_size: height and width of the images.
         channels: 1 or 3.
@@ -51,7 +52,7 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
     Raises:
         UserError: it is not there in this layout, a shard is missing or damaged, or a sample is no good.
     """
-    name = f"wds:{path}"
+    name, path = f"wds:{path}", local_or_hub(f"wds:{path}", path)
     split, samples = _samples(name, path, split, "cls")
     labels: list[int] = []
     for sample in samples:
@@ -80,13 +81,13 @@ def wds_pairs(path: Path, split: str) -> FilePairs:
     """Return a retrieval set: as :func:`wds_images`, with KEY.txt, one caption a line, and no labels.
 
     Args:
-        path: the folder with ``SPLIT/nshards.txt``.
+        path: the folder with ``SPLIT/nshards.txt``, or its name on the hub, such as clip-benchmark/wds_food101.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where that is what is held out.
 
     Raises:
         UserError: it is not there in this layout, a shard is missing or damaged, or a sample is no good.
     """
-    name = f"wds:{path}"
+    name, path = f"wds:{path}", local_or_hub(f"wds:{path}", path)
     split, samples = _samples(name, path, split, "txt")
     captions = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
     kept = [row for row, said in enumerate(captions) if said]
@@ -101,7 +102,8 @@ def wds_pairs(path: Path, split: str) -> FilePairs:
 
 def has_captions(path: Path) -> bool:
     """Return whether a folder of this layout is for retrieval, as its ``dataset_type.txt`` says, not for classes."""
-    return " ".join(_lines(path / "dataset_type.txt")).lower() == _RETRIEVAL
+    folder = local_or_hub(f"wds:{path}", path)
+    return " ".join(_lines(folder / "dataset_type.txt")).lower() == _RETRIEVAL
 
 
 def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[_Sample]]:

@@ -10,16 +10,11 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-)
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
+from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
@@ -27,14 +22,6 @@ from antiphase.models.normalize import Normalize
 from antiphase.models.released import config_of, from_released, read_released
 
 RELEASED_FILE = "checkpoint_best.pt"
-OFFLINE = (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    OSError,
-    RuntimeError,
-)
 
 
 class OpenClip(nn.Module):

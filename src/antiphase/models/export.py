@@ -8,11 +8,11 @@ from huggingface_hub import HfApi
 from safetensors.torch import save_file
 from torch import nn
 
+from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP
-from antiphase.models.dual_encoders import OFFLINE
 from antiphase.models.released import to_released
 from antiphase.models.vit import VisionTransformer
 

@@ -12,13 +12,14 @@ from pydantic import ValidationError
 from timm.data.config import resolve_data_config
 from torch import nn
 
+from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.clip_factories import valid_clip
-from antiphase.models.dual_encoders import OFFLINE, OpenClip, load_open_clip, load_released
+from antiphase.models.dual_encoders import OpenClip, load_open_clip, load_released
 from antiphase.models.factories import VitConfig, build
 from antiphase.models.lambdas import layer_lambdas
 from antiphase.models.normalize import Normalized

@@ -43,6 +43,8 @@ def dot_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
                 )  # fmt: skip
         axes.set_yticks([-place for place in range(len(lines))], [f"{data}\n{name}" for data, name in lines])
         axes.set_ylim(-len(lines) + 0.45, 0.55)
+        low, high = axes.get_xlim()
+        axes.set_xlim(max(low, 0), min(high, 100))  # an interval of Student's t may leave the range of a rate
         axes.set_xlabel("%")
         axes.grid(axis="x", color="#e4e3de", lw=0.8)
         axes.set_axisbelow(True)
@@ -79,11 +81,14 @@ def radar_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
             )  # fmt: skip
             axes.fill([*angles, angles[0]], [*values, values[0]], color=family.color, alpha=0.08, lw=0)
         axes.set_xticks(angles, [_broken(pattern) for pattern in patterns])
-        axes.set_ylim(0, max(10 * math.ceil(top / 10), 10))
+        axes.set_ylim(0, 10 * math.ceil((top + 1) / 10))
         axes.set_rlabel_position(math.degrees(angles[1] / 2) if len(angles) > 1 else 0)
         axes.grid(color="#d8d7d2", lw=0.7)
         axes.spines["polar"].set_color("#d8d7d2")
-        axes.tick_params(axis="x", pad=14)
+        for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
+            side = math.sin(angle)
+            label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
+        axes.tick_params(axis="x", pad=6)
         _legend(axes, groups)
     return figure
 

@@ -12,6 +12,13 @@ from antiphase.report.families import families
 from antiphase.report.html import embedded, environment
 from antiphase.report.stored import RUN_KEYS, read_json
 
+_NAMES = {
+    "retrieval": "Retrieval",
+    "zero-shot": "Zero-shot",
+    "probe": "Linear probe",
+    "few-shot": "Few-shot",
+    "mmvp": "MMVP-VLM",
+}
 _WORDS = {
     "retrieval": "Image R@k counts the captions whose image is among the first k, text R@k the images of which a "
     "caption is. Candidates that are exactly as similar stand before the right one.",
@@ -49,7 +56,14 @@ def write_evaluation_page(directory: Path) -> Path:
             with replacing(directory / f"{task}.{ending}") as temporary:
                 temporary.write_bytes(content)
         sections.append(
-            {"task": task, "title": TASKS[task], "words": _WORDS[task], "figure": figure, "sheet": sheet}
+            {
+                "task": task,
+                "name": _NAMES[task],
+                "title": TASKS[task],
+                "words": _WORDS[task],
+                "figure": figure,
+                "sheet": sheet,
+            }
         )
     page = environment().get_template("evaluation.html").render(
         run=run | {
