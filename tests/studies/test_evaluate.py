@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
+from PIL import Image
 
 from antiphase.data import load_pairs
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
@@ -12,6 +14,7 @@ from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.studies import tasks
 from tests.evaluation.test_mmvp import write_mmvp
+from tests.training.tiny_pairs import TINY
 
 SMALL = {
     "vision": {"dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16},
@@ -149,3 +152,45 @@ def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
         pl.read_parquet(tmp_path / "rows.parquet").select("task", "data").unique().sort("task", "data").rows()
     )
     assert found == [("retrieval", "noto-emoji"), ("retrieval", "openmoji"), ("zero-shot", "openmoji")]
+
+
+def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
+    write_mmvp(tmp_path / "set", 2, ("a",))  # some images
+    rows = [
+        f"MLLM_VLM Images/a/{number}.jpg,words {number},{'odd' if number % 2 else 'even'}"
+        for number in range(1, 5)
+    ]
+    (tmp_path / "set" / "table.csv").write_text("\n".join(["image,caption,label", *rows]))
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--data", f"csv:{tmp_path / 'set' / 'table.csv'}", "-q", "--out", tmp_path / "out",
+        "--cache", cache,
+    )  # fmt: skip
+    assert code == 0, err
+    assert set(pl.read_parquet(tmp_path / "out" / "rows.parquet")["task"]) == {"retrieval", "zero-shot"}
+
+
+def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
+    for number in range(12):
+        path = tmp_path / "data" / "imagenet" / "val" / f"n0144076{number % 2 + 4}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(path)
+    write_model(clip(**TINY), tmp_path / "model")
+    arguments = (
+        "evaluate",
+        tmp_path / "model",
+        "--data",
+        "imagenet",
+        "--templates",
+        "1",
+        "-q",
+        "--cache",
+        cache,
+    )
+    code, _, err = run_cli(*arguments, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "no probe and no few-shot on imagenet: imagenet has no class folders in" in err
+    assert set(pl.read_parquet(tmp_path / "out" / "rows.parquet")["task"]) == {"zero-shot"}
+    code, _, err = run_cli(*arguments, "--tasks", "probe", "--out", tmp_path / "other")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "sign up at https://image-net.org" in err

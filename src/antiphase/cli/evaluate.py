@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import Against, Device, Limit, Out, Quiet, RandomWeights, Split
+from antiphase.cli.options import Against, Device, Limit, Out, Quiet, RandomWeights, SkipBad, Split
 from antiphase.commands.evaluate import make_protocol, run_evaluation
 
 
@@ -77,6 +77,7 @@ def evaluate(
         ),
     ] = None,
     random_weights: RandomWeights = False,
+    skip_bad: SkipBad = False,
     batch_size: Annotated[
         int, typer.Option(help="Images through the model at once; affects no result.", min=1)
     ] = 256,
@@ -109,6 +110,7 @@ def evaluate(
     run_evaluation(
         split_words(models), split_words(against), split_words(tasks) or None, split_words(data) or None, out,
         split=split, limit=limit, train_limit=train_limit, protocol=protocol, random_weights=random_weights,
+        skip_bad=skip_bad,
         cache=cache, batch_size=batch_size, precision=precision, device=device, quiet=quiet,
     )  # fmt: skip
 

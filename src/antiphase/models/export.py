@@ -20,7 +20,7 @@ RELEASED_WEIGHTS = "released.safetensors"
 
 
 def write_model(
-    model: nn.Module, directory: Path, *, layout: Literal["antiphase", "released"] = "antiphase"
+    model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
 ) -> Path:
     """Write a model and return the file of its weights.
 
@@ -34,6 +34,7 @@ def write_model(
     Raises:
         UserError: the model is foreign, or does not fit the layout.
     """
+    directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
         raise UserError(
             f"{type(model).__name__}: only our own models and DiffCLIP's checkpoints can be written"
