@@ -1,5 +1,7 @@
 """Images of every kind of source as a model takes them."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from PIL import Image
 
 from antiphase.data import ArrayImages, load_data, load_pairs
 from antiphase.data.decoding import Square
-from antiphase.data.preprocess import model_images
+from antiphase.data.preprocess import content_key, model_images
 from antiphase.errors import UserError
 from tests.training.tiny_pairs import tiny_pairs
 
@@ -54,3 +56,18 @@ def test_pairs_are_squared_as_they_come():
     with pytest.raises(UserError, match="tiny is in colour"):
         model_images(pairs, [0], square, 1)
     assert load_pairs("openmoji", split="test", limit=2, progress=False).pixels(0).shape == (3, 64, 64)
+
+
+def test_a_file_that_was_written_anew_is_other_content(tmp_path):
+    (tmp_path / "a").mkdir()
+    image = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
+    image.save(tmp_path / "a" / "0.bmp")
+    images = load_data(f"folder:{tmp_path}", progress=False)
+    before = content_key(images), images.fingerprint()
+    os.utime(tmp_path / "a" / "0.bmp", ns=(1, 1))
+    assert content_key(images) != before[0]
+    assert images.fingerprint() == before[1]  # that is the same on every machine
+    (tmp_path / "a" / "0.bmp").unlink()
+    with pytest.raises(UserError, match="is gone"):
+        content_key(images)
+    assert content_key(tiny_pairs(3)) == tiny_pairs(3).fingerprint()

@@ -144,3 +144,45 @@ def test_mmvp_means_are_over_patterns_and_mcnemar_over_pairs():
     apart, p = difference(first["", "mean of 2"], second["", "mean of 2"])
     assert apart.value == pytest.approx(one[chosen].mean() - two[chosen].mean())
     assert p == mcnemar_exact(one[chosen], two[chosen])
+
+
+def test_captions_of_an_image_are_one_draw_together():
+    """Two equally good models; the captions of an image share its luck."""
+    random = np.random.default_rng(6)
+    held = 0
+    for _ in range(150):
+        luck = random.normal(size=(2, 100, 1)) + 0.3 * random.normal(size=(2, 100, 5))
+        rows = [
+            classified(np.repeat(np.arange(100), 5), hits.ravel() > 0.5, setting="image") for hits in luck
+        ]
+        first, second = (named("retrieval", its)["image", "R@1"] for its in rows)
+        assert first.clustered
+        apart, p = difference(first, second)
+        held += apart.low <= 0 <= apart.high
+        assert p is None
+    assert 0.9 <= held / 150 <= 0.99
+    spread = estimate(first).estimate
+    share = luck[0] > 0.5
+    assert spread.value == pytest.approx(share.mean())
+    assert spread.n == 500
+    assert (spread.high - spread.value) / 1.9842 == pytest.approx(
+        share.mean(1).std(ddof=1) / 10, rel=1e-3
+    )  # t(99)
+
+
+def test_one_caption_an_image_is_hits_as_ever():
+    rows = classified(np.arange(40), np.arange(40) < 13, setting="image")
+    metric = named("retrieval", rows)["image", "R@1"]
+    assert not metric.clustered
+    assert estimate(metric).estimate == proportion(13, 40)
+
+
+def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be():
+    labels = np.repeat(np.arange(3), 10)
+    for hits in (np.ones(30, bool), np.zeros(30, bool), labels == 0):
+        first = named("zero-shot", classified(labels, hits))["80", "per class"]
+        found = estimate(first).estimate
+        assert 0 <= found.low <= found.value <= found.high <= 1
+        assert found.high - found.low > 0.05
+        apart, _ = difference(first, first)
+        assert -1 <= apart.low < 0 < apart.high <= 1

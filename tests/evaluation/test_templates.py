@@ -31,6 +31,11 @@ def test_refusals_name_what_is_wrong(tmp_path):
     path.write_text("a {}\nno place\n")
     with pytest.raises(UserError, match="template 2, 'no place'"):
         class_prompts(str(path), NAMES, None)
+    with pytest.raises(UserError, match="--prompt: template 2, 'an emoji'"):
+        class_prompts("a {}\nan emoji", NAMES, None)
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UserError, match="nor a file that can be read"):
+        class_prompts(str(path), NAMES, None)
     path.write_text("\n")
     with pytest.raises(UserError, match="holds no template"):
         class_prompts(str(path), NAMES, None)

@@ -1,6 +1,10 @@
 """The evaluation suite by the command: rows, tables, a page, and a second run that measures nothing."""
 
+import itertools
 import json
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import polars as pl
@@ -8,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from antiphase.commands.evaluation_data import asked
 from antiphase.data import load_pairs
+from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.models import clip, diffclip, load_model, write_model
@@ -70,7 +76,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     assert {r["task"] for r in summary["results"]} == {"retrieval", "zero-shot", "probe", "few-shot", "mmvp"}
     assert len(summary["results"]) == 2 * len(summary["differences"])
     run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert (run["data"], run["n"], run["against"]) == (["openmoji", "mmvp"], [150, 18], ["clip"])
+    assert (run["data"], run["n"], run["against"]) == (["openmoji", f"mmvp:{mmvp}"], [150, 18], ["clip"])
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "diffclip against clip" in page
     assert (tmp_path / "out" / "mmvp.png").stat().st_size > 10_000
@@ -121,8 +127,11 @@ def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path):
         (("--tasks", "mmvp", "--data", "openmoji"), "task mmvp"),
         (
             ("--tasks", "probe:digits", "--data", "openmoji"),
-            "probe:digits: digits is not among the data, openmoji",
+            "task for digits: it is not among the data, openmoji",
         ),
+        (("--objective", ","), "objective: expected norm, squared or both"),
+        (("--prompt", "a {}", "--prompt", "an emoji"), "template 2, 'an emoji'"),
+        (("--tasks", "mmvp:openmoji"), "task mmvp"),
         (("--captions", "some"), "captions 'some': expected all or first"),
         (("--features", "cooked"), "features 'cooked': expected raw"),
         (("--objective", "cubed"), "objective 'cubed': expected norm or squared"),
@@ -194,3 +203,134 @@ def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, 
     code, _, err = run_cli(*arguments, "--tasks", "probe", "--out", tmp_path / "other")
     assert (code, err.count("\n")) == (2, 1)
     assert "sign up at https://image-net.org" in err
+
+
+def folder_of(path, colours, size=8):
+    """Write 12 bitmaps of each class in each split of a folder; bitmaps of one size have files of one size."""
+    for split, label, number in itertools.product(("train", "test"), range(len(colours)), range(12)):
+        file = path / split / "abcdefg"[label] / f"{number}.bmp"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng([number, label, split == "train"]).integers(0, 99, (size, size, 3))
+        Image.fromarray((pixels + colours[label]).astype(np.uint8)).save(file)
+    return f"folder:{path}"
+
+
+def test_a_changed_copy_of_a_folder_is_other_data(run_cli, models, cache, tmp_path):
+    clean = folder_of(tmp_path / "clean", (0, 150))
+    other = folder_of(tmp_path / "other", (150, 0))
+    found = []
+    for data in (clean, other):
+        code, _, err = run_cli(
+            "evaluate", models["clip"], "--data", data, "--tasks", "zero-shot", "--templates", "1", "-q", "--out",
+            tmp_path / "out", "--cache", cache,
+        )  # fmt: skip
+        assert code == 0, err
+        found.append(pl.read_parquet(tmp_path / "out" / "rows.parquet")["prediction"].to_list())
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
+
+
+def test_other_templates_under_the_same_name_are_measured_again(run_cli, models, cache, tmp_path):
+    file = tmp_path / "mine.txt"
+    for text in ("a {}", "no {} here"):
+        file.write_text(text)
+        code, _, err = run_cli(
+            "evaluate", models["clip"], "--tasks", "zero-shot", "--templates", file, "--limit", 9, "-q", "--out",
+            tmp_path / "out", "--cache", cache,
+        )  # fmt: skip
+        assert code == 0, err
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
+
+
+def test_few_shot_that_is_not_possible_is_left_out_unless_it_was_asked_for(run_cli, models, cache, tmp_path):
+    arguments = (
+        "evaluate", models["clip"], "--data", folder_of(tmp_path / "two", (0, 150)), "--templates", "1", "--cache",
+        cache, "--out", tmp_path / "out", *QUICK,
+    )  # fmt: skip
+    code, out, err = run_cli(*arguments)
+    assert code == 0, err
+    assert "left out: few-shot on folder:" in err
+    assert "probe" in out
+    code, _, err = run_cli(*arguments, "--tasks", "few-shot")
+    assert (code, err.count("\n")) == (2, 1)
+    assert run_cli(*arguments, "--tasks", "few-shot", "--ways", 2)[0] == 0
+
+
+def test_a_published_validation_split_leaves_the_seed_nothing_to_draw(run_cli, models, cache, tmp_path):
+    data = folder_of(tmp_path / "set", (0, 150))
+    shutil.copytree(tmp_path / "set" / "train", tmp_path / "set" / "val")
+    code, _, err = run_cli(
+        "evaluate", models["diffclip"], "--against", models["clip"], "--data", data, "--tasks", "probe", "--cache",
+        cache, "--out", tmp_path / "out", *QUICK,
+    )  # fmt: skip
+    assert code == 0, err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {r["seeds"] for r in summary["results"]} == {1}
+    assert all(d["p"] is not None for d in summary["differences"])
+
+
+def test_images_that_were_left_out_are_said_and_recorded(run_cli, models, cache, tmp_path):
+    data = folder_of(tmp_path / "set", (0, 150))
+    (tmp_path / "set" / "test" / "a" / "3.bmp").write_bytes(b"no picture")
+    arguments = (
+        "evaluate",
+        models["clip"],
+        "--data",
+        data,
+        "--tasks",
+        "zero-shot",
+        "--templates",
+        "1,1",
+        "--cache",
+        cache,
+    )
+    code, _, err = run_cli(*arguments, "--out", tmp_path / "out", "-q")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--skip-bad" in err
+    code, _, err = run_cli(*arguments, "--out", tmp_path / "out", "-q", "--skip-bad")
+    assert code == 0, err
+    assert "1 left out, the first: a/3.bmp" in err
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["n"] == [23]
+    assert "left out" in run["warnings"][0]
+    assert "left out" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_twin_that_encodes_no_text_has_no_place_in_the_radar(run_cli, models, cache, tmp_path):
+    mmvp = write_mmvp(tmp_path / "mmvp", 2)
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--against", "specimen:vit-0", "--tasks", "mmvp", "--data", f"mmvp:{mmvp}", "-q",
+        "--out", tmp_path / "out", "--cache", cache,
+    )  # fmt: skip
+    assert code == 0, err
+
+
+def test_the_papers_sets_are_for_their_own_tasks():
+    tasks, data = asked(["probe", "zero-shot"], ["paper"])
+    assert tasks["probe"] == list(PROBE_SETS)
+    assert tasks["zero-shot"] == list(IMAGENET_SETS)
+    assert data == [*PROBE_SETS, *IMAGENET_SETS]
+    tasks, data = asked([], ["paper", "openmoji"])
+    assert tasks["retrieval"] == [*RETRIEVAL_SETS, "openmoji"]
+    assert asked(["probe:pets"], ["paper"]) == ({"probe": ["pets"]}, ["pets"])
+    assert asked(["probe", "probe:digits"], ["digits"]) == asked(["probe:digits", "probe"], ["digits"])
+    assert asked([], []) == (None, ["openmoji"])
+    assert asked(["mmvp"], [])[1] == ["mmvp"]
+
+
+def test_two_processes_make_what_one_makes(models, tmp_path):
+    arguments = [
+        "evaluate", models["clip"], "--tasks", "retrieval,zero-shot,mmvp", "--data", "openmoji,emoji-mmvp", "--limit",
+        "300", "-q",
+    ]  # fmt: skip
+    rows = []
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count), "--master_port", "0", "-m",
+            "antiphase", *arguments, "--out", str(out), "--cache", str(out / "features"), "--device", "cpu",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-2000:]
+        rows.append(pl.read_parquet(out / "rows.parquet"))
+    assert rows[0].equals(rows[1])
+    assert len(list((tmp_path / "2" / "cells").iterdir())) == 3

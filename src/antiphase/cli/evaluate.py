@@ -68,6 +68,9 @@ def evaluate(
     ] = "norm",
     seeds: Annotated[int, typer.Option(help="How many, from 0 on, of the probe and of few-shot.", min=1)] = 3,
     episodes: Annotated[int, typer.Option(help="Of few-shot, for each seed.", min=1)] = 5000,
+    ways: Annotated[int, typer.Option(help="Classes of an episode.", min=2)] = 5,
+    shots: Annotated[int, typer.Option(help="Support images of each of them.", min=1)] = 5,
+    queries: Annotated[int, typer.Option(help="Query images of each of them, or all it has.", min=1)] = 6,
     iterations: Annotated[int, typer.Option(help="At most, of the probe's L-BFGS.", min=1)] = 1000,
     out: Out = Path("antiphase-evaluate"),
     cache: Annotated[
@@ -79,7 +82,7 @@ def evaluate(
     random_weights: RandomWeights = False,
     skip_bad: SkipBad = False,
     batch_size: Annotated[
-        int, typer.Option(help="Images through the model at once; affects no result.", min=1)
+        int, typer.Option(help="Images through the model at once; affects no result but by rounding.", min=1)
     ] = 256,
     precision: Annotated[str, typer.Option(help="Of the features: float32, or bf16 (faster).")] = "float32",
     device: Device = "auto",
@@ -105,10 +108,11 @@ def evaluate(
     """
     ensembles = [*split_words(templates), *(["\n".join(prompt)] if prompt else [])]
     protocol = make_protocol(
-        ensembles, captions, features, split_words(objective), seeds, episodes, iterations
-    )
+        ensembles, captions, features, split_words(objective), seeds=seeds, episodes=episodes, ways=ways, shots=shots,
+        queries=queries, iterations=iterations,
+    )  # fmt: skip
     run_evaluation(
-        split_words(models), split_words(against), split_words(tasks) or None, split_words(data) or None, out,
+        split_words(models), split_words(against), split_words(tasks), split_words(data), out,
         split=split, limit=limit, train_limit=train_limit, protocol=protocol, random_weights=random_weights,
         skip_bad=skip_bad,
         cache=cache, batch_size=batch_size, precision=precision, device=device, quiet=quiet,

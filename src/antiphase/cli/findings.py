@@ -20,6 +20,10 @@ def findings(
     clip_audit: Annotated[
         Path | None, typer.Option(help="Directory of antiphase audit of the same CLIPs.")
     ] = None,
+    untrained: Annotated[
+        Path | None,
+        typer.Option(help="Directory of antiphase evaluate --against of CLIPs with random weights."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Markdown file to write.")] = Path("findings.md"),
 ) -> None:
     """Write what a family of models of several depths says of the robustness paper's claims, from stored rows.
@@ -35,4 +39,4 @@ def findings(
     from antiphase.report.findings import write_findings
 
     encoders = None if evaluate is None or clip_audit is None else (evaluate, clip_audit)
-    print(write_findings(sense, audit, out, encoders))
+    print(write_findings(sense, audit, out, encoders, untrained))

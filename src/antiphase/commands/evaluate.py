@@ -2,12 +2,13 @@
 
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from antiphase.commands.evaluation_data import asked_tasks, data_names, load_source
+from antiphase.commands.evaluation_data import asked, left_out, load_source
 from antiphase.commands.loading import find_device
 from antiphase.errors import UserError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_evaluation(
-    models: list[str], against: list[str], tasks: list[str] | None, data: list[str] | None, out: Path, *, split: str,
+    models: list[str], against: list[str], tasks: list[str], data: list[str], out: Path, *, split: str,
     limit: int | None, train_limit: int | None, protocol: "Protocol", random_weights: bool, skip_bad: bool,
     cache: Path | None, batch_size: int, precision: str, device: str, quiet: bool,
 ) -> None:  # fmt: skip
@@ -29,27 +30,35 @@ def run_evaluation(
     from antiphase.studies.features import FeatureStore
     from antiphase.studies.shards import shard
 
-    asked = asked_tasks(tasks, data) if tasks else None
+    wanted, names = asked(tasks, data)
     if precision not in ("float32", "bf16"):
         raise UserError(f"precision {precision!r}: expected float32 or bf16")
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
     place = find_device(device)
-    loaded = [
-        load_model(spec, random_weights=random_weights and spec.startswith(("timm:", "open_clip:"))).to(place)
-        for spec in map(str.strip, [*models, *against])
-    ]
-    learned = None if asked is None else not {"probe", "few-shot"}.isdisjoint(asked)
-    sources = [
-        load_source(name, split, limit, train_limit, learned, skip_bad, not quiet)
-        for name in data_names(asked, data)
-    ]
+    process = shard()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loaded = [
+            load_model(spec, random_weights=random_weights and spec.startswith(("timm:", "open_clip:"))).to(
+                place
+            )
+            for spec in map(str.strip, [*models, *against])
+        ]
+        learned = None if wanted is None else not {"probe", "few-shot"}.isdisjoint(wanted)
+        sources = [
+            load_source(name, split, limit, train_limit, learned, skip_bad, not quiet) for name in names
+        ]
+    doubts = list(dict.fromkeys(str(one.message) for one in said if one.category is UserWarning))
+    doubts += [line for source in sources for line in left_out(source)]
+    for line in doubts if process.first else ():
+        print(f"antiphase: {line}", file=sys.stderr)
     store = FeatureStore(
         cache or data_root() / "features", batch_size=batch_size, precision=_precision(precision), progress=not quiet,
-        shard=shard(),
+        shard=process,
     )  # fmt: skip
     summary = evaluate_models(
-        loaded[: len(models)], loaded[len(models) :], sources, out, store, tasks=asked,
+        loaded[: len(models)], loaded[len(models) :], sources, out, store, tasks=wanted, doubts=doubts,
         protocol=protocol, command=shlex.join(["antiphase", *sys.argv[1:]]),
     )  # fmt: skip
     if not store.shard.first:
@@ -62,15 +71,9 @@ def run_evaluation(
 
 
 def make_protocol(
-    templates: list[str],
-    captions: str,
-    space: str,
-    objectives: list[str],
-    seeds: int,
-    episodes: int,
-    iterations: int,
+    templates: list[str], captions: str, space: str, objectives: list[str], **numbers: int
 ) -> "Protocol":
-    """Return the protocol that the options describe.
+    """Return the protocol that the options describe; ``numbers`` are the other fields.
 
     Raises:
         UserError: a word that is none of those expected.
@@ -81,12 +84,14 @@ def make_protocol(
         raise UserError(f"captions {captions!r}: expected all or first")
     if space not in ("raw", "projected"):
         raise UserError(f"features {space!r}: expected raw (before the projection) or projected")
+    if not objectives:
+        raise UserError("objective: expected norm, squared or both")
     for objective in objectives:
         if objective not in ("norm", "squared"):
             raise UserError(f"objective {objective!r}: expected norm or squared")
     return Protocol(
-        templates=tuple(templates), captions=captions, space=space, objectives=tuple(objectives),  # type: ignore[arg-type]
-        seeds=seeds, episodes=episodes, iterations=iterations,
+        templates=tuple(dict.fromkeys(templates)), captions=captions, space=space,  # type: ignore[arg-type]
+        objectives=tuple(dict.fromkeys(objectives)), **numbers,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What ``antiphase evaluate`` is asked for: tasks and data sets by their words. Imports are local, for --help."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,19 @@ if TYPE_CHECKING:
 PAPER = "paper"  # stands for the data sets of the DiffCLIP paper
 
 
-def asked_tasks(tasks: Sequence[str], data: Sequence[str] | None) -> "Tasks":
-    """Return the tasks with the data sets that each is for: ``probe:openmoji`` is for that one, ``probe`` for all.
+def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, list[str]]":
+    """Return the tasks with the data sets that each is for, None where none was named, and all the data sets.
 
-    >>> asked_tasks(["retrieval", "probe:digits"], None)
-    {'retrieval': None, 'probe': ['digits']}
+    ``probe:openmoji`` is for that set, ``probe`` for all. ``paper`` among the data stands for the paper's sets of each
+    task. Where no data are named they are those of the tasks, else openmoji; MMVP's own where it is the only task.
+
+    Raises:
+        UserError: an unknown task, or one for a set that is not among the data.
+
+    >>> asked(["retrieval", "probe:digits"], ["openmoji", "digits"])
+    ({'retrieval': None, 'probe': ['digits']}, ['openmoji', 'digits'])
     """
+    from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
     from antiphase.evaluation.metrics import TASKS
 
     found: dict[Any, list[str] | None] = {}
@@ -28,35 +35,26 @@ def asked_tasks(tasks: Sequence[str], data: Sequence[str] | None) -> "Tasks":
         task, _, only = word.partition(":")
         if task not in TASKS:
             raise UserError(f"task {task!r}: expected some of {', '.join(TASKS)}")
-        if only and data is not None and only not in data:
-            raise UserError(
-                f"task {word}: {only} is not among the data, {', '.join(data)}; name it with --data too"
-            )
-        found[task] = [*(found.get(task) or ()), only] if only else None
-    return found
-
-
-def data_names(tasks: "Tasks | None", data: Sequence[str] | None) -> list[str]:
-    """Return the names of the data sets: those asked for, the paper's where that is asked for, else openmoji."""
-    from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
-
-    of_paper = {
-        "probe": PROBE_SETS, "few-shot": PROBE_SETS, "retrieval": RETRIEVAL_SETS, "zero-shot": IMAGENET_SETS,
-        "mmvp": ("mmvp",),
-    }  # fmt: skip
-    if data is None:
-        named = [name for names in (tasks or {}).values() for name in names or ()]
-        return list(dict.fromkeys(named)) or (["mmvp"] if tasks and list(tasks) == ["mmvp"] else ["openmoji"])
-
-    def names() -> Iterator[str]:
-        for name in map(str.strip, data):
-            if name == PAPER:
-                for task in tasks or of_paper:
-                    yield from of_paper[task]
-            else:
-                yield name
-
-    return list(dict.fromkeys(names()))
+        known = found.get(task, [])
+        found[task] = None if known is None or not only else [*known, only]
+    if PAPER in data:
+        of_paper = {
+            "probe": PROBE_SETS, "few-shot": PROBE_SETS, "retrieval": RETRIEVAL_SETS, "zero-shot": IMAGENET_SETS,
+            "mmvp": ("mmvp",),
+        }  # fmt: skip
+        others = [name for name in data if name != PAPER]
+        wanted = found or dict.fromkeys(of_paper)
+        found = {task: names or [*of_paper[task], *others] for task, names in wanted.items()}
+        data = [name for names in found.values() for name in names or ()]
+    named = [name for names in found.values() for name in names or ()]
+    if not data:
+        data = named or (["mmvp"] if list(found) == ["mmvp"] else ["openmoji"])
+    odd = next((name for name in named if name not in data), None)
+    if odd is not None:
+        raise UserError(
+            f"task for {odd}: it is not among the data, {', '.join(data)}; name it with --data too"
+        )
+    return found or None, list(dict.fromkeys(data))
 
 
 def load_source(
@@ -73,7 +71,7 @@ def load_source(
     Args:
         name: as of ``--data``.
         split: that is measured.
-        limit: at most so many of it.
+        limit: at most so many of it; MMVP is always whole.
         train_limit: at most so many images to learn from.
         learned: whether images to learn from are needed; None takes them where they can be had, and says so on
             stderr where they cannot.
@@ -92,7 +90,7 @@ def load_source(
 
     kind, _, path = name.partition(":")
     if kind == "mmvp":
-        return Source(load_mmvp(Path(path).expanduser() if path else None))
+        return Source(load_mmvp(Path(path).expanduser() if path else None, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
@@ -107,20 +105,43 @@ def load_source(
             raise UserError(f"{name}: shards are a stream to train on; expected pairs in random access")
         return pairs
 
-    def other(part: str) -> "ImageSet | PairSet | None":
-        if learned is False or test.labels is None:
-            return None
-        try:
-            found = load(part)
-        except NoSuchSplit:
-            return None
-        except UserError as error:
-            if learned:
-                raise
-            print(f"antiphase: no probe and no few-shot on {name}: {error}", file=sys.stderr)
-            return None
-        same = found.split == test.split or found.fingerprint() == test.fingerprint()
-        return None if same else found.subset(train_limit, 0)
+    def to_learn_from() -> "list[ImageSet | PairSet | None]":
+        """Return train and validation; a table of one split only is the test set under every name."""
+        found: list[ImageSet | PairSet | None] = []
+        for part in ("train", "val"):
+            try:
+                one = load(part)
+            except NoSuchSplit:
+                found.append(None)
+                continue
+            same = one.split == test.split or _same_images(one, test)
+            found.append(None if same else one.subset(train_limit, 0))
+        return found
 
     test = load(split)
-    return Source(test.subset(limit, 0), other("train"), other("val"))
+    if learned is False or test.labels is None:
+        return Source(test.subset(limit, 0))
+    try:
+        train, validation = to_learn_from()
+    except UserError as error:
+        if learned:
+            raise
+        print(f"antiphase: no probe and no few-shot on {name}: {error}", file=sys.stderr)
+        train = validation = None
+    return Source(test.subset(limit, 0), train, validation)
+
+
+def _same_images(one: "ImageSet | PairSet", two: "ImageSet | PairSet") -> bool:
+    same_place = getattr(one, "root", None) == getattr(two, "root", None)
+    return same_place and one.fingerprint() == two.fingerprint()
+
+
+def left_out(source: "Source") -> list[str]:
+    """Return a line for each part of a data set that something was left out of."""
+    parts = {"": source.test, " (train)": source.train, " (val)": source.validation}
+    found = []
+    for part, data in parts.items():
+        skipped = getattr(data, "skipped", ())
+        if skipped:
+            found.append(f"{source.name}{part}: {len(skipped):,} left out, the first: {skipped[0]}")
+    return found

@@ -38,8 +38,8 @@ def local_or_hub(name: str, path: Path) -> Path:
     try:
         return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
     except OFFLINE as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{name}: neither a folder here nor to be had from the hub ({reason}): fetch it where there is a network "
-            f"with 'huggingface-cli download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
+            f"with 'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
         ) from None

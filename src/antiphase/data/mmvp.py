@@ -112,7 +112,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     table = folder / "Questions.csv"
     if not table.is_file():
         raise UserError(
-            f"mmvp: there is no {table}: fetch it with 'huggingface-cli download --repo-type dataset "
+            f"mmvp: there is no {table}: fetch it with 'hf download --repo-type dataset "
             f"MMVP/MMVP_VLM --local-dir {folder}' ({MMVP_PAGE}), or name another folder"
         )
     rows = _read(table, _QUESTION_CELLS)

@@ -9,9 +9,29 @@ from torch import Tensor
 
 from antiphase.data.decoding import Square
 from antiphase.data.images import FileImages, ImageSet
-from antiphase.data.pairs import PairSet
+from antiphase.data.pairs import FilePairs, PairSet
 from antiphase.data.prefetch import in_threads
+from antiphase.data.tar_members import changed
 from antiphase.errors import UserError
+from antiphase.files import digest
+
+
+def content_key(data: ImageSet | PairSet) -> str:
+    """Return what stands for the images in the name of what is stored of them on this machine.
+
+    For files it is the set's fingerprint and when each was last changed: the fingerprint alone, of names and sizes, is
+    the same for a folder of bitmaps and for its corrupted copy.
+
+    Raises:
+        UserError: a file is gone.
+    """
+    if not isinstance(data, (FileImages, FilePairs)):
+        return data.fingerprint()
+    try:
+        times = [str(changed(data.root / file)) for file in data.files]
+    except OSError as error:
+        raise UserError(f"{data.name}: {error.filename} is gone since the set was listed") from error
+    return digest(data.fingerprint(), *times)
 
 
 def model_images(

@@ -56,6 +56,12 @@ def file_size(path: Path) -> int:
     return path.stat().st_size if inside is None else inside[1].size
 
 
+def changed(path: Path) -> int:
+    """Return when a file, or the tar file that it lies in, was last changed, in nanoseconds; OSError if absent."""
+    inside = _inside(path)
+    return (path if inside is None else inside[0]).stat().st_mtime_ns
+
+
 def _inside(path: Path) -> tuple[Path, Member] | None:
     """Return the tar file that a path goes into and the member it names; None where it goes into none."""
     before, sign, name = path.as_posix().rpartition(".tar/")

@@ -112,7 +112,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
     if not here:
         raise UserError(
             f"{name}: there is no nshards.txt in {path}/train, /val or /test: fetch one of the sets of {WDS_PAGE} with "
-            f"'huggingface-cli download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
+            f"'hf download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
         )
     split = choose_split(name, split, here)
     if has_captions(path) and suffix != "txt":

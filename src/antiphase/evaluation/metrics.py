@@ -38,6 +38,7 @@ class Metric:
         name: such as ``"R@5"``.
         values: of each observation, in [0, 1]: columns seed, unit, group, value.
         by_group: whether every group counts alike.
+        clustered: whether the units of a group are no independent draws: the captions of an image.
         seeds_alike: whether the same unit occurs under every seed, as an image does and an episode does not.
     """
 
@@ -45,6 +46,7 @@ class Metric:
     name: str
     values: pl.DataFrame
     by_group: bool = False
+    clustered: bool = False
     seeds_alike: bool = True
 
 
@@ -79,7 +81,11 @@ def task_metrics(
     for (setting,), its in rows.group_by("setting", maintain_order=True):
         setting = str(setting)
         if task == "retrieval":
-            found += [Metric(setting, f"R@{k}", _values(its, pl.col("rank") < k)) for k in (1, 5, 10)]
+            several = its["group"].n_unique() < len(its)
+            found += [
+                Metric(setting, f"R@{k}", _values(its, pl.col("rank") < k), clustered=several)
+                for k in (1, 5, 10)
+            ]
         elif task == "few-shot":
             found.append(Metric(setting, "accuracy", _values(its, pl.col("score")), seeds_alike=False))
         elif task == "mmvp":
@@ -100,14 +106,19 @@ def task_metrics(
 def estimate(metric: Metric) -> Spread:
     """Return a metric's mean and spread.
 
-    Hits of one seed have Wilson's interval, all else Student's t over the units: over an image's mean over seeds,
-    over all episodes, within classes where every class counts alike.
+    Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
+    over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
+    belong to.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
     units = _over_seeds(values) if metric.seeds_alike else values
-    whole = _mean(units, metric.by_group)
-    of_seeds = [_mean(its, metric.by_group).value for _, its in values.group_by("seed")]
+    hits = bool(units["value"].is_in([0.0, 1.0]).all())
+    if hits and not metric.by_group and not metric.clustered:
+        whole = proportion(int(units["value"].sum()), len(units))
+    else:
+        whole = _cut(_mean(units, metric), 0.0)
+    of_seeds = [_mean(its, metric).value for _, its in values.group_by("seed")]
     seed_sd = float(np.std(of_seeds, ddof=1)) if seeds > 1 else None
     unit_sd = None if metric.seeds_alike or len(values) < 2 else float(values["value"].to_numpy().std(ddof=1))
     return Spread(whole, seed_sd, unit_sd, seeds)
@@ -118,7 +129,7 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
 
     For hits of one seed the interval is Newcombe's for paired proportions, else Student's t over the differences. For
     hits of one seed whose mean counts all units alike, groups of one size included, the second value is the exact
-    McNemar p.
+    McNemar p. The captions of an image are one draw together: over the images by Student's t, without a p.
 
     Raises:
         ValueError: the two were not measured on the same units.
@@ -129,12 +140,11 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     one, two = both["value"].to_numpy(), both["value_twin"].to_numpy()
     hits = both["seed"].n_unique() == 1 and bool((np.isin(one, (0, 1)) & np.isin(two, (0, 1))).all())
     even = not metric.by_group or both["group"].value_counts()["count"].n_unique() == 1
-    p = mcnemar_exact(one > 0.5, two > 0.5) if hits and even else None
-    if hits and not metric.by_group:
+    p = mcnemar_exact(one > 0.5, two > 0.5) if hits and even and not metric.clustered else None
+    if hits and not metric.by_group and not metric.clustered:
         return paired_difference(one > 0.5, two > 0.5), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
-    units = _over_seeds(apart) if metric.seeds_alike else apart
-    return _mean_of_any(units, metric.by_group), p
+    return _cut(_mean(_over_seeds(apart) if metric.seeds_alike else apart, metric), -1.0), p
 
 
 def _values(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
@@ -145,15 +155,21 @@ def _over_seeds(values: pl.DataFrame) -> pl.DataFrame:
     return values.group_by("unit", maintain_order=True).agg(pl.col("group").first(), pl.col("value").mean())
 
 
-def _mean(units: pl.DataFrame, by_group: bool) -> Estimate:
-    values = units["value"]
-    if by_group or not values.is_in([0.0, 1.0]).all():
-        return _mean_of_any(units, by_group)
-    return proportion(int(values.sum()), len(values))
-
-
-def _mean_of_any(units: pl.DataFrame, by_group: bool) -> Estimate:
+def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
     values = units["value"].to_numpy()
-    if by_group:
+    if metric.by_group:
         return mean_over_groups(values, units["group"].to_numpy())
-    return jackknife(values[:, None], lambda means: means[..., 0])
+    if not metric.clustered:
+        return jackknife(values[:, None], lambda means: means[..., 0])
+    totals = units.group_by("group", maintain_order=True).agg(
+        pl.col("value").sum(), count=pl.len().cast(pl.Float64)
+    )
+    found = jackknife(totals.select("value", "count").to_numpy(), lambda means: means[..., 0] / means[..., 1])
+    return Estimate(found.value, found.low, found.high, len(values))
+
+
+def _cut(estimate: Estimate, least: float) -> Estimate:
+    """Return an estimate whose interval stays within what a rate, or a difference of rates, can be."""
+    if not np.isfinite(estimate.high):
+        return estimate
+    return Estimate(estimate.value, max(estimate.low, least), min(estimate.high, 1.0), estimate.n)

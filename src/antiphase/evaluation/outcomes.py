@@ -59,9 +59,9 @@ def retrieval_rows(
         owners: position of each caption's image; every image has one at least.
         ids: of the images.
     """
-    own = torch.arange(len(images))
+    own = torch.arange(len(images), device=owners.device)
     by_caption = _rows(
-        setting="image", seed=0, unit=list(range(len(texts))), group=ids[owners].tolist(),
+        setting="image", seed=0, unit=list(range(len(texts))), group=ids[owners.cpu()].tolist(),
         rank=ranks(texts, images, own, owners).tolist(),
     )  # fmt: skip
     by_image = _rows(

@@ -162,11 +162,13 @@ def mean_over_groups(
     """Estimate the mean over groups of the mean within each: every class counts alike, however many its samples.
 
     m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g (n_g − 1 below), interval
-    m ± t·s, Student's t at n − G degrees of freedom. A group of one sample has no variance of its own and is given
-    that of the samples of all others. Where no group has two samples the interval is the whole line.
+    m ± t·s, Student's t at n − G degrees of freedom. A group whose values are all equal is given the variance that it
+    would have with one more value on either side, (n_g + 1)/(n_g + 2)²: no hit in 15 does not say that there is none.
+    A group of one sample has no variance of its own and is given the mean of the others'. Where no group has two
+    samples the interval is the whole line.
 
     Args:
-        values: anything that has a mean: hits, shares, differences.
+        values: hits, shares or differences of such, within [−1, 1].
         groups: the class of each sample; those that occur count.
         confidence: Level in (0, 1).
 
@@ -184,7 +186,9 @@ def mean_over_groups(
     value, degrees = float(means.mean()), len(values) - len(counts)
     if not degrees:
         return Estimate(value, -math.inf, math.inf, len(values))
-    within = np.where(counts > 1, squares / np.maximum(counts - 1, 1), squares.sum() / degrees)
+    within = squares / np.maximum(counts - 1, 1)
+    within = np.where(within > 1e-12, within, (counts + 1) / (counts + 2) ** 2)
+    within = np.where(counts > 1, within, within[counts > 1].mean())
     spread = math.sqrt(float((within / counts).sum())) / len(counts)
     half = float(stats.t.ppf((1 + confidence) / 2, degrees)) * spread
     return Estimate(value, value - half, value + half, len(values))

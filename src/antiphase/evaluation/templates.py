@@ -42,7 +42,7 @@ def class_prompts(
         return tuple(tuple(texts) for texts in own)
     if ensemble in ENSEMBLES:
         return tuple(tuple(_named(ensemble, name)) for name in class_names)
-    lines = ensemble.splitlines() if "{}" in ensemble else _read(ensemble)
+    lines = _checked(ensemble.splitlines(), "--prompt") if "{}" in ensemble else _read(ensemble)
     return tuple(tuple(line.replace("{}", name) for line in lines) for name in class_names)
 
 
@@ -64,13 +64,17 @@ def _read(name: str) -> list[str]:
         raise UserError(
             f"templates {name!r}: neither one of {known}, nor a template with {{}} in it, nor a file that can be read"
         ) from None
-    for number, line in enumerate(lines, 1):
-        if "{}" not in line:
-            raise UserError(
-                f"{path}: template {number}, {line!r}: expected {{}} in the place of the class's name"
-            )
     if not lines:
         raise UserError(
             f"{path} holds no template: expected one a line, with {{}} in the place of the class's name"
         )
+    return _checked(lines, str(path))
+
+
+def _checked(lines: list[str], source: str) -> list[str]:
+    for number, line in enumerate(lines, 1):
+        if "{}" not in line:
+            raise UserError(
+                f"{source}: template {number}, {line!r}: expected {{}} in the place of the class's name"
+            )
     return lines

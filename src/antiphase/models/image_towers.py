@@ -72,7 +72,8 @@ def _open_clip(model: OpenClip) -> ImageTower:
         def features(images: Images) -> Features:
             visual.proj = None  # its forward pass then stops before the projection
             try:
-                return visual(model.normalize(images))
+                found = visual(model.normalize(images))
+                return found[0] if isinstance(found, tuple) else found  # some return their tokens too
             finally:
                 visual.proj = projection
 

@@ -76,9 +76,10 @@ artist's drawing of the same held-out concepts. Cells are per cent, the mean ove
 interval (95 %); behind it how the difference to standard attention, taken seed by seed, lies: higher, lower, or – where
 its interval holds 0. Nothing is corrected for the number of comparisons. Zero-shot is over the nine Unicode groups,
 of which "People & Body" alone holds 57 % of the images: the mean over the classes is the number to read, a guess has
-11 % of it. The linear probe and the support of few-shot learning (5-way, a guess has 20 %) are the training emoji; each
-model's number is the mean over three seeds of its own. The number of epochs was chosen on the test concepts
-(dev/LOG.md).
+11 % of it. The linear probe and few-shot learning (5-way, a guess has 20 %) learn from the training emoji; each model's
+number is the mean over three seeds of its own. emoji-mmvp has MMVP-VLM's protocol and 45 pairs of held-out emoji that
+differ in one thing (a guess has 25 %; a model whose two statements both choose the same image has 0). The number of
+epochs was chosen on the test concepts (dev/LOG.md).
 """
 
 
@@ -86,12 +87,16 @@ def _capability(summary: Mapping[str, Any], compared: Any) -> list[Sequence[str]
     lines = []
     frame = pl.DataFrame(summary["results"], infer_schema_length=None)
     shown = frame.filter(~pl.col("metric").is_in(["R@10", "top-5"]))
+    # an image has its captions' share of all, so that the chance is the same both ways
+    images = dict(
+        frame.filter(task="retrieval", setting="text", metric="R@1").select("data", "n").iter_rows()
+    )
     for (task, data, *_), its in shown.group_by("task", "data", "setting", "metric", maintain_order=True):
         values = dict(its.select("model", "value").iter_rows())
         first = its.row(0, named=True)
-        chance = {"R@1": 100 / first["n"], "R@5": 500 / first["n"]}.get(first["metric"])
+        chance = {"R@1": 100, "R@5": 500}.get(first["metric"], 0) / images.get(str(data), 1)
         number = f"{task}, {heading(first)}"
-        lines.append((str(data), number, "" if chance is None else f"{chance:.1f}", *compared(values)))
+        lines.append((str(data), number, f"{chance:.1f}" if chance else "", *compared(values)))
     return lines
 
 

@@ -28,22 +28,20 @@ def heading(result: Result) -> str:
     """
     task, setting, metric = result["task"], result["setting"], result["metric"]
     if task == "zero-shot":
-        return f"{'own' if setting == 'own' else short(setting)} prompts, {metric}"
+        return f"{short(setting)} prompts, {metric}"
     if task == "probe":
         return f"{metric}, {setting} penalty"
     return f"{setting} {metric}".strip()
 
 
 def short(setting: str) -> str:
-    """Shorten templates and paths that stand in the place of an ensemble's name.
+    """Shorten templates that stand in the place of an ensemble's name.
 
-    >>> short("an emoji of {}"), short("/some/where/mine.txt")
-    ('“an emoji of {}”', 'mine.txt')
+    >>> short("an emoji of {}"), short("80")
+    ('“an emoji of {}”', '80')
     """
-    if "{}" in setting:
-        first, _, rest = setting.partition("\n")
-        return f"“{first}”" + (" and others" if rest else "")
-    return setting.rpartition("/")[2]
+    first, _, rest = setting.partition("\n")
+    return f"“{first}”" + (" and others" if rest else "") if "{}" in setting else setting
 
 
 def console_tables(summary: Mapping[str, Any]) -> list[Table]:

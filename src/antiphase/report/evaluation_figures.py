@@ -70,6 +70,8 @@ def radar_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
         axes.set_theta_direction(-1)
         top = 0.0
         for at, family in enumerate(groups):
+            if not any(r["model"] in family.models for r in shown):
+                continue
             values = []
             for pattern in patterns:
                 its = [r["value"] for r in shown if r["metric"] == pattern and r["model"] in family.models]

@@ -19,9 +19,16 @@ from antiphase.report.clip_findings import clip_section
 from antiphase.report.families import families
 from antiphase.report.sensitivity import read_rows
 from antiphase.report.stored import RUN_KEYS, read_attack_rows, read_json
+from antiphase.report.twin_findings import twin_section
 
 
-def write_findings(sense: Path, audit: Path, out: Path, encoders: tuple[Path, Path] | None = None) -> Path:
+def write_findings(
+    sense: Path,
+    audit: Path,
+    out: Path,
+    encoders: tuple[Path, Path] | None = None,
+    untrained: Path | None = None,
+) -> Path:
     """Write the page from a sensitivity run and an audit of the same pairs of models.
 
     Args:
@@ -30,6 +37,7 @@ def write_findings(sense: Path, audit: Path, out: Path, encoders: tuple[Path, Pa
         out: file to write.
         encoders: directories of ``antiphase evaluate`` and of ``antiphase audit`` of one family of CLIPs and
             others of DiffCLIPs, for a section on them; None leaves it out.
+        untrained: directory of ``antiphase evaluate … --against …`` of models with random weights, the same.
 
     Raises:
         UserError: if a part is missing, or the models are not pairs with two or more seeds of each depth.
@@ -60,6 +68,10 @@ def write_findings(sense: Path, audit: Path, out: Path, encoders: tuple[Path, Pa
         text, more = clip_section(*encoders)
         parts.append(text)
         runs += more
+    if untrained is not None:
+        text, more = twin_section(untrained, _UNTRAINED)
+        parts.append(text)
+        runs += more
     page = _PAGE.format(
         claims=sections.table(("claim", "where", "mean over seeds [95 %]", "verdict"), claims),
         sections="\n\n".join(parts),
@@ -71,6 +83,8 @@ def write_findings(sense: Path, audit: Path, out: Path, encoders: tuple[Path, Pa
     write_text(out, page)
     return out
 
+
+_UNTRAINED = "The suite on the papers' ViT-B/16 with random weights: what nothing learned looks like"
 
 _PAGE = """# Findings
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +13,22 @@ import polars as pl
 from torch import nn
 
 from antiphase.data.mmvp import MmvpSet
+from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import TASKS, Task
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.summary import summarise
+from antiphase.evaluation.templates import class_prompts
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.card import card_of
+from antiphase.models.image_towers import image_tower
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.studies.features import FeatureStore, Precision
 from antiphase.studies.record import run_record, short_names
 from antiphase.studies.shards import Shard
-from antiphase.studies.tasks import Protocol, Source, ensembles, task_rows
+from antiphase.studies.tasks import Protocol, Source, ensembles, lack, task_rows
 
 Tasks = Mapping[Task, Collection[str] | None]
 
@@ -54,7 +58,8 @@ class _Cell:
 
 def evaluate_models(
     models: Sequence[nn.Module], against: Sequence[nn.Module], sources: Sequence[Source], out: Path,
-    store: FeatureStore, *, tasks: Tasks | None = None, protocol: Protocol | None = None, command: str = "",
+    store: FeatureStore, *, tasks: Tasks | None = None, protocol: Protocol | None = None, doubts: Sequence[str] = (),
+    command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Measure every task of every model on every data set and write the run directory; return the summary.
 
@@ -71,6 +76,7 @@ def evaluate_models(
         tasks: of ``TASKS``, each with the names of the data sets that it is for, None for all; every task that models
             and data allow where not given.
         protocol: how they are measured; DiffCLIP's where not given.
+        doubts: warnings for the record, such as how many images were left out.
         command: for the record.
 
     Raises:
@@ -85,12 +91,13 @@ def evaluate_models(
         raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
     cells = list(_cells(every, names, sources, out, tasks, protocol, store.precision))
     _check(cells, tasks, sources)
-    missing = [cell for cell in cells if _stored(cell.path) is None]
+    missing = sorted((cell for cell in cells if _stored(cell.path) is None), key=lambda cell: cell.task)
+    store.shard.wait()  # until all have looked: who is quick writes what others would miss
     if store.shard.count > 1:
         for cell in missing:  # every process makes its parts of the features
             warm(cell.task, cell.model, cell.source, protocol, store)
     alone = dataclasses.replace(store, shard=Shard(), progress=store.progress and store.shard.first)
-    for number, cell in enumerate(missing):
+    for number, cell in enumerate(missing):  # task by task, so that each process has its share of the probes
         if number % store.shard.count == store.shard.rank:
             rows = task_rows(cell.task, cell.model, cell.source, protocol, alone)
             with replacing(cell.path) as temporary:
@@ -107,7 +114,15 @@ def evaluate_models(
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task for cell in cells)), "precision": store.precision,
         }  # fmt: skip
-        record = run_record(every, names, sources[0].test, settings, [], command, time.monotonic() - began)
+        record = run_record(
+            every,
+            names,
+            sources[0].test,
+            settings,
+            _doubts(every, names, doubts, protocol),
+            command,
+            time.monotonic() - began,
+        )
         tests = [source.test for source in sources]
         record |= {"data": titles, "n": [len(test) for test in tests], "against": list(twins.values())}
         record |= {"data_fingerprint": [test.fingerprint() for test in tests]}
@@ -128,43 +143,65 @@ def _cells(
     models: Sequence[nn.Module], names: Sequence[str], sources: Sequence[Source], out: Path,
     tasks: Tasks | None, protocol: Protocol, precision: Precision,
 ) -> Iterator[_Cell]:  # fmt: skip
-    for model, name in zip(models, names, strict=True):
-        own = fingerprint(model)
-        for source in sources:
-            for task in source.tasks():
-                if task in _TEXTUAL and not is_dual_encoder(model):
-                    continue
-                if tasks is not None and (
-                    task not in tasks or source.name not in (tasks[task] or (source.name,))
-                ):
-                    continue
-                told = {field: getattr(protocol, field) for field in _FIELDS[task]}
-                if task == "zero-shot":
-                    told["templates"] = [_template_identity(name) for name in ensembles(source, protocol)]
-                learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
-                data = [part.fingerprint() for part in (source.test, *learned) if part is not None]
-                identity = digest(
-                    str(_VERSION), task, own, *data, json.dumps(told, sort_keys=True), precision
-                )
-                yield _Cell(task, model, name, source, out / "cells" / f"{identity[:16]}.parquet")
+    prints = [fingerprint(model) for model in models]
+    for source in sources:
+        for task in source.tasks():
+            if tasks is not None and (
+                task not in tasks or source.name not in (tasks[task] or (source.name,))
+            ):
+                continue
+            if why := lack(task, source, protocol):
+                if tasks is not None:
+                    raise UserError(why)
+                print(f"antiphase: left out: {why}", file=sys.stderr)
+                continue
+            told = _identity(task, source, protocol)
+            for model, name, own in zip(models, names, prints, strict=True):
+                if task not in _TEXTUAL or is_dual_encoder(model):
+                    identity = digest(str(_VERSION), task, own, *told, precision)
+                    yield _Cell(task, model, name, source, out / "cells" / f"{identity[:16]}.parquet")
 
 
-def _template_identity(name: str) -> str:
-    """Return what stands for an ensemble in a cell's identity: a file is its content."""
-    path = Path(name).expanduser()
-    return name + path.read_text(encoding="utf-8") if path.is_file() else name
+def _identity(task: Task, source: Source, protocol: Protocol) -> list[str]:
+    """Return all that a task's rows depend on, but for the model and the precision."""
+    settings: dict[str, Any] = {field: getattr(protocol, field) for field in _FIELDS[task]}
+    test = source.test
+    if task == "zero-shot":
+        assert not isinstance(test, MmvpSet)
+        settings["prompts"] = {
+            name: digest(*map("\x1f".join, class_prompts(name, test.class_names, test.prompts)))
+            for name in ensembles(source, protocol)
+        }
+    learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+    data = [
+        part.fingerprint() if isinstance(part, MmvpSet) else content_key(part)
+        for part in (test, *learned)
+        if part is not None
+    ]
+    return [*data, json.dumps(settings, sort_keys=True)]
+
+
+def _doubts(
+    models: Sequence[nn.Module], names: Sequence[str], doubts: Sequence[str], protocol: Protocol
+) -> list[str]:
+    """Return what a reader is to be warned of."""
+    behind = [
+        f"{name}: its features are taken behind its projection, before which it cannot be cut"
+        for name, model in zip(names, models, strict=True)
+        if protocol.space == "raw" and not image_tower(model).raw
+    ]
+    return [*doubts, *behind]
 
 
 def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
-    done = {(cell.task, cell.source.name) for cell in cells} | {(cell.task, None) for cell in cells}
+    done = {cell.task for cell in cells}
     for task, names in (tasks or {}).items():
-        if not done.issuperset((task, name) for name in names or (None,)):
-            able = any(task in source.tasks() for source in sources)
-            why = (
-                "the models encode no text"
-                if able
-                else f"{', '.join(s.name for s in sources)} cannot serve it"
+        if task not in done:
+            shown = ", ".join(names or (source.name for source in sources))
+            able = any(
+                task in source.tasks() and source.name in (names or (source.name,)) for source in sources
             )
+            why = "the models encode no text" if able else f"{shown} cannot serve it"
             raise UserError(f"task {task} ({TASKS[task]}): {why}; expected data and a model that can")
     if not cells:
         raise UserError("nothing to measure: the models encode no text and the data have no training images")

@@ -1,5 +1,6 @@
 """Features of images and vectors of texts on disk, so that a model meets each image once, whatever is asked of it."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.prefetch import in_threads
-from antiphase.data.preprocess import model_images
+from antiphase.data.preprocess import content_key, model_images
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing
 from antiphase.models.card import card_of
@@ -26,13 +27,15 @@ from antiphase.studies.shards import Shard
 
 Precision = Literal["float32", "bf16"]
 
-_PART = 1024  # images or texts in a file: what a killed run loses at most
+_PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
 _VERSION = 1
+
+Compute = Callable[[Sequence[range]], Iterator[Tensor]]  # from the rows of parts to the parts, in order
 
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """A folder of features: one sub-folder for each model and data set, in files of 1,024 rows.
+    """A folder of features: one sub-folder for each model and data set, in files of 256 rows.
 
     What is there is read, what is not is computed and written, each part by one of the processes: a killed
     extraction goes on at the part where it was.
@@ -64,17 +67,22 @@ class FeatureStore:
             "images",
             str(_VERSION),
             self._fingerprint(model),
-            data.fingerprint(),
+            content_key(data),
             repr(tower.square),
             self.precision,
         )
 
-        def compute(rows: range) -> Tensor:
-            batches = [rows[at : at + self.batch_size] for at in range(0, len(rows), self.batch_size)]
-            ready = in_threads(
-                lambda some: model_images(data, some, tower.square, tower.channels), batches, ahead=1
+        def compute(parts: Sequence[range]) -> Iterator[Tensor]:
+            batches = [self._batches(rows) for rows in parts]
+            ready = in_threads(  # across the parts, so that the model need not wait between them
+                lambda some: model_images(data, some, tower.square, tower.channels),
+                itertools.chain(*batches),
+                ahead=2,
             )
-            return torch.cat([self._forward(tower.features, images.to(place)) for images in ready])
+            for of_part in batches:
+                yield torch.cat(
+                    [self._forward(tower.features, next(ready).to(place), place.type) for _ in of_part]
+                )
 
         return self._parts(identity, len(data), compute, f"{card_of(model).name}: {data.name} ({data.split})")
 
@@ -95,12 +103,16 @@ class FeatureStore:
     def text_vectors(self, model: nn.Module, texts: Sequence[str], title: str) -> Float[Tensor, "n embed"]:
         """Return unit vectors of texts, in float32 on the CPU."""
         encoder = as_dual_encoder(model)
+        kind = next(model.parameters()).device.type
         identity = digest("texts", str(_VERSION), self._fingerprint(model), *texts, self.precision)
 
-        def compute(rows: range) -> Tensor:
-            batches = [rows[at : at + self.batch_size] for at in range(0, len(rows), self.batch_size)]
-            parts = [self._forward(encoder.encode_text, [texts[row] for row in some]) for some in batches]
-            return F.normalize(torch.cat(parts), dim=-1)
+        def compute(parts: Sequence[range]) -> Iterator[Tensor]:
+            for rows in parts:
+                some = [
+                    self._forward(encoder.encode_text, [texts[row] for row in batch], kind)
+                    for batch in self._batches(rows)
+                ]
+                yield F.normalize(torch.cat(some), dim=-1)
 
         return self._parts(identity, len(texts), compute, f"{card_of(model).name}: {title}")
 
@@ -110,41 +122,42 @@ class FeatureStore:
         """Return the zero-shot weights, one unit vector a column: the mean over a class's prompts, normalised."""
         told = ["\x1f".join(texts) for texts in prompts]
         identity = digest("classes", str(_VERSION), self._fingerprint(model), *told)
-        rows = self._parts(
-            identity, len(prompts),
-            lambda rows: zero_shot_classifier(
-                model, [title] * len(rows), prompts=[prompts[row] for row in rows]
-            ).weights.T.cpu(),
-            f"{card_of(model).name}: {title}",
-        )  # fmt: skip
-        return rows.T
+
+        def compute(parts: Sequence[range]) -> Iterator[Tensor]:
+            for rows in parts:
+                own = [prompts[row] for row in rows]
+                yield zero_shot_classifier(model, [title] * len(own), prompts=own).weights.T.cpu()
+
+        return self._parts(identity, len(prompts), compute, f"{card_of(model).name}: {title}").T
+
+    def _batches(self, rows: range) -> list[range]:
+        return [rows[at : at + self.batch_size] for at in range(0, len(rows), self.batch_size)]
 
     def _fingerprint(self, model: nn.Module) -> str:
         """Return a model's fingerprint, which takes a second to make for a large one."""
-        known = self._known.setdefault(
-            id(model), (model, "")
-        )  # the model is held, so that its id stays its own
-        if not known[1]:
+        if id(model) not in self._known:  # the model is held, so that its id stays its own
             self._known[id(model)] = (model, fingerprint(model))
         return self._known[id(model)][1]
 
-    def _forward(self, function: Callable[..., Tensor], inputs: Tensor | list[str]) -> Tensor:
-        kind = inputs.device.type if isinstance(inputs, Tensor) else "cpu"
+    def _forward(self, function: Callable[..., Tensor], inputs: Tensor | list[str], kind: str) -> Tensor:
         with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16"):
             return function(inputs).float().cpu()
 
-    def _parts(self, identity: str, count: int, compute: Callable[[range], Tensor], title: str) -> Tensor:
-        folder = self.folder / identity[:24]
+    def _parts(self, identity: str, count: int, compute: Compute, title: str) -> Tensor:
+        folder = self.folder / digest(identity, str(_PART))[:24]
         rows = [range(at, min(at + _PART, count)) for at in range(0, count, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]
-        if missing := [number for number, path in enumerate(paths) if not _whole(path, len(rows[number]))]:
-            mine = [number for number in missing if number % self.shard.count == self.shard.rank]
-            with progress_bar(title, len(mine), self.progress and self.shard.first) as advance:
-                for number in mine:
-                    _write(paths[number], compute(rows[number]), title)
-                    advance(1)
+        missing = [number for number, path in enumerate(paths) if not _whole(path, len(rows[number]))]
+        # by the part's number, since what is missing changes while the processes look
+        mine = [number for number in missing if number % self.shard.count == self.shard.rank]
+        if mine:
+            total = sum(len(rows[number]) for number in mine)
+            with progress_bar(title, total, self.progress and self.shard.first) as advance:
+                for number, part in zip(mine, compute([rows[number] for number in mine]), strict=True):
+                    _write(paths[number], part, title)
+                    advance(len(part))
         self.shard.wait()
-        return torch.cat(list(_read(paths)))
+        return torch.cat([load_file(path)["rows"] for path in paths])
 
 
 def _whole(path: Path, count: int) -> bool:
@@ -152,11 +165,6 @@ def _whole(path: Path, count: int) -> bool:
         return len(load_file(path)["rows"]) == count
     except (OSError, SafetensorError, KeyError):
         return False
-
-
-def _read(paths: Sequence[Path]) -> Iterator[Tensor]:
-    for path in paths:
-        yield load_file(path)["rows"]
 
 
 def _write(path: Path, rows: Tensor, title: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 
 @dataclass(frozen=True)
@@ -31,5 +32,6 @@ def shard() -> Shard:
     import torch
     from accelerate import PartialState
 
-    state = PartialState(cpu=not torch.cuda.is_available())
+    # a process that has less to do waits for the others, however long
+    state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     return Shard(state.process_index, state.num_processes)

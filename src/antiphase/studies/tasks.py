@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from antiphase.data import FilePairs, ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
-from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
+from antiphase.evaluation.fewshot import Episodes, draw_episodes, few_shot_accuracies
 from antiphase.evaluation.metrics import Task
 from antiphase.evaluation.mmvp import PROMPT, right_pairs
 from antiphase.evaluation.outcomes import (
@@ -28,10 +28,6 @@ from antiphase.evaluation.templates import OWN, class_prompts
 from antiphase.models.card import card_of
 from antiphase.progress import progress_bar
 from antiphase.studies.features import FeatureStore
-
-PROBE_FITS = (
-    16  # of a search for C, about: seven coarse costs, some twice of three finer ones, and the last fit
-)
 
 
 @dataclass(frozen=True)
@@ -141,10 +137,8 @@ def _probe(model: nn.Module, source: Source, protocol: Protocol, store: FeatureS
     tested = _features(model, test, protocol, store).to(place)
     found = []
     for objective in protocol.objectives:
-        for seed in range(protocol.seeds):
-            if seed and validation is not None:  # the seed draws what is held out, and nothing is
-                found.append(found[-1].with_columns(seed=pl.lit(seed, pl.Int64)))
-                continue
+        # the seed draws what is held out: with a validation split there is nothing to draw
+        for seed in range(protocol.seeds if validation is None else 1):
             title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
             with progress_bar(title, MOST_FITS, store.progress) as advance:
                 probe = train_probe(
@@ -165,16 +159,35 @@ def _few_shot(model: nn.Module, source: Source, protocol: Protocol, store: Featu
     queries = _features(model, test, protocol, store).to(place)
     found = []
     for seed in range(protocol.seeds):
-        try:
-            episodes = draw_episodes(
-                train_labels, labels, episodes=protocol.episodes, ways=protocol.ways, shots=protocol.shots,
-                queries=protocol.queries, seed=seed,
-            )  # fmt: skip
-        except UserError as error:
-            raise UserError(f"few-shot on {test.name}: {error}") from None
+        episodes = _episodes(train_labels, labels, test.name, protocol, protocol.episodes, seed)
         accuracies = few_shot_accuracies(support, queries, episodes)
         found.append(episode_rows(accuracies.cpu(), f"{protocol.ways}-way {protocol.shots}-shot", seed))
     return pl.concat(found)
+
+
+def _episodes(train: Tensor, test: Tensor, name: str, protocol: Protocol, count: int, seed: int) -> Episodes:
+    try:
+        return draw_episodes(
+            train, test, episodes=count, ways=protocol.ways, shots=protocol.shots, queries=protocol.queries,
+            seed=seed,
+        )  # fmt: skip
+    except UserError as error:
+        raise UserError(f"few-shot on {name}: {error}") from None
+
+
+def lack(task: Task, source: Source, protocol: Protocol) -> str | None:
+    """Return why a task of the source's own cannot be measured on it; None where it can.
+
+    Few-shot needs enough classes, and images in each.
+    """
+    if task != "few-shot":
+        return None
+    test, labels = _labelled(source.test)
+    try:
+        _episodes(_labelled(source.train)[1], labels, test.name, protocol, 1, 0)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _mmvp(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
