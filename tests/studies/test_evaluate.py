@@ -326,7 +326,7 @@ def test_two_processes_make_what_one_makes(models, tmp_path):
     for count in (1, 2):
         out = tmp_path / str(count)
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count), "--master_port", "0", "-m",
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m",
             "antiphase", *arguments, "--out", str(out), "--cache", str(out / "features"), "--device", "cpu",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)

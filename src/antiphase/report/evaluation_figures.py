@@ -41,7 +41,10 @@ def dot_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
                     fmt=MARKERS[at % len(MARKERS)], ms=5, color=family.color, elinewidth=1.3, capsize=2.5,
                     label=f"family {at}" if place == 0 else None,
                 )  # fmt: skip
-        axes.set_yticks([-place for place in range(len(lines))], [f"{data}\n{name}" for data, name in lines])
+        axes.set_yticks(
+            [-place for place in range(len(lines))],
+            [f"{_fitting(data)}\n{_fitting(name)}" for data, name in lines],
+        )
         axes.set_ylim(-len(lines) + 0.45, 0.55)
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, 0), min(high, 100))  # an interval of Student's t may leave the range of a rate
@@ -101,6 +104,15 @@ def _interval(found: Sequence[Result]) -> tuple[float, float, float]:
         return mean.value, mean.low, mean.high
     value = found[0]["value"]
     return value, *(value if found[0][end] is None else found[0][end] for end in ("low", "high"))
+
+
+def _fitting(text: str) -> str:
+    """Leave the middle of a long name out, such as a path's, so that the axes keep their room.
+
+    >>> _fitting("a" * 20 + "b" * 40)
+    'aaaaaaaaaaaa…bbbbbbbbbbbbbbbbbbbbbbb'
+    """
+    return text if len(text) <= 36 else f"{text[:12]}…{text[-23:]}"
 
 
 def _broken(text: str) -> str:
