@@ -128,7 +128,7 @@ def _legend(axes: Any, groups: Sequence[Family]) -> None:
     handles, labels = axes.get_legend_handles_labels()
     drawn = [groups[int(label.rpartition(" ")[2])] for label in labels]
     legend = axes.figure.legend(
-        handles, labels, frameon=False, loc="outside upper left", fontsize=8.5, ncols=min(len(drawn), 3)
+        handles, labels, frameon=False, loc="outside upper left", fontsize=8.5, ncols=min(len(drawn), 2)
     )
     for text, family in zip(legend.get_texts(), drawn, strict=True):
         text.set(text=legend_label(family), parse_math=False)
