@@ -146,6 +146,15 @@ def test_help_needs_no_part_of_the_library():
     assert found.stdout == "[]\n"
 
 
+def test_our_own_models_need_neither_timm_nor_torchvision():
+    code = (
+        "import sys, antiphase as ap; ap.load_model('specimen:vit-0'); "
+        "print(sorted({'timm', 'torchvision', 'open_clip', 'matplotlib'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
 def test_parts_are_there_when_they_are_asked_for():
     code = "import antiphase as ap; print(ap.attacks.pgd.__name__, ap.load_model.__name__)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

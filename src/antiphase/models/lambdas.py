@@ -1,7 +1,9 @@
 """The current λ of each differential attention layer, own or timm's."""
 
+import sys
+from typing import Any
+
 import torch
-from timm.layers.diff_attention import DiffAttention
 from torch import Tensor, nn
 
 from antiphase.attention import DifferentialAttention
@@ -10,12 +12,15 @@ from antiphase.attention import DifferentialAttention
 def layer_lambdas(model: nn.Module) -> list[Tensor]:
     """Return λ of every differential attention layer, first layer first, each ``()`` or ``(heads,)``."""
     found: list[Tensor] = []
+    # seconds to import, and where nobody has, no model holds a layer of it
+    of_timm: Any = getattr(sys.modules.get("timm.layers.diff_attention"), "DiffAttention", ())
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, DifferentialAttention):
                 found.append(module.lam().detach())
-            elif isinstance(module, DiffAttention):
-                found.append(module._compute_lambda().detach())
+            elif isinstance(module, of_timm):
+                layer: Any = module
+                found.append(layer._compute_lambda().detach())
     return found
 
 

@@ -5,11 +5,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
 import torch
 from huggingface_hub import hf_hub_download
 from pydantic import ValidationError
-from timm.data.config import resolve_data_config
 from torch import nn
 
 from antiphase.data.hub import OFFLINE
@@ -175,6 +173,9 @@ def _as_loaded(
 
 
 def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Module:
+    import timm  # seconds, and our own models need none of it
+    from timm.data.config import resolve_data_config
+
     base = name.partition(".")[0]
     if base not in timm.list_models():
         near = difflib.get_close_matches(base, timm.list_models(), 3)
