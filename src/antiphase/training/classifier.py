@@ -1,5 +1,6 @@
-"""Training a classifier by cross-entropy (robustness paper, Appendix C.1)."""
+"""Training a classifier by cross-entropy (robustness paper, Appendix C.1), adversarially too (Appendix D.2)."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from antiphase.models import checkpoints
 from antiphase.models.factories import build
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.streams import generator
-from antiphase.training import loop
+from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
 from antiphase.training.processes import start_processes
 from antiphase.training.recipe import Recipe, learning_rate
@@ -29,6 +30,10 @@ def train_classifier(
     weights, nothing selected by the validation accuracy. Called again after a kill, it goes on where it
     was; called again after the end, it returns the log. Under torchrun each process takes its share of
     every batch, and the gradient is that of the whole batch.
+
+    Where the recipe has an adversary, the model learns from perturbed images alone, and the log tells its
+    ``robust_accuracy`` at the recipe's ε beside the accuracy. An epoch is always as many parameter updates as
+    a natural one; where an adversary replays its minibatches, it sees that many fewer images.
 
     Args:
         recipe: what to train.
@@ -54,37 +59,64 @@ def train_classifier(
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
     model, optimizer = accelerator.prepare(model, _optimizer(model, recipe))
-    steps_per_epoch = -(-len(train) // recipe.batch_size)
-    orders: dict[int, Tensor] = {}  # this epoch's order of the samples
+    bare = accelerator.unwrap_model(model)
+    adversary = recipe.adversarial
+    replays = adversary.updates_per_batch if adversary else 1
+    steps = _Steps(batches=-(-len(train) // recipe.batch_size), replays=replays)
+    orders: dict[int, Tensor] = {}  # this sweep's order of the samples
+
+    def logits(images: Tensor, network: nn.Module = bare) -> Tensor:
+        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+            return network(images).float()
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
-        if epoch not in orders:
+        step = epoch * steps.per_epoch + within
+        sweep, place = divmod(step, steps.batches)  # over the data; one an epoch where nothing is replayed
+        if sweep not in orders:
             orders.clear()
-            orders[epoch] = torch.randperm(len(train), generator=generator(recipe.seed, "order", epoch))
-        batch = orders[epoch][within * recipe.batch_size : (within + 1) * recipe.batch_size]
+            orders[sweep] = torch.randperm(len(train), generator=generator(recipe.seed, "order", sweep))
+        batch = orders[sweep][place * recipe.batch_size : (place + 1) * recipe.batch_size]
         share = batch[accelerator.process_index :: accelerator.num_processes]
-        images, labels = train.images(share), train.labels[share]
+        images, labels = train.images(share), train.labels[share].to(accelerator.device)
         if recipe.augment == "flip-crop":
-            images = flip_crop(images, train.ids[share], recipe.seed, epoch)
-        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-            logits = model(images.to(accelerator.device)).float()
-        total = F.cross_entropy(logits, labels.to(accelerator.device), reduction="sum")
-        # processes average their gradients; with the mean over the whole batch in mind, each multiplies by n
-        loss = total * accelerator.num_processes / len(batch)
-        accelerator.backward(loss)
-        return loss.detach(), len(batch)
+            images = flip_crop(images, train.ids[share], recipe.seed, sweep)
+        images = images.to(accelerator.device)
+
+        def learn(images: Tensor) -> Tensor:
+            total = F.cross_entropy(logits(images, model), labels, reduction="sum")
+            # processes average their gradients; with the mean over the whole batch in mind, each multiplies by n
+            loss = total * accelerator.num_processes / len(batch)
+            accelerator.backward(loss)
+            return loss.detach()
+
+        if adversary is None:
+            return learn(images), len(batch)
+        keys = adversarial.start_keys(recipe.seed, sweep, train.ids[share]).to(accelerator.device)
+        eps = adversary.eps_at(steps.first_update(step), steps.batches)
+        if adversary.variant == "free":
+            count = steps.replays_of(within)
+            loss = adversarial.replay(learn, update, images, adversary, eps, keys, count)
+            return loss, count * len(batch)
+        return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
     def evaluate() -> dict[str, Any]:
-        bare = accelerator.unwrap_model(model)
-        return {"accuracy": accuracy(bare, validation, accelerator.device), "lambda": mean_lambdas(bare)}
+        found: dict[str, Any] = {"accuracy": accuracy(bare, validation, accelerator.device)}
+        if adversary is not None:
+            found["robust_accuracy"] = adversarial.robust_accuracy(
+                bare, validation, adversary.eps, accelerator.device, seed=recipe.seed
+            )
+        return found | {"lambda": mean_lambdas(bare)}
 
     task = loop.Task(
-        model, optimizer, identity, recipe.epochs, steps_per_epoch,
-        lambda step: learning_rate(recipe, step, steps_per_epoch), backward, evaluate,
+        model, optimizer, identity, recipe.epochs, steps.per_epoch,
+        lambda step: learning_rate(recipe, steps.first_update(step), steps.batches), backward, evaluate,
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:
-        bare = accelerator.unwrap_model(model)
         checkpoints.save(bare, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
         (out / loop.STATE_FILE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
@@ -101,6 +133,30 @@ def accuracy(
         for _, images, labels in data.batches(batch_size):
             correct += int((model(images.to(device)).argmax(1).cpu() == labels).sum())
     return correct / len(data)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The loop's steps, each a minibatch and all its replays: a state saved between two holds all there is.
+
+    An epoch has one parameter update for each of the data's ``batches``. Where a minibatch is replayed, fewer
+    of them make up an epoch, and its last is replayed as often as is left.
+    """
+
+    batches: int
+    replays: int
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.batches // self.replays)
+
+    def first_update(self, step: int) -> int:
+        """Return which update, from 0, the first of a step is; learning rate and ε are that one's throughout."""
+        epoch, within = divmod(step, self.per_epoch)
+        return epoch * self.batches + within * self.replays
+
+    def replays_of(self, within: int) -> int:
+        return min(self.replays, self.batches - within * self.replays)
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

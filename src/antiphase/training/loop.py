@@ -222,7 +222,7 @@ def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
         return None
     held = checkpoints.read_recipe(out)
     if held != recipe:
-        names = [name for name, value in recipe.items() if held.get(name) != value]
+        names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
         raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
     return read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
 

@@ -4,11 +4,19 @@ import math
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.factories import VitConfig, configure
+from antiphase.training.adversarial import Adversary
 
 Precision = Literal["float32", "bf16"]
 
@@ -19,6 +27,8 @@ class Recipe(BaseModel):
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of
     128; 100 epochs on CIFAR-10, 300 on CIFAR-100. What it leaves open is plain here: a constant learning
     rate, no weight decay, no augmentation, the last epoch kept.
+
+    ``adversarial`` says how the training images are perturbed (Appendix D.2); None trains on clean images.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -37,6 +47,15 @@ class Recipe(BaseModel):
     augment: Literal["none", "flip-crop"] = "none"
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
+    adversarial: Adversary | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_there(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write a natural recipe as it was written before there were others: its identity stays the same."""
+        fields = dump(self)
+        if self.adversarial is None:
+            fields.pop("adversarial", None)
+        return fields
 
 
 def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
