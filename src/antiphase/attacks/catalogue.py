@@ -35,6 +35,8 @@ CATALOGUE: dict[str, Callable[..., Ensemble]] = {
     "autoattack": autoattack_ensemble,
 }
 
+_ADDED: set[str] = set()
+
 
 def find_attack(name: str, **settings: object) -> Ensemble:
     """Return an attack as an ensemble, of one stage where it is a single attack.
@@ -59,6 +61,22 @@ def find_attack(name: str, **settings: object) -> Ensemble:
     if odd := [setting for setting in settings if setting not in known]:
         raise UserError(f"attack {name!r} has no setting {odd[0]!r}: expected {', '.join(known) or 'none'}")
     return CATALOGUE[name](**settings)
+
+
+def add_attack(name: str, attack: Callable) -> None:
+    """Add an attack of your own to the catalogue, as one stage; a second time replaces it.
+
+    Args:
+        name: under which ``find_attack`` finds it.
+        attack: a function with the signature of :func:`~antiphase.attacks.pgd`; its own settings are keyword arguments.
+
+    Raises:
+        UserError: if the name is one of the package's.
+    """
+    if name in CATALOGUE and name not in _ADDED:
+        raise UserError(f"attack {name!r}: is one of the package's; give your own another name")
+    _ADDED.add(name)
+    CATALOGUE[name] = _single(name, attack)
 
 
 def settings_of(stage: Stage) -> str:

@@ -1,6 +1,17 @@
 """The command line: each module registers its commands."""
 
-from antiphase.cli import attacks, certify, clip_training, evaluate, export, findings, look, sense, training
+from antiphase.cli import (
+    attacks,
+    certify,
+    clip_training,
+    evaluate,
+    export,
+    findings,
+    look,
+    sense,
+    study,
+    training,
+)
 from antiphase.cli.app import app, main
 
 __all__ = [
@@ -14,5 +25,6 @@ __all__ = [
     "look",
     "main",
     "sense",
+    "study",
     "training",
 ]

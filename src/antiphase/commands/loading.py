@@ -42,7 +42,7 @@ def load_lineup(
     """
     from antiphase.data import FileImages, load_data
     from antiphase.models.card import card_of
-    from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+    from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
     from antiphase.models.zoo import load_model
 
     place = find_device(device)
@@ -66,19 +66,6 @@ def load_lineup(
         images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
     loaded = [bound(model, images, prompt) for model in loaded]
     return loaded[: len(models)], loaded[len(models) :], images
-
-
-def bound(model: "nn.Module", images: "ImageSet", prompt: str | None) -> "nn.Module":
-    """Return a classifier: the model, or a dual encoder bound to the classes of the images."""
-    from antiphase.models.card import card_of, with_card
-    from antiphase.models.zeroshot import PAPER_TEMPLATE, is_dual_encoder, zero_shot_classifier
-
-    if not is_dual_encoder(model):
-        return model
-    card = card_of(model)
-    prompts = images.prompts if prompt is None else None
-    classifier = zero_shot_classifier(model, images.class_names, [prompt or PAPER_TEMPLATE], prompts=prompts)
-    return with_card(classifier, replace(card, num_classes=len(images.class_names)))
 
 
 def find_device(name: str) -> "torch.device":

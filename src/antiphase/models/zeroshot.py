@@ -1,6 +1,7 @@
 """A dual encoder bound to prompts: a classifier of images in [0, 1]."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
@@ -8,8 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.data import ImageSet
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
+from antiphase.models.card import card_of, with_card
 
 Template = str | Callable[[str], str]
 PAPER_TEMPLATE = "a photo of {}"  # robustness paper, Appendix C.2.1
@@ -118,3 +121,19 @@ def zero_shot_classifier(
             mean = F.normalize(encoder.encode_text(texts).float(), dim=-1).mean(0)
             columns.append(F.normalize(mean, dim=0))
     return ZeroShotClassifier(model, torch.stack(columns, 1)).eval()
+
+
+def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:
+    """Return a classifier: the model, or a dual encoder bound to the classes of the images.
+
+    Args:
+        model: a loaded model, with its card.
+        images: whose classes it is to tell apart.
+        prompt: template of the class prompts; the images' own prompts, or the paper's template, where not given.
+    """
+    if not is_dual_encoder(model):
+        return model
+    card = card_of(model)
+    prompts = images.prompts if prompt is None else None
+    classifier = zero_shot_classifier(model, images.class_names, [prompt or PAPER_TEMPLATE], prompts=prompts)
+    return with_card(classifier, replace(card, num_classes=len(images.class_names)))

@@ -50,10 +50,6 @@ def run_record(
     warnings: list[str], command: str, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
-    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
-    place = next(models[0].parameters()).device
-    on_cpu = f"{cpu}, {torch.get_num_threads()} threads"
-    device = torch.cuda.get_device_name(place) if place.type == "cuda" else on_cpu
     return {
         "command": command,
         "settings": settings,
@@ -62,7 +58,16 @@ def run_record(
         "data_fingerprint": data.fingerprint(),
         "n": len(data),
         "seconds": round(seconds, 2),
-        "hardware": device,
-        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
+        **environment_record(next(models[0].parameters()).device),
         "warnings": warnings,
     }  # fmt: skip
+
+
+def environment_record(device: torch.device) -> dict[str, Any]:
+    """Return what hardware and which libraries a result was made with."""
+    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
+    on_cpu = f"{cpu}, {torch.get_num_threads()} threads"
+    return {
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
+        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
+    }

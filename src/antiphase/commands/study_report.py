@@ -1,0 +1,92 @@
+"""What ``antiphase study claims`` and ``report`` do. Imports are local, so that --help is quick."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.commands.study import results_of
+from antiphase.errors import UserError
+
+_BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
+
+
+def show_claims(
+    names: Sequence[str], profile: str, seeds: int | None, root: Path, into: Path | None, as_json: bool
+) -> None:
+    """Print the claims of some studies, or put them into a Markdown file.
+
+    Raises:
+        UserError: the file has no place for them.
+    """
+    from antiphase.files import write_text
+    from antiphase.report.study_markdown import markdown_claims
+    from antiphase.report.study_tables import console_claims
+
+    results = results_of(names, profile, seeds, root)
+    if into is not None:
+        text = into.read_text(encoding="utf-8") if into.exists() else ""
+        if _BEGIN not in text or _END not in text:
+            raise UserError(
+                f"{into}: expected a line {_BEGIN} and a line {_END}, between which the claims are put"
+            )
+        before, after = text.split(_BEGIN, 1)[0], text.split(_END, 1)[1]
+        write_text(into, f"{before}{_BEGIN}\n{markdown_claims(results)}{_END}{after}")
+        print(into)
+    elif as_json:
+        print(json.dumps([_plain(result) for result in results], indent=2, ensure_ascii=False))
+    else:
+        Console().print(console_claims(results))
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    """Return a study's claims for JSON; an interval without end is null."""
+
+    def finite(value: float) -> float | None:
+        return value if abs(value) < float("inf") else None
+
+    return {
+        "study": result.name, "paper": result.paper, "profile": result.profile, "seeds": list(result.seeds),
+        "done": result.done, "cells": result.total,
+        "claims": [
+            {
+                "name": claim.name, "source": claim.source, "statement": claim.statement, "verdict": claim.verdict,
+                "checks": [
+                    {
+                        "what": check.what, "verdict": check.verdict, "unit": check.unit,
+                        "value": None if check.estimate is None else check.estimate.value,
+                        "low": None if check.estimate is None else finite(check.estimate.low),
+                        "high": None if check.estimate is None else finite(check.estimate.high),
+                        "n": None if check.estimate is None else check.estimate.n,
+                    }
+                    for check in claim.checks
+                ],
+            }
+            for claim in result.claims
+        ],
+    }  # fmt: skip
+
+
+def write_study_report(
+    names: Sequence[str], profile: str, seeds: int | None, root: Path, out: Path, markdown: Path | None
+) -> None:
+    """Write the site and, where asked for, a Markdown file of the numbers.
+
+    Raises:
+        UserError: nothing of these studies is in the store.
+    """
+    from antiphase.files import write_text
+    from antiphase.report.site import write_site
+    from antiphase.report.study_markdown import markdown_summary
+
+    results = results_of(names, profile, seeds, root)
+    if not any(result.done for result in results):
+        raise UserError(
+            f"{root}: holds no cell of these studies under profile {profile}; antiphase study run makes them"
+        )
+    print(write_site(results, out))
+    if markdown is not None:
+        write_text(markdown, markdown_summary(results))
+        print(markdown)

@@ -1,0 +1,203 @@
+"""How the numbers of studies are written: no more digits than their interval supports."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import polars as pl
+
+from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.results import Result
+
+VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not run")
+PAPERS = {
+    "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
+    "diffclip": "DiffCLIP: Differential Attention Meets CLIP",
+}
+_SHOWN = 3  # checks of a claim whose estimates stand in one line
+_PER_SHARE = 100.0  # estimates in points are stored as shares
+
+
+def paper_title(paper: str) -> str:
+    """Return the title of one of the two papers, or the name under which other studies stand."""
+    return PAPERS.get(paper, paper)
+
+
+def by_paper(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Group results by paper, papers in the order of their first result."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.paper, []).append(result)
+    return found
+
+
+def written(value: float | None, digits: int, sign: bool = False) -> str:
+    """Write a number with a real minus and no negative zero; a dash where there is none.
+
+    >>> [written(value, 1) for value in (-0.04, -1.26, None, float("inf"))]
+    ['0.0', '−1.3', '–', '∞']
+    >>> written(2.41, 1, sign=True)
+    '+2.4'
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
+    if not text.strip("+-0.,"):
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def bracketed(low: float | None, high: float | None, digits: int) -> str:
+    """Write an interval in brackets; nothing where there is none.
+
+    >>> bracketed(-1.0, 5.94, 1), bracketed(None, None, 1)
+    ('[−1.0, 5.9]', '')
+    """
+    missing = low is None or high is None or math.isnan(low) or math.isnan(high)
+    return "" if missing else f"[{written(low, digits)}, {written(high, digits)}]"
+
+
+def supported(value: float | None, low: float | None, high: float | None) -> int:
+    """Return how many digits behind the point an interval supports: two of its half-width, else three in all.
+
+    >>> supported(0.1234, 0.08, 0.16), supported(123.4, None, None), supported(3412.0, 3000.0, 3800.0)
+    (3, 0, 0)
+    """
+    ends = [end for end in (low, high) if end is not None and math.isfinite(end)]
+    if len(ends) == 2 and ends[1] > ends[0]:
+        return max(0, min(6, 1 - math.floor(math.log10((ends[1] - ends[0]) / 2))))
+    if not value or not math.isfinite(value):
+        return 1
+    return max(0, min(6, 2 - math.floor(math.log10(abs(value)))))
+
+
+def with_interval(value: float | None, low: float | None, high: float | None, percent: bool) -> str:
+    """Write a value and its interval in one line, shares in percent with one decimal.
+
+    >>> with_interval(0.41, 0.35, 0.47, percent=True), with_interval(0.1234, 0.08, 0.16, percent=False)
+    ('41.0 [35.0, 47.0]', '0.123 [0.080, 0.160]')
+    """
+    value, low, high = (in_percent(number, percent) for number in (value, low, high))
+    digits = 1 if percent else supported(value, low, high)
+    return f"{written(value, digits)} {bracketed(low, high, digits)}".rstrip()
+
+
+def in_percent(value: float | None, percent: bool) -> float | None:
+    """Return a share in percent where shares are meant."""
+    return 100 * value if percent and value is not None else value
+
+
+def published_digits(values: Iterable[float | None], percent: bool, least: int) -> int:
+    """Return with how many digits a paper gave its numbers, at least ``least``.
+
+    >>> published_digits([0.8498, 0.87, None], True, 1), published_digits([27.6], False, 0)
+    (2, 1)
+    """
+    shown = [in_percent(value, percent) for value in values]
+    texts = [f"{value:.{least + 3}f}".rstrip("0").partition(".")[2] for value in shown if value is not None]
+    return max(least, *map(len, texts)) if texts else least
+
+
+def estimate_text(check: Check) -> str:
+    """Write the estimate of a check and its interval.
+
+    >>> from antiphase.evaluation.statistics import Estimate
+    >>> estimate_text(Check("a − b", Estimate(0.0241, -0.0102, 0.0594, 300)))
+    '+2.4 points [−1.0, 5.9]'
+    """
+    return " ".join(estimate_parts(check))
+
+
+def estimate_parts(check: Check) -> tuple[str, ...]:
+    """Write the estimate of a check, signed and with its unit, and its interval.
+
+    An end that is not 0 is not rounded to it, since that is what the verdict goes by.
+
+    >>> from antiphase.evaluation.statistics import Estimate
+    >>> estimate_parts(Check("a − b", Estimate(0.0241, 0.0003, 0.0594, 300)))
+    ('+2.41 points', '[0.03, 5.94]')
+    """
+    if check.estimate is None:
+        return ("–",)
+    scale = _PER_SHARE if check.unit == "points" else 1.0
+    value, low, high = (
+        scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
+    )
+    digits = 1 if check.unit == "points" else supported(value, low, high)
+    while digits < 6 and any(end and math.isfinite(end) and not round(end, digits) for end in (low, high)):
+        digits += 1
+    return f"{written(value, digits, sign=True)} {check.unit}".strip(), bracketed(low, high, digits)
+
+
+def estimates_line(claim: Claim) -> str:
+    """Write the estimates of a claim's checks in one line, first those that its verdict goes by."""
+    checks = sorted(claim.checks, key=lambda check: check.verdict != claim.verdict)
+    told = [estimate_text(check) for check in checks if check.estimate is not None]
+    more = len(claim.checks) - min(len(told), _SHOWN)
+    if not told:
+        return "–"
+    return "; ".join(told[:_SHOWN]) + (f"; {more} more" if more else "")
+
+
+def tally(claims: Sequence[Claim]) -> str:
+    """Count the verdicts.
+
+    >>> from antiphase.evaluation.statistics import Estimate
+    >>> tally([Claim("", "", "", [Check("", None)]), Claim("", "", "", [Check("", Estimate(1.0, 0.5, 2.0, 9))])])
+    '2 claims: 1 holds, 1 not run'
+    """
+    found = Counter(claim.verdict for claim in claims)
+    plural = {"holds": "hold", "fails": "fail"}
+    parts = [
+        f"{found[verdict]} {plural.get(verdict, verdict) if found[verdict] > 1 else verdict}"
+        for verdict in VERDICTS
+        if found[verdict]
+    ]
+    return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}" + (
+        f": {', '.join(parts)}" if parts else ""
+    )
+
+
+def basis(frame: pl.DataFrame) -> str:
+    """Say over how many samples and training seeds estimates are, or nothing.
+
+    >>> basis(pl.DataFrame({"n": [1000, 300], "seeds": [3, 3]}))
+    'n = 300 to 1,000, 3 seeds'
+    """
+    words = []
+    for column, form in (("n", "n = {}"), ("seeds", "{} seeds")):
+        values = frame[column].drop_nulls()
+        if values.is_empty():
+            continue
+        least, most = (f"{end:,}" for end in (values.min(), values.max()))
+        text = form.format(least if least == most else f"{least} to {most}")
+        words.append(text.removesuffix("s") if text == "1 seeds" else text)
+    return ", ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """Write how long something took.
+
+    >>> duration(4.24), duration(95), duration(7984), duration(400_000)
+    ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    large, small = next((steps[at], steps[at + 1]) for at in range(len(steps) - 1) if seconds >= steps[at][1])
+    return f"{int(seconds // large[1])} {large[0]} {int(seconds % large[1] // small[1])} {small[0]}"
+
+
+def missing_cells(result: Result) -> str:
+    """Say what a study lacks; nothing where it is whole."""
+    if result.done >= result.total:
+        return ""
+    cells = f"{result.total:,} cell{'s' if result.total != 1 else ''}"
+    if result.done == 0:
+        return f"None of the {cells} has been run yet."
+    done = f"{result.done:,} of {cells} {'is' if result.done == 1 else 'are'} done"
+    return (
+        f"{done}: numbers below are of those." if result.artefact else f"{done}: too few for any number yet."
+    )

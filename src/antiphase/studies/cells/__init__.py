@@ -1,0 +1,25 @@
+"""The cells that studies expand to: trainings and measurements."""
+
+from antiphase.studies.cells.accuracy import Accuracy
+from antiphase.studies.cells.attack import Attack
+from antiphase.studies.cells.clip import TrainClip
+from antiphase.studies.cells.evaluate import Evaluate
+from antiphase.studies.cells.models import FACTORS, Given, Model, Own, given
+from antiphase.studies.cells.relevance import Relevance
+from antiphase.studies.cells.sensitivity import Sense
+from antiphase.studies.cells.vit import TrainVit
+
+__all__ = [
+    "FACTORS",
+    "Accuracy",
+    "Attack",
+    "Evaluate",
+    "Given",
+    "Model",
+    "Own",
+    "Relevance",
+    "Sense",
+    "TrainClip",
+    "TrainVit",
+    "given",
+]

@@ -1,0 +1,130 @@
+"""Attacking one model: a row for each ε and image."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import polars as pl
+
+from antiphase.attacks.catalogue import add_attack
+from antiphase.attacks.result import AttackResult
+from antiphase.studies.cells.models import Model, data_content, ready
+from antiphase.studies.lab import Lab
+from antiphase.studies.measure import Plan, measure
+from antiphase.studies.spec import Cell
+from antiphase.studies.store import WORK_FOLDER
+
+# passes of an attack over an image that stands, about, for the plan
+_PASSES = {
+    "pgd": 20,
+    "patch": 20,
+    "fgsm": 1,
+    "apgd-ce": 100,
+    "autoattack": 4_500,
+    "carlini-wagner": 5_000,
+    "noise": 1,
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Attack(Cell):
+    """One attack on one model over several ε.
+
+    Attributes:
+        model: trained or given.
+        data: source of images.
+        eps: budgets, in units of the [0, 1] pixel.
+        limit: at most so many images, the same for every model.
+        split: part of the source.
+        image_size: for image files.
+        attack: a name of the catalogue, or a function of your own with the signature of
+            :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
+        settings: its keyword arguments.
+        norm: of the budgets.
+        nested: whether the fallen at ε count as fallen at every larger one.
+        seed: of the attack's draws.
+        precision: of the search; verdicts are float32.
+        prompt: template of a dual encoder's class prompts.
+    """
+
+    version: ClassVar[int] = 1
+    model: Model
+    data: str
+    eps: tuple[float, ...]
+    limit: int | None = None
+    split: str = "test"
+    image_size: int | None = None
+    attack: str | Callable[..., AttackResult] = "pgd"
+    settings: dict[str, Any] = field(default_factory=dict)
+    norm: str = "linf"
+    nested: bool = True
+    seed: int = 0
+    precision: str = "float32"
+    prompt: str | None = None
+
+    @property
+    def table(self) -> str:
+        """The name of its rows."""
+        return "attack"
+
+    @property
+    def label(self) -> str:
+        """Attack, settings and model."""
+        settings = " ".join(f"{name} {value}" for name, value in self.settings.items())
+        return f"{self.name} {settings} on {self.model.label}".replace("  ", " ")
+
+    @property
+    def name(self) -> str:
+        """The attack's name in the rows."""
+        return self.attack if isinstance(self.attack, str) else self.attack.__name__
+
+    def needs(self) -> tuple[Cell, ...]:
+        """Return the training of its model."""
+        return self.model.needed()
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder."""
+        found = data_content(self.data, self.split)
+        return {"data": found} if found else {}
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart, and the attack's settings that studies vary."""
+        asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
+        return self.model.factors() | asked | {"data": self.data}
+
+    def work(self) -> float:
+        """Return the operations of the attack if every image stood."""
+        plan = self.plan()
+        steps = self.settings.get("steps", 0) * self.settings.get("search_steps", 1)
+        passes = steps or _PASSES.get(self.name, 100)
+        if self.name == "autoattack" and steps:
+            passes = 22 * steps + self.settings.get("queries", 5_000) / 2
+        budgets = 1 if plan.minimal else len(self.eps)
+        return 3.0 * self.model.forward_work() * (self.limit or 10_000) * passes * budgets * 0.7
+
+    def plan(self, batch_size: int | None = None) -> Plan:
+        """Return the plan that ``measure`` takes.
+
+        Raises:
+            UserError: for a budget, attack or setting that is not one.
+        """
+        if not isinstance(self.attack, str):
+            add_attack(self.name, self.attack)
+        return Plan(
+            self.eps, self.norm, self.name, self.settings, self.nested, self.seed, self.precision,  # type: ignore[arg-type]
+            batch_size,
+        )  # fmt: skip
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Attack every image that a killed run left out."""
+        model, images = ready(
+            lab, self.model, self.data, self.split, self.limit, self.image_size, self.prompt
+        )
+        rows, warnings = measure(
+            self.model.label, model, images, self.plan(lab.batch_size), folder / WORK_FOLDER, shard=lab.shard,
+            progress=lab.progress,
+        )  # fmt: skip
+        lab.warnings += warnings
+        return rows

@@ -1,0 +1,147 @@
+"""One task of the evaluation suite on one model and one data set."""
+
+import warnings
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, final, get_args
+
+import polars as pl
+from torch import nn
+
+from antiphase.data.mmvp import MmvpSet
+from antiphase.errors import UserError
+from antiphase.evaluation.metrics import Task
+from antiphase.models.image_towers import image_tower
+from antiphase.studies.cells.models import Model
+from antiphase.studies.evaluate import warm
+from antiphase.studies.evaluation_sources import left_out, load_source
+from antiphase.studies.features import FeatureStore
+from antiphase.studies.lab import Lab
+from antiphase.studies.shards import Shard
+from antiphase.studies.spec import Cell
+from antiphase.studies.tasks import Protocol, Source, lack, task_rows
+
+FEATURES_FOLDER = "features"
+"""Below the store's root: what several tasks of a model need of a data set."""
+
+_LEARNED = ("probe", "few-shot")
+_BATCH_SIZE = 256
+# for the plan alone: images of a set, and what a task costs in forward passes over them
+_IMAGES = {"openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "imagenet": 50_000}
+_PASSES = {"retrieval": 2.0, "zero-shot": 2.0, "probe": 30.0, "few-shot": 10.0, "mmvp": 2.0}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Cell):
+    """A row for each image, caption, episode or pair, as of :func:`~antiphase.studies.tasks.task_rows`.
+
+    Attributes:
+        model: trained or given.
+        task: ``"retrieval"``, ``"zero-shot"``, ``"probe"``, ``"few-shot"`` or ``"mmvp"``.
+        data: as ``antiphase evaluate`` takes it.
+        protocol: fields of :class:`~antiphase.studies.tasks.Protocol` that differ; those that the task needs.
+        limit: at most so many images of the split; MMVP is always whole.
+        train_limit: at most so many images to learn from.
+        split: that is measured.
+    """
+
+    version: ClassVar[int] = 1
+    model: Model
+    task: Task
+    data: str
+    protocol: dict[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    train_limit: int | None = None
+    split: str = "test"
+
+    @property
+    def table(self) -> str:
+        """The name of its rows."""
+        return "evaluate"
+
+    @property
+    def label(self) -> str:
+        """Task, data and model."""
+        return f"{self.task} on {self.data} of {self.model.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        """Return the training of its model."""
+        return self.model.needed()
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder."""
+        if ":" not in self.data:
+            return {}
+        source = load_source(self.data, self.split, None, None, self.task in _LEARNED, False, False)
+        parts = (source.test, source.train, source.validation)
+        return {"data": " ".join(part.fingerprint()[:16] for part in parts if part is not None)}
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart, and what it was asked for."""
+        return self.model.factors() | {"task": self.task, "data": self.data}
+
+    def work(self) -> float:
+        """Return the operations, about: features are taken once for all tasks, a probe is most of its work."""
+        images = min(self.limit or 10**9, _IMAGES.get(self.data, 10_000))
+        return self.model.forward_work() * images * _PASSES[self.task]
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Measure; features that are in the store already are read."""
+        if self.task not in get_args(Task):
+            raise UserError(f"task {self.task!r}: expected one of {', '.join(get_args(Task))}")
+        protocol = _protocol(self.protocol)
+        source = self._source(lab)
+        if self.task not in source.tasks():
+            raise UserError(
+                f"{self.task} on {self.data}: the data do not allow it; expected one of {_able(source)}"
+            )
+        if why := lack(self.task, source, protocol):
+            raise UserError(why)
+        model = lab.model(self.model)
+        lab.warnings += _cut_behind(model, self.task, protocol)
+        store = FeatureStore(
+            lab.store.root / FEATURES_FOLDER, batch_size=lab.batch_size or _BATCH_SIZE, progress=lab.progress,
+            shard=lab.shard,
+        )  # fmt: skip
+        warm(self.task, model, source, protocol, store)  # each process its part
+        alone = replace(store, shard=Shard(), progress=lab.progress and lab.shard.first)
+        rows = task_rows(self.task, model, source, protocol, alone)
+        if isinstance(source.test, MmvpSet):
+            names = dict(enumerate(source.test.pattern_names))
+            rows = rows.with_columns(pattern=pl.col("group").replace_strict(names, return_dtype=pl.String))
+        return rows.with_columns(task=pl.lit(self.task), data=pl.lit(self.data))
+
+    def _source(self, lab: Lab) -> Source:
+        """Load the data; what is amiss with them is said beside the rows."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            source = load_source(
+                self.data,
+                self.split,
+                self.limit,
+                self.train_limit,
+                self.task in _LEARNED,
+                False,
+                lab.progress,
+            )
+        lab.warnings += [str(one.message) for one in said if one.category is UserWarning] + left_out(source)
+        return source
+
+
+def _protocol(given: dict[str, Any]) -> Protocol:
+    known = [each.name for each in fields(Protocol)]
+    if odd := [name for name in given if name not in known]:
+        raise UserError(f"protocol {odd[0]!r}: expected some of {', '.join(known)}")
+    return Protocol(**given)
+
+
+def _able(source: Source) -> str:
+    return ", ".join(source.tasks()) or "another set"
+
+
+def _cut_behind(model: nn.Module, task: Task, protocol: Protocol) -> list[str]:
+    """Return a warning where features before the projection were asked for and cannot be had."""
+    if task not in _LEARNED or protocol.space != "raw" or image_tower(model).raw:
+        return []
+    return ["features are taken behind the projection, before which the model cannot be cut"]

@@ -1,0 +1,202 @@
+"""What every model of a study tells: how to load it, what its lines are called, what sets it apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final, runtime_checkable
+
+import polars as pl
+from torch import nn
+
+from antiphase.data import FileImages, ImageSet, load_data
+from antiphase.files import digest
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.lambdas import layer_lambdas
+from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
+from antiphase.models.zoo import load_model
+from antiphase.studies.lab import Lab
+from antiphase.studies.record import check_fit
+
+if TYPE_CHECKING:
+    from antiphase.studies.spec import Cell
+
+FACTORS: dict[str, Any] = {
+    "series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "lambda_init": pl.Float64, "train_eps": pl.Float64,
+    "training_seed": pl.Int64,
+}  # fmt: skip
+"""Columns that every row of a measurement has beside what was measured: what sets its model apart."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A model that cells measure."""
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        ...
+
+    def load(self, lab: Lab) -> nn.Module:
+        """Return it in evaluation mode, with its card."""
+        ...
+
+    def factors(self) -> dict[str, Any]:
+        """Return the values of ``FACTORS``; those left out are null."""
+        ...
+
+    def needed(self) -> tuple["Cell", ...]:
+        """Return the training, if it is trained here."""
+        ...
+
+    def forward_work(self) -> float:
+        """Return about how many floating-point operations one image takes."""
+        ...
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A model that is not trained here; :func:`given` makes it.
+
+    Attributes:
+        spec: as ``load_model`` takes it.
+        series: what its lines are called.
+        seed: of its training, where it is one of several.
+        content: of its weights, for a folder that may change.
+        forward: operations an image, about.
+        extra: other factors.
+    """
+
+    version: ClassVar[int] = 1
+    spec: str
+    series: str
+    seed: int = 0
+    content: str = ""
+    forward: float = 5e7
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The specification."""
+        return self.spec
+
+    def load(self, lab: Lab) -> nn.Module:
+        """Load it as ``load_model`` does."""
+        return load_model(self.spec)
+
+    def factors(self) -> dict[str, Any]:
+        """Return its series and seed, and what else was given."""
+        return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
+
+    def needed(self) -> tuple["Cell", ...]:
+        """Return nothing: it is there."""
+        return ()
+
+    def forward_work(self) -> float:
+        """Return what was given."""
+        return self.forward
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """A model of your own: any function that returns one. When the function's text changes, the model is another.
+
+    Attributes:
+        build: returns the model, a callable module from images in [0, 1] to logits, for a seed.
+        series: what its lines are called.
+        image_shape: (channels, height, width).
+        num_classes: number of logits.
+        seed: what ``build`` is called with.
+        forward: floating-point operations an image, about, for the plan.
+        extra: factors, such as ``(("depth", 4),)``.
+    """
+
+    version: ClassVar[int] = 1
+    build: Callable[[int], nn.Module]
+    series: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    seed: int = 0
+    forward: float = 5e7
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Series and seed."""
+        return f"{self.series} seed {self.seed}"
+
+    def load(self, lab: Lab) -> nn.Module:
+        """Build it."""
+        model = self.build(self.seed)
+        attention = "differential" if layer_lambdas(model) else "softmax"
+        return with_card(
+            model, ModelCard(self.label, self.label, attention, self.seed, self.image_shape, self.num_classes)
+        )
+
+    def factors(self) -> dict[str, Any]:
+        """Return its series and seed, and what else was given."""
+        return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
+
+    def needed(self) -> tuple["Cell", ...]:
+        """Return nothing: it is there."""
+        return ()
+
+    def forward_work(self) -> float:
+        """Return what was given."""
+        return self.forward
+
+
+def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors: Any) -> Given:
+    """Return a model that is not trained here.
+
+    Args:
+        spec: as ``load_model`` takes it: ``specimen:NAME``, a folder, ``timm:NAME``, ``diffclip:PATH#lambda_init=0.8``.
+        series: what its lines are called: ``"DiffViT"``.
+        seed: of its training, where it is one of several.
+        forward: floating-point operations an image, about, for the plan.
+        **factors: of ``FACTORS``, such as ``depth``.
+    """
+    weights = Path(spec) / checkpoints.WEIGHTS_FILE
+    content = digest(weights.read_bytes())[:16] if weights.is_file() else ""
+    return Given(
+        spec=spec,
+        series=series,
+        seed=seed,
+        content=content,
+        forward=forward,
+        extra=tuple(sorted(factors.items())),
+    )
+
+
+@lru_cache
+def data_content(source: str, split: str) -> str:
+    """Return what tells the images of a path apart from others that may lie there later; empty for a named set."""
+    return load_data(source, split=split, progress=False).fingerprint()[:16] if ":" in source else ""
+
+
+def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:
+    """Return the floating-point operations of one image's forward pass through a vision transformer, about."""
+    tokens = (image_size // patch_size) ** 2 + 1
+    return depth * tokens * dim * (24.0 * dim + 4.0 * tokens)
+
+
+def ready(
+    lab: Lab, model: Model, data: str, split: str, limit: int | None, image_size: int | None = None,
+    prompt: str | None = None,
+) -> tuple[nn.Module, ImageSet]:  # fmt: skip
+    """Return a classifier on the lab's device and the images it is measured on, preprocessed as the model wants them.
+
+    Raises:
+        UserError: if they do not fit each other.
+    """
+    loaded = lab.model(model)
+    channels, size, _ = card_of(loaded).image_shape
+    images = lab.images(data, split, limit, image_size=image_size or size, channels=channels)
+    if isinstance(images, FileImages) and is_dual_encoder(loaded):
+        images = replace(images, interpolation=as_dual_encoder(loaded).square.interpolation)
+    classifier = bound(loaded, images, prompt)
+    check_fit(card_of(classifier), images)
+    return classifier, images

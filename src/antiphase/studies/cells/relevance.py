@@ -1,0 +1,175 @@
+"""What a CLIP attends to for a text: maps over images, and whether they lie on the object."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Bool, UInt8
+from scipy import ndimage
+from torch import Tensor, nn
+
+from antiphase.data import PairSet, load_pairs
+from antiphase.data.decoding import Square
+from antiphase.data.preprocess import model_images
+from antiphase.errors import UserError
+from antiphase.evaluation.localisation import mask_average_precision, pointing_game
+from antiphase.models.zeroshot import as_dual_encoder
+from antiphase.progress import progress_bar
+from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
+from antiphase.studies.cells.models import Model
+from antiphase.studies.lab import Lab
+from antiphase.studies.spec import Cell
+
+COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
+ROW_SCHEMA = {
+    "sample": pl.Int64, "text": pl.String, "kind": pl.String, "height": pl.Int64, "width": pl.Int64,
+    "relevance": pl.List(pl.Float32), "pointing_game": pl.Boolean, "average_precision": pl.Float64,
+    "object_share": pl.Float64, "image": pl.Binary, "image_height": pl.Int64, "image_width": pl.Int64,
+}  # fmt: skip
+"""Columns of the rows: ``relevance`` row by row on ``height`` × ``width`` patches, ``image`` as RGB bytes.
+
+``object_share`` of the image is the object's: what a map of one value has as average precision.
+"""
+
+_PARTS = (POSITIVE, NEGATIVE)
+_ON_WHITE = ("openmoji", "noto-emoji")
+_SHOWN = 96  # pixels a side of the image that is kept, at most
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Relevance(Cell):
+    """Relevance maps of a dual encoder's image tower: a row for each image, text and kind of map.
+
+    Where an image is a drawing on white, its object is what is not white (holes in it included), and the maps are
+    measured against that without a threshold: pointing game and mask average precision.
+
+    Attributes:
+        model: trained or given.
+        data: source of pairs.
+        limit: so many of its images, a fixed random choice.
+        ask: each image is asked about by its own first ``"caption"``, or by the name of its ``"class"``.
+        texts: the same for every image, in place of its own.
+        prompt: what stands around a text.
+        kinds: of :data:`~antiphase.sensitivity.relevance.METHODS`; A1 and A2 alone are left out where the image tower
+            has standard attention.
+        split: part of the source.
+    """
+
+    version: ClassVar[int] = 1
+    model: Model
+    data: str
+    limit: int
+    ask: Literal["caption", "class"] = "caption"
+    texts: tuple[str, ...] = ()
+    prompt: str = "{}"
+    kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)
+    split: str = "test"
+
+    @property
+    def table(self) -> str:
+        """The name of its rows."""
+        return "relevance"
+
+    @property
+    def label(self) -> str:
+        """What it is."""
+        return f"relevance on {self.data} of {self.model.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        """Return the training of its model."""
+        return self.model.needed()
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder."""
+        return {"data": self._pairs(False).fingerprint()[:16]} if ":" in self.data else {}
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart."""
+        return self.model.factors() | {"data": self.data}
+
+    def work(self) -> float:
+        """Return the operations: a forward and a backward pass for each map, and the maps taken apart."""
+        return 4.0 * self.model.forward_work() * self.limit * len(self.kinds) * max(1, len(self.texts))
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Draw all maps."""
+        if odd := [kind for kind in self.kinds if kind not in METHODS]:
+            raise UserError(f"kind {odd[0]!r}: expected some of {', '.join(METHODS)}")
+        if "{}" not in self.prompt:
+            raise UserError(f"prompt {self.prompt!r}: expected {{}} in the place of the text")
+        model, pairs = lab.model(self.model), self._pairs(lab.progress)
+        square = as_dual_encoder(model).square
+        kinds = _kinds(model, self.kinds, model_images(pairs, [0], square).to(lab.device))
+        found: list[dict[str, Any]] = []
+        with progress_bar(self.label, len(pairs), lab.progress and lab.shard.first) as advance:
+            for position in range(len(pairs)):
+                found += self._rows(model, pairs, position, kinds, lab.device)
+                advance(1)
+        return pl.DataFrame(found, ROW_SCHEMA, orient="row")
+
+    def _pairs(self, progress: bool) -> PairSet:
+        pairs = load_pairs(self.data, split=self.split, progress=progress)
+        if not isinstance(pairs, PairSet):
+            raise UserError(f"{self.data}: shards are a stream to train on; expected pairs in random access")
+        if self.ask == "class" and pairs.labels is None:
+            raise UserError(f"{self.data}: its images have no classes; expected ask 'caption'")
+        return pairs.subset(self.limit, 0)
+
+    def _rows(
+        self, model: nn.Module, pairs: PairSet, position: int, kinds: Sequence[str], device: torch.device
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of one image."""
+        texts = self.texts or (self._own_text(pairs, position),)
+        square = as_dual_encoder(model).square
+        pixels, image = pairs.pixels(position), model_images(pairs, [position], square).to(device)
+        shown = Square(min(square.size, _SHOWN), square.interpolation)(pixels)
+        mask = _object(pixels) if pairs.name in _ON_WHITE else None
+        about = {
+            "sample": int(pairs.ids[position]), "image": shown.permute(1, 2, 0).contiguous().numpy().tobytes(),
+            "image_height": shown.shape[1], "image_width": shown.shape[2],
+        }  # fmt: skip
+        prompts = [self.prompt.replace("{}", text) for text in texts]
+        for kind in kinds:
+            maps = METHODS[kind].maps(model, image, prompts, -1)[:, 0].float().cpu().numpy()
+            if not np.isfinite(maps).all():
+                raise UserError(f"{self.label}: a map is not finite; expected a trained model")
+            for text, values in zip(texts, maps, strict=True):
+                scores = {} if mask is None else _scores(values, mask)
+                height, width = values.shape
+                grid = {"height": height, "width": width, "relevance": values.ravel().tolist()}
+                yield about | {"text": text, "kind": kind} | grid | scores
+
+    def _own_text(self, pairs: PairSet, position: int) -> str:
+        if self.ask == "caption":
+            return pairs.captions[position][0]
+        assert pairs.labels is not None
+        return pairs.class_names[int(pairs.labels[position])]
+
+
+def _kinds(model: nn.Module, kinds: Sequence[str], image: Tensor) -> list[str]:
+    """Return the kinds that tell apart: standard attention has one map, which is its A1."""
+    try:
+        attention_map(model, image, "negative")
+    except NoSecondMap:
+        return [kind for kind in kinds if kind not in _PARTS]
+    return list(kinds)
+
+
+def _object(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"] | None:
+    """Return what is not the white around a drawing; None for an empty page."""
+    drawn = ndimage.binary_fill_holes((pixels < 255).any(0).numpy())
+    assert drawn is not None
+    return drawn if drawn.any() else None
+
+
+def _scores(values: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
+    return {
+        "pointing_game": bool(pointing_game(values[None], [mask])[0]),
+        "average_precision": float(mask_average_precision(values[None], [mask])[0]),
+        "object_share": float(mask.mean()),
+    }

@@ -1,0 +1,78 @@
+"""How sensitive the attention of one model is: alignment, Lipschitz constants or depth."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import polars as pl
+
+from antiphase.studies.cells.models import Model, data_content, ready
+from antiphase.studies.lab import Lab
+from antiphase.studies.sense import SensePlan, sense
+from antiphase.studies.sense_run import BATCH_SIZE
+from antiphase.studies.spec import Cell
+from antiphase.studies.store import WORK_FOLDER
+
+_PASSES = {"alignment": 60, "lipschitz": 250, "depth": 150}  # forward passes an image (and layer), about
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sense(Cell):
+    """One of the three measurements of :mod:`antiphase.studies.sense` on one model.
+
+    Attributes:
+        model: trained or given.
+        data: source of images.
+        part: ``"alignment"``, ``"lipschitz"`` or ``"depth"``.
+        limit: at most so many images.
+        split: part of the source.
+        settings: fields of :class:`~antiphase.studies.sense.SensePlan` that differ.
+    """
+
+    version: ClassVar[int] = 1
+    model: Model
+    data: str
+    part: str
+    limit: int
+    split: str = "test"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        """The name of its rows."""
+        return self.part
+
+    @property
+    def label(self) -> str:
+        """What it is."""
+        return f"{self.part} of {self.model.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        """Return the training of its model."""
+        return self.model.needed()
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder."""
+        found = data_content(self.data, self.split)
+        return {"data": found} if found else {}
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart."""
+        return self.model.factors() | {"data": self.data}
+
+    def work(self) -> float:
+        """Return the operations, about; Lipschitz constants are estimated of every layer."""
+        layers = self.model.factors().get("depth") or 12
+        times = layers if self.part == "lipschitz" else 1
+        return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * times
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Measure every image that a killed run left out."""
+        model, images = ready(lab, self.model, self.data, self.split, self.limit)
+        fields: dict[str, Any] = {"lipschitz_limit": self.limit, **self.settings}
+        found = sense(
+            self.model.label, model, images, SensePlan(**fields), folder / WORK_FOLDER, parts=[self.part],
+            shard=lab.shard, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress, limit=self.limit,
+        )  # fmt: skip
+        return found[self.part]

@@ -1,0 +1,133 @@
+"""Training a ViT or a DiffViT."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import polars as pl
+from torch import nn
+
+from antiphase.data import load_data
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.factories import PRESETS
+from antiphase.models.zoo import load_model
+from antiphase.studies.cells.models import data_content, transformer_work
+from antiphase.studies.lab import Lab
+from antiphase.studies.spec import Cell
+from antiphase.training import make_recipe, train_classifier
+
+# image size and training images, for the plan alone
+_SIZES = {
+    "digits": (8, 1_347), "fashion-mnist": (28, 60_000), "cifar10": (32, 50_000), "cifar100": (32, 50_000),
+    "tiny-imagenet": (64, 100_000), "imagenet": (224, 1_281_167),
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainVit(Cell):
+    """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
+
+    Attributes:
+        model: ``"vit"`` or ``"diffvit"``.
+        data: source with a train split.
+        seed: of weights and order.
+        limit: at most so many training images.
+        image_size: for image files.
+        sizes: fields of the model that differ from the preset: ``depth``, ``dim``, ``lambda_init``, ….
+        recipe: fields of :class:`~antiphase.training.recipe.Recipe` that differ: ``epochs``, ``schedule``, ….
+        adversary: fields of the adversary, ``eps`` among them; empty for a natural training.
+    """
+
+    version: ClassVar[int] = 1
+    model: str
+    data: str
+    seed: int = 0
+    limit: int | None = None
+    image_size: int | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    adversary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        """The beginning of its folder's name."""
+        return "train"
+
+    @property
+    def series(self) -> str:
+        """What its lines are called."""
+        return {"vit": "ViT", "diffvit": "DiffViT"}.get(self.model, self.model)
+
+    @property
+    def label(self) -> str:
+        """Model, what sets it apart, seed."""
+        words = [self.series, f"depth {self.depth}"]
+        words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
+        words += [f"trained at ε {self.adversary['eps'] * 255:g}/255"] if self.adversary else []
+        return " ".join([*words, f"seed {self.seed}"])
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return int(self._size("depth", 1))
+
+    def _size(self, name: str, default: int) -> int:
+        return int(self.sizes.get(name, PRESETS.get(self.pixels, {}).get(name, default)))
+
+    @property
+    def pixels(self) -> int:
+        """Height and width of its images."""
+        return self.image_size or _SIZES.get(self.data, (224, 0))[0]
+
+    def needs(self) -> tuple[Cell, ...]:
+        """Return nothing: it starts from data."""
+        return ()
+
+    def needed(self) -> tuple[Cell, ...]:
+        """Return itself."""
+        return (self,)
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder."""
+        found = data_content(self.data, "train")
+        return {"data": found} if found else {}
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart in a study's rows."""
+        return {
+            "series": self.series, "trained_on": self.data, "depth": self.depth,
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self.model == "diffvit" else None,
+            "train_eps": float(self.adversary.get("eps", 0.0)), "training_seed": self.seed,
+        }  # fmt: skip
+
+    def forward_work(self) -> float:
+        """Return the operations of one image's forward pass."""
+        return transformer_work(self.pixels, self._size("patch_size", 16), self._size("dim", 768), self.depth)
+
+    def work(self) -> float:
+        """Return the operations of the training: three forward passes' worth for each image and step."""
+        images = min(self.limit or 10**9, _SIZES.get(self.data, (0, 100_000))[1])
+        inner = {"pgd": int(self.adversary.get("steps", 3)), "fast": 1, "free": 0}
+        passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
+        return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
+        """Train, going on from a state that a killed run left."""
+        train = load_data(
+            self.data, split="train", image_size=self.image_size, limit=self.limit, progress=lab.progress
+        )
+        held_out = load_data(self.data, split="test", image_size=self.image_size, progress=lab.progress)
+        fields = dict(self.recipe) | ({"adversarial": self.adversary} if self.adversary else {})
+        recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
+        train_classifier(recipe, train, held_out, folder, progress=lab.progress)
+        return None
+
+    def load(self, lab: Lab) -> nn.Module:
+        """Return the trained model."""
+        model = load_model(str(lab.store.folder(self)))
+        card: Any = model.card
+        named = ModelCard(
+            self.label, card.spec, card.attention, self.seed, card.image_shape, card.num_classes, card.recipe
+        )
+        return with_card(model, named)

@@ -1,0 +1,60 @@
+"""From a store to what a study shows: its rows, its artefact, its claims, and what they were made with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from antiphase.studies.cells import FACTORS
+from antiphase.studies.claims import Claim
+from antiphase.studies.results import Result
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.store import Store
+
+
+def study_rows(cells: Sequence[Cell], store: Store) -> Rows:
+    """Return the rows of the finished cells by table, each with what tells its cell apart."""
+    found: dict[str, list[pl.DataFrame]] = {}
+    for cell in cells:
+        if not store.done(cell) or (rows := store.rows(cell)) is None:
+            continue
+        factors = [
+            pl.lit(value, FACTORS.get(name)).alias(name)
+            for name, value in (dict.fromkeys(FACTORS) | cell.factors()).items()
+        ]
+        found.setdefault(cell.table, []).append(rows.with_columns(factors))
+    return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in found.items()}
+
+
+def result(study: Study, profile: Profile, store: Store, command: str) -> Result:
+    """Return what is known of a study under a profile; what its rows do not allow yet is left out.
+
+    Claims are judged when all cells are there: which seeds happen to be finished must not decide one.
+    """
+    cells = study.cells(profile)
+    done = [cell for cell in cells if store.done(cell)]
+    rows = study_rows(done, store)
+    whole = {cell.table for cell in cells} <= set(rows)
+    records = [record for cell in done if (record := store.record(cell)) is not None]
+    versions: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record["versions"].items():
+            versions.setdefault(name, set()).add(version)
+    warnings = sorted({warning for record in records for warning in record["warnings"]})
+    return Result(
+        study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
+        len(done), len(cells), study.draw(rows) if whole else None,
+        _claims(study, rows, len(done) == len(cells)) if whole else (),
+        {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
+        {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
+        sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
+    )  # fmt: skip
+
+
+def _claims(study: Study, rows: Rows, complete: bool) -> list[Claim]:
+    found = list(study.claims(rows))
+    if complete:
+        return found
+    return [
+        replace(claim, checks=[replace(check, estimate=None) for check in claim.checks]) for claim in found
+    ]

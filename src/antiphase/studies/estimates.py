@@ -1,0 +1,90 @@
+"""From the rows of a study's cells to estimates: means over training seeds and images, differences of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.evaluation.crossed import crossed_mean
+from antiphase.evaluation.statistics import Estimate
+from antiphase.studies.artefact import ESTIMATES
+
+SEED, SAMPLE = "training_seed", "sample"
+ASR = pl.col("success").cast(pl.Float64)
+CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
+
+
+def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, share: bool = True) -> pl.DataFrame:
+    """Return the mean of a value over seeds and samples for each group, with its interval over both.
+
+    Args:
+        rows: one for each seed and sample of a group, or several, whose mean is taken (heads, layers).
+        by: columns that groups are told apart by; they keep the order of their first rows.
+        value: what is averaged.
+        share: whether it lies in [0, 1], so that its interval is cut there.
+
+    Returns:
+        Columns ``*by`` and those of ``ESTIMATES``.
+
+    Raises:
+        UserError: the seeds of a group were not measured on the same samples.
+    """
+    found = []
+    for key, block in rows.group_by(by, maintain_order=True):
+        matrix = _matrix(block, value, str(key))
+        estimate = crossed_mean(matrix)
+        low, high = (estimate.low, estimate.high)
+        if share:
+            low, high = max(low, 0.0), min(high, 1.0)
+        found.append((*key, estimate.value, low, high, estimate.n, len(matrix)))
+    schema: dict[str, Any] = {name: rows.schema[name] for name in by}
+    return pl.DataFrame(found, schema | ESTIMATES, orient="row")
+
+
+def difference(
+    rows: pl.DataFrame, first: Mapping[str, Any], second: Mapping[str, Any], value: pl.Expr
+) -> Estimate | None:
+    """Estimate mean(first) − mean(second), paired by training seed and sample.
+
+    Args:
+        rows: that both are among.
+        first: columns and the values that choose the rows of the first.
+        second: the same for the second.
+        value: what is averaged.
+
+    Returns:
+        The estimate; None where one of them has no rows.
+
+    Raises:
+        UserError: the two were not measured on the same seeds and samples.
+    """
+    one, two = (_chosen(rows, which) for which in (first, second))
+    if one.is_empty() or two.is_empty():
+        return None
+    seeds = sorted(set(one[SEED]) & set(two[SEED]))
+    one, two = (block.filter(pl.col(SEED).is_in(seeds)) for block in (one, two))
+    matrices = [_matrix(block, value, str(dict(which))) for block, which in ((one, first), (two, second))]
+    if matrices[0].shape != matrices[1].shape:
+        raise UserError(
+            f"{dict(first)} and {dict(second)}: measured on other images; run both with one setting"
+        )
+    return crossed_mean(matrices[0] - matrices[1])
+
+
+def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:
+    for column, value in which.items():
+        near = (pl.col(column) - value).abs() < 1e-9 if isinstance(value, float) else pl.col(column) == value
+        rows = rows.filter(near)
+    return rows
+
+
+def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
+    """Return (seeds, samples)."""
+    means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value"))
+    table = means.sort(SAMPLE).pivot(SAMPLE, index=SEED, values="value").sort(SEED).drop(SEED)
+    matrix = table.to_numpy().astype(np.float64)
+    if not np.isfinite(matrix).all():
+        raise UserError(f"{what}: not every seed was measured on the same images, or a value is not finite")
+    return matrix

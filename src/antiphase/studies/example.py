@@ -1,0 +1,80 @@
+"""Does DiffViT stay the more fragile one with λ_init by depth? A study of your own: edit what you like.
+
+Write here what the study asks, what you expect, and what it costs.
+
+antiphase study run NAME.py --profile smoke
+"""
+
+import polars as pl
+from torch import Tensor, nn
+
+from antiphase.attacks import AttackResult, Threat, pgd
+from antiphase.models import diffvit
+from antiphase.studies.artefact import Artefact, Panel, Plot
+from antiphase.studies.cells import Attack, Model, Own, TrainVit
+from antiphase.studies.claims import Check, Claim
+from antiphase.studies.estimates import ASR, difference, estimates
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+EPS = (1 / 255, 4 / 255)
+
+
+# YOUR MODEL: any function from a seed to a module of images in [0, 1]; when its text changes, its cells run again
+def untrained(seed: int) -> nn.Module:
+    """A DiffViT as it is before training."""
+    return diffvit(8, seed=seed, depth=2)
+
+
+# YOUR ATTACK: any function with the signature of the package's; here PGD with an objective of its own
+def margin_pgd(
+    model: nn.Module, images: Tensor, labels: Tensor | None, threat: Threat, *, steps: int = 20, **run: object
+) -> AttackResult:
+    """PGD that climbs the best other logit less the label's."""
+    return pgd(model, images, labels, threat, steps=steps, objective="margin", **run)  # type: ignore[arg-type]
+
+
+def models(profile: Profile) -> list[Model]:
+    """What is compared; trainings come by themselves."""
+    # YOUR DATA: a name that antiphase train takes, or "folder:PATH" with a folder for each class
+    data, epochs = ("digits", 1) if profile.name == "smoke" else ("digits", 20)
+    found: list[Model] = []
+    for seed in profile.seeds:
+        for kind, schedule in (("vit", "constant"), ("diffvit", "constant"), ("diffvit", "depth")):
+            sizes = {"depth": 2, **({"lambda_schedule": "depth"} if schedule == "depth" else {})}
+            found.append(TrainVit(model=kind, data=data, seed=seed, sizes=sizes, recipe={"epochs": epochs}))
+        found.append(
+            Own(build=untrained, series="untrained", image_shape=(1, 8, 8), num_classes=10, seed=seed)
+        )
+    # a model that exists already: antiphase.studies.cells.given("runs/mine", series="mine"), given("timm:NAME", …)
+    return found
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """Every model under both attacks."""
+    images = 20 if profile.name == "smoke" else 360
+    return [
+        Attack(model=model, data="digits", eps=EPS, limit=images, attack=attack, settings={"steps": 10})
+        for model in models(profile)
+        for attack in ("pgd", margin_pgd)
+    ]
+
+
+def draw(rows: Rows) -> Artefact:
+    """A panel for each attack: ASR over ε."""
+    found = estimates(rows["attack"], ["attack", "series", "eps"], ASR)
+    panels = tuple(
+        Panel(str(attack), "ε", "attack success rate", block.rename({"eps": "x"}), scale="eps", percent=True)
+        for (attack,), block in found.group_by("attack", maintain_order=True)
+    )
+    return Artefact([Plot("asr", "ASR by ε. Bands: 95 % over training seeds and images.", panels)])
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """What you expect, as differences that should lie above 0."""
+    attacks = rows["attack"].filter(pl.col("attack") == "pgd")
+    one, two = ({"series": series, "eps": EPS[0]} for series in ("DiffViT", "ViT"))
+    check = Check("ASR(DiffViT) − ASR(ViT) at 1/255", difference(attacks, one, two, ASR))
+    return [Claim("still-fragile", "my expectation", "DiffViT is more fragile than ViT.", [check])]
+
+
+study = Study("example", "own", "Example", "λ_init by depth", __doc__, cells, draw, claims)

@@ -1,0 +1,131 @@
+"""Where the work is done: in this process, in several of this machine, or on a cluster under SLURM.
+
+One interface: an executor starts some workers, each of which runs the same cells on the same store and takes what is
+free. torchrun needs no executor: the processes that it starts share every cell.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from antiphase.errors import UserError
+
+_GRACE_SECONDS = 20.0
+
+
+class Executor(Protocol):
+    """Starts workers and says what became of them."""
+
+    def __call__(self, command: Sequence[str], workers: int) -> None:
+        """Run ``command`` in so many workers; return when they are done or handed over.
+
+        Raises:
+            UserError: a worker cannot be started, or did not end well.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Local:
+    """Workers beside this process, each with its share of the cores and its own GPU where there are several.
+
+    Attributes:
+        here: what this process does itself, as one of the workers.
+    """
+
+    here: Callable[[], Any]
+
+    def __call__(self, command: Sequence[str], workers: int) -> None:
+        """Start all workers but one, be the last one, and wait for the others."""
+        import torch
+
+        cores = max(1, len(os.sched_getaffinity(0)) // workers)
+        gpus = torch.cuda.device_count()
+        others = []
+        for number in range(1, workers):
+            threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(cores)}
+            device = {"CUDA_VISIBLE_DEVICES": str(number % gpus)} if gpus > 1 else {}
+            others.append(subprocess.Popen(list(command), env={**os.environ, **threads, **device}))
+        try:
+            if workers > 1:
+                torch.set_num_threads(min(torch.get_num_threads(), cores))
+            self.here()
+            codes = [other.wait() for other in others]
+        except BaseException:
+            _stop(others)
+            raise
+        if any(codes):
+            raise UserError(f"a worker ended with code {max(codes)}; the same command goes on where it was")
+
+
+def _stop(processes: Sequence[subprocess.Popen]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@final
+@dataclass(frozen=True)
+class Slurm:
+    """Jobs of a cluster, by submitit; they are handed over, and the command returns.
+
+    Attributes:
+        folder: for submitit's files, on a disk that the nodes share; the store's as a rule.
+        settings: as ``AutoExecutor.update_parameters`` takes them: ``timeout_min``, ``slurm_partition``, ….
+        cluster: ``"slurm"``; ``"local"`` runs the jobs on this machine, for trying out.
+        wait: whether to return only when they are done.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    cluster: str = "slurm"
+    wait: bool = False
+
+    def __call__(self, command: Sequence[str], workers: int) -> None:
+        """Submit one job a worker."""
+        try:
+            import submitit
+        except ImportError:
+            raise UserError("--executor slurm needs submitit: pip install 'antiphase[slurm]'") from None
+        try:
+            executor = submitit.AutoExecutor(folder=self.folder, cluster=self.cluster)
+            executor.update_parameters(name="antiphase", **self.settings)
+            run = submitit.helpers.CommandFunction(list(command), verbose=False)
+            with executor.batch():
+                jobs = [executor.submit(run) for _ in range(workers)]
+        except (RuntimeError, NameError, ValueError, OSError) as error:
+            raise UserError(f"--executor slurm: {str(error).strip().splitlines()[0]}") from None
+        print(
+            f"jobs {', '.join(job.job_id for job in jobs)}; antiphase study status follows them",
+            file=sys.stderr,
+        )
+        if self.wait:
+            for job in jobs:
+                job.result()
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return settings from ``name=value`` words; whole numbers become numbers.
+
+    Raises:
+        UserError: for a word without "=".
+
+    >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
+    {'timeout_min': 240, 'slurm_partition': 'gpu'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise UserError(f"--slurm {text!r}: expected name=value, such as timeout_min=240")
+        found[name] = int(value) if value.lstrip("-").isdigit() else value
+    return found

@@ -1,0 +1,125 @@
+"""What a cell comes to when its model, transforms and attack are really built, without data and without training."""
+
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Any
+
+import torch
+
+from antiphase.attacks.catalogue import settings_of
+from antiphase.models.clip import bare_clip
+from antiphase.models.factories import build_vision, configure
+from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
+from antiphase.studies.sense import SensePlan
+from antiphase.studies.spec import Cell
+from antiphase.studies.tasks import Protocol
+from antiphase.training.recipe import Recipe
+
+_CLASSES = {"cifar100": 100, "tiny-imagenet": 200, "imagenet": 1000}
+_GREY = ("digits", "fashion-mnist")
+Fact = tuple[str, Any]
+
+
+@singledispatch
+def facts_of(cell: Cell) -> Iterator[Fact]:
+    """Yield names and values of what the cell would use; a name may come several times.
+
+    Raises:
+        UserError: if something of it cannot be built.
+    """
+    return iter(())
+
+
+@facts_of.register
+def _(cell: TrainVit) -> Iterator[Fact]:
+    sizes = {
+        "in_channels": 1 if cell.data in _GREY else 3, "num_classes": _CLASSES.get(cell.data, 10), **cell.sizes
+    }  # fmt: skip
+    attention = {"vit": "softmax", "diffvit": "differential"}[cell.model]
+    config = configure(attention, cell.pixels, sizes)
+    with torch.device("meta"):  # shapes are checked, no weight is drawn
+        model = build_vision(config)
+    hostile = {"adversarial": cell.adversary} if cell.adversary else {}
+    recipe = Recipe.model_validate(
+        {"model": config, "data": cell.data, "data_fingerprint": "", **cell.recipe, **hostile}
+    )
+    yield "train.attention", attention
+    yield "train.data", cell.data
+    yield "train.depth", len(model.blocks)
+    for name in ("optimizer", "learning_rate", "batch_size", "epochs"):
+        yield f"train.{name}", getattr(recipe, name)
+    if attention == "differential":
+        yield "train.initial_lambda", config.lambda_init
+    if recipe.adversarial is not None:
+        yield "train.adversarial_eps_255", round(recipe.adversarial.eps * 255, 6)
+
+
+@facts_of.register
+def _(cell: Attack) -> Iterator[Fact]:
+    plan = cell.plan()
+    yield from _given(cell)
+    yield "attack.data", cell.data
+    yield "attack.name", plan.attack
+    yield "attack.norm", plan.norm
+    for eps in plan.eps:
+        yield "attack.eps_255", round(eps * 255, 6)
+    for stage in plan.ensemble.stages:
+        yield "attack.stages", stage.name
+        yield "attack.settings", f"{stage.name}: {settings_of(stage)}"
+        for name, value in settings_by_name(settings_of(stage)).items():
+            yield f"attack.{name}", value
+
+
+@facts_of.register
+def _(cell: Sense) -> Iterator[Fact]:
+    plan = SensePlan(**cell.settings)
+    yield from _given(cell)
+    yield "sense.part", cell.part
+    yield "sense.eps", plan.eps
+
+
+@facts_of.register
+def _(cell: TrainClip) -> Iterator[Fact]:
+    recipe = cell.make_recipe("")
+    with torch.device("meta"):
+        model = bare_clip(recipe.model)
+    image, text = recipe.model.vision, recipe.model.text
+    yield "clip.data", cell.data.partition(":")[2].partition("/")[0] or cell.data
+    yield "clip.parameters", sum(weights.numel() for weights in model.parameters())
+    for name in ("epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "crop"):
+        yield f"clip.{name}", getattr(recipe, name)
+    size = f"{image.image_size} pixels, patches of {image.patch_size}"
+    yield "clip.image", f"{size}, {image.dim} wide, {image.depth} layers, {image.num_heads} heads"
+    yield (
+        "clip.text",
+        f"{text.context_length} tokens, {text.dim} wide, {text.depth} layers, {text.num_heads} heads",
+    )
+    if image.attention == "differential":
+        yield "clip.lambda_init", "depth" if image.lambda_schedule == "depth" else image.lambda_init
+
+
+@facts_of.register
+def _(cell: Evaluate) -> Iterator[Fact]:
+    protocol = Protocol(**cell.protocol)
+    yield f"{cell.task}.data", cell.data
+    for name in ("space", "seeds", "episodes", "ways", "shots"):
+        yield f"{cell.task}.{name}", getattr(protocol, name)
+
+
+def _given(cell: Any) -> Iterator[Fact]:
+    """Yield what a measured model is, where it is not trained here."""
+    if isinstance(cell.model, Given):
+        yield "given.spec", cell.model.spec
+
+
+def settings_by_name(line: str) -> dict[str, Any]:
+    """Return the settings of a stage's line by name, numbers as numbers.
+
+    >>> settings_by_name("steps 20, step_size ε/4")
+    {'steps': 20, 'step_size': 'ε/4'}
+    """
+    found: dict[str, Any] = {}
+    for part in line.split(", "):
+        name, _, value = part.partition(" ")
+        found[name] = int(value) if value.isdigit() else value
+    return found

@@ -1,0 +1,1 @@
+"""The tables and figures of both papers, one file each."""

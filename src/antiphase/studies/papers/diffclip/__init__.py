@@ -1,0 +1,1 @@
+"""The artefacts of DiffCLIP (2025)."""

@@ -1,0 +1,1 @@
+"""The artefacts of the paper on the robustness of differential attention (2025)."""

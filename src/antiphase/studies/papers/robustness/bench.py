@@ -1,0 +1,166 @@
+"""What the studies of the robustness paper share: models and measurements under each profile.
+
+``paper``: CIFAR-10 and CIFAR-100, 100 and 300 epochs of Adam at 5e-4 in batches of 128 (Appendix C.1). The paper does
+not give the width (ViT-Tiny's 192 with patches of 4 here), the number of attacked images (1,000 here), the steps of
+PGD (20 of ε/4). ``laptop``: Fashion-MNIST, 64 wide, 4 heads (2 differential), patches of 7, 3 epochs with half a
+cosine: 2 cores do a model of depth 1 in under a minute and one of depth 12 in ten. ``smoke``: a few digits, for tests.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from antiphase.studies.cells import Accuracy, Attack, Sense, TrainVit
+from antiphase.studies.spec import Cell, Profile
+
+EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4, 8))
+SMALL = tuple(eps / 255 for eps in (0.25, 0.5, 1))  # of Tables 1 and 3
+DEPTHS = (1, 2, 4, 8, 12)
+KINDS = ("vit", "diffvit")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How large everything is.
+
+    Attributes:
+        data: training sets, each measured on its own test images.
+        epochs: of training, by set.
+        sizes: of the models.
+        recipe: other fields of the training.
+        limit: training images at most.
+        images: attacked by PGD.
+        few: attacked by AutoAttack and CW.
+        probed: images at which sensitivity is measured.
+        pgd, autoattack, carlini_wagner: settings of the attacks.
+        sense: fields of the sensitivity plan.
+        depths: of the models.
+        adversary: fields of adversarial training beside ε.
+        search: precision of the attacks' search; verdicts are float32.
+    """
+
+    data: tuple[str, ...]
+    epochs: Mapping[str, int]
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    images: int = 1000
+    few: int = 1000
+    probed: int = 100
+    pgd: Mapping[str, Any] = field(default_factory=dict)
+    autoattack: Mapping[str, Any] = field(default_factory=dict)
+    carlini_wagner: Mapping[str, Any] = field(default_factory=dict)
+    sense: Mapping[str, Any] = field(default_factory=dict)
+    depths: tuple[int, ...] = DEPTHS
+    adversary: Mapping[str, Any] = field(default_factory=dict)
+    search: str = "float32"
+
+    def train(
+        self, model: str, seed: int, data: str | None = None, adversary: float = 0.0, **sizes: Any
+    ) -> TrainVit:
+        """Return a training; depth 1 unless given."""
+        data = data or self.data[0]
+        recipe = {"epochs": self.epochs[data], **self.recipe}
+        hostile = {"eps": adversary, **self.adversary} if adversary else {}
+        return TrainVit(
+            model=model, data=data, seed=seed, limit=self.limit, sizes={"depth": 1, **self.sizes, **sizes},
+            recipe=recipe, adversary=hostile,
+        )  # fmt: skip
+
+    def attack(self, model: TrainVit, eps: Sequence[float] = EPS, **settings: Any) -> Attack:
+        """Return PGD on the model's own test images."""
+        return Attack(
+            model=model, data=model.data, eps=tuple(eps), limit=self.images, settings={**self.pgd, **settings},
+            precision=self.search,
+        )  # fmt: skip
+
+    def patch(self, model: TrainVit, width: int) -> Attack:
+        """Return PGD on a square at a random place, ε = 1 (Appendix C.2.1)."""
+        return Attack(
+            model=model, data=model.data, eps=(1.0,), limit=self.images, attack="patch",
+            settings={**self.pgd, "width": width}, precision=self.search,
+        )  # fmt: skip
+
+    def ensemble(self, model: TrainVit, eps: Sequence[float]) -> Attack:
+        """Return the AutoAttack of the paper: APGD-CE, APGD-DLR, FAB, Square (Appendix C.2.2)."""
+        return Attack(
+            model=model, data=model.data, eps=tuple(eps), limit=self.few, attack="autoattack",
+            settings={"version": "2020", **self.autoattack}, precision=self.search,
+        )  # fmt: skip
+
+    def nearest(self, model: TrainVit) -> Attack:
+        """Return Carlini and Wagner's L2 attack; the budget only says up to where distances are counted as found."""
+        return Attack(
+            model=model, data=model.data, eps=(10.0,), norm="l2", limit=self.few, attack="carlini-wagner",
+            settings=dict(self.carlini_wagner), precision=self.search,
+        )  # fmt: skip
+
+    def accuracy(self, model: TrainVit) -> Accuracy:
+        """Return the accuracy on all test images."""
+        return Accuracy(model=model, data=model.data, limit=None if self.limit is None else self.images)
+
+    def sense_of(self, model: TrainVit, part: str) -> Sense:
+        """Return a measurement of sensitivity."""
+        return Sense(model=model, data=model.data, part=part, limit=self.probed, settings=dict(self.sense))
+
+
+_PAPER_CW = {
+    "search_steps": 5,
+    "steps": 1000,
+    "learning_rate": 0.01,
+    "initial_const": 1e-3,
+}  # robustness.md, section 5
+_BENCHES = {
+    "paper": Bench(
+        data=("cifar10", "cifar100"), epochs={"cifar10": 100, "cifar100": 300, "tiny-imagenet": 100},
+        carlini_wagner=_PAPER_CW,
+    ),
+    "laptop": Bench(
+        data=("fashion-mnist",), epochs={"fashion-mnist": 3}, sizes={"dim": 64, "num_heads": 4, "patch_size": 7},
+        recipe={"schedule": "cosine", "precision": "bf16"}, images=300, few=32, probed=16, search="bf16",
+        autoattack={"steps": 20, "queries": 200}, carlini_wagner={"search_steps": 4, "steps": 50},
+        sense={"samples": 50, "steps": 8, "probes": 16, "points": 1}, adversary={"variant": "fast"},
+    ),
+    "smoke": Bench(
+        data=("digits",), epochs={"digits": 1}, sizes={"dim": 8, "num_heads": 2, "patch_size": 4}, limit=64,
+        images=8, few=3, probed=2, pgd={"steps": 2}, autoattack={"steps": 2, "queries": 5},
+        carlini_wagner={"search_steps": 1, "steps": 3}, sense={"samples": 2, "steps": 1, "probes": 2, "points": 1},
+        depths=(1, 2), adversary={"steps": 1},
+    ),
+}  # fmt: skip
+
+
+def bench(profile: Profile) -> Bench:
+    """Return the bench of a profile."""
+    return _BENCHES[profile.name]
+
+
+def twins(profile: Profile, depths: Sequence[int] = (1,), kinds: Sequence[str] = KINDS) -> list[TrainVit]:
+    """Return the models of every data set, depth, kind and seed."""
+    own = bench(profile)
+    return [
+        own.train(kind, seed, data, depth=depth)
+        for data in own.data for depth in depths for kind in kinds for seed in profile.seeds
+    ]  # fmt: skip
+
+
+def settings(profile: Profile) -> dict[str, str]:
+    """Return what a reader needs to know."""
+    own = bench(profile)
+    sizes = (
+        ", ".join(f"{name} {value}" for name, value in own.sizes.items()) or "192 wide, 6 heads, patches of 4"
+    )
+    recipe = {"optimizer": "adam", "learning rate": "5e-4", "batch": 128, **own.recipe}
+    return {
+        "data": ", ".join(own.data), "model": sizes,
+        "training": ", ".join(f"{name} {value}" for name, value in recipe.items()),
+        "epochs": ", ".join(f"{own.epochs[data]}" for data in own.data), "images under PGD": f"{own.images}",
+        "images under AutoAttack and CW": f"{own.few}", "images of sensitivity": f"{own.probed}",
+        "PGD": ", ".join(f"{name} {value}" for name, value in {"steps": 20, "step size": "ε/4", **own.pgd}.items()),
+        "search": own.search, "attacked label": "clean prediction", "verdicts": "float32",
+    }  # fmt: skip
+
+
+def all_cells(*groups: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of several groups as one list."""
+    return [cell for group in groups for cell in group]

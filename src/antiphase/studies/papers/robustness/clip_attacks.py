@@ -1,0 +1,73 @@
+"""What Figures 2(b) and 2(d) share: CLIP and DiffCLIP as classifiers, attacked on the cosine to their prompt."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from antiphase.models.zeroshot import PAPER_TEMPLATE
+from antiphase.studies.artefact import Table
+from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
+from antiphase.studies.estimates import CORRECT, estimates
+from antiphase.studies.papers.diffclip.bench import settings as clip_settings
+from antiphase.studies.papers.robustness.bench import bench
+from antiphase.studies.papers.robustness.clip_bench import clip_models
+from antiphase.studies.papers.robustness.show import table_of
+from antiphase.studies.spec import Cell, Profile
+
+MANY_CLASSES = "imagenet"
+"""The set on which the paper finds the two models nearly alike."""
+
+_DATA = {"paper": ("coco", MANY_CLASSES), "laptop": ("openmoji",), "smoke": ("openmoji",)}
+_IMAGES = {"paper": 1000, "laptop": 200, "smoke": 8}
+
+
+def lineup(profile: Profile) -> list[tuple[TrainClip | Given, str]]:
+    """Return each model with each set it is attacked on."""
+    return [(model, data) for model in clip_models(profile) for data in _DATA[profile.name]]
+
+
+def clip_attack(
+    profile: Profile,
+    model: TrainClip | Given,
+    data: str,
+    eps: Sequence[float],
+    attack: str = "pgd",
+    **settings: Any,
+) -> Attack:
+    """Return an attack on the cosine; prompts are the paper's, on a laptop those that the emoji come with."""
+    chosen = {"objective": "cosine", **bench(profile).pgd, **settings}
+    return Attack(
+        model=model, data=data, eps=tuple(eps), limit=_IMAGES[profile.name], attack=attack, settings=chosen,
+        prompt=_prompt(profile),
+    )  # fmt: skip
+
+
+def _prompt(profile: Profile) -> str | None:
+    return None if profile.name == "laptop" else PAPER_TEMPLATE
+
+
+def clip_accuracy(profile: Profile) -> list[Cell]:
+    """Return what every model says of the clean images."""
+    return [Accuracy(model=model, data=data, limit=_IMAGES[profile.name]) for model, data in lineup(profile)]
+
+
+def accuracy_table(rows: pl.DataFrame, name: str) -> Table:
+    """Return the clean accuracy of every model on every set."""
+    found = estimates(rows, ["series", "data"], CORRECT)
+    return table_of(found, pl.col("series"), pl.col("data"), name, "Clean accuracy, zero-shot")
+
+
+def settings(profile: Profile) -> Mapping[str, str]:
+    """Return what a reader needs to know."""
+    trained = clip_settings(profile)
+    pgd = {"steps": 20, "step size": "ε/4", **bench(profile).pgd}
+    released = {"model": "ViT-B/16, the authors' checkpoints, trained on CC12M"}
+    own = {name: trained[name] for name in ("trained on", "model", "training")}
+    return {
+        "data": ", ".join(_DATA[profile.name]), **(released if profile.name == "paper" else own),
+        "prompts": _prompt(profile) or "the emoji's own: the names of each group's",
+        "objective": "cosine to the prompt of the attacked label", "images": f"{_IMAGES[profile.name]}",
+        "PGD": ", ".join(f"{name} {value}" for name, value in pgd.items()),
+        "attacked label": "clean prediction", "verdicts": "float32",
+    }  # fmt: skip

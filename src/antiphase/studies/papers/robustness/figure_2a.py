@@ -1,0 +1,72 @@
+"""ASR of ViT and DiffViT of one layer under PGD, over ε.
+
+The paper (Section 5.2, Figure 2(a)): on CIFAR-10 and CIFAR-100 DiffViT has the higher ASR at every ε; on CIFAR-10 its
+ASR at .25, .5 and 1/255 is .3310, .6367 and .8498 (Table 3). The other points are only drawn.
+
+| profile | models | cost |
+|---|---|---|
+| paper | 12, CIFAR-10 and CIFAR-100 | hours on a GPU |
+| laptop | 6, Fashion-MNIST | 10 minutes on 2 cores |
+
+antiphase study run figure-2a --profile laptop
+"""
+
+import polars as pl
+
+from antiphase.studies.artefact import Artefact, Panel, Plot
+from antiphase.studies.claims import Claim
+from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
+from antiphase.studies.papers.robustness.show import eps_table, more_fragile
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+PAPER = pl.DataFrame(
+    {"series": ["DiffViT"] * 2, "data": ["cifar10"] * 2, "x": [0.5 / 255, 1 / 255], "value": [0.6367, 0.8498]}
+)
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """PGD at every ε on models of depth 1."""
+    own, models = bench(profile), twins(profile)
+    return all_cells([own.attack(model) for model in models], [own.accuracy(model) for model in models])
+
+
+def draw(rows: Rows) -> Artefact:
+    """A panel for each data set: ASR over ε."""
+    found = estimates(rows["attack"], ["data", "series", "eps"], ASR)
+    panels, tables = [], []
+    for (data,), block in found.group_by("data", maintain_order=True):
+        theirs = PAPER.filter(data=str(data))
+        panels.append(
+            Panel(
+                f"PGD, {data}", "ε", "attack success rate", block.rename({"eps": "x"}).drop("data"), scale="eps",
+                percent=True, paper=None if theirs.is_empty() else theirs.drop("data"),
+            )
+        )  # fmt: skip
+        tables.append(eps_table(block, f"ASR under PGD, {data}", f"asr-{data}", theirs))
+    caption = "Share of images whose prediction PGD changes. Bands: 95 % over training seeds and images."
+    return Artefact([Plot("figure-2a", caption, tuple(panels))], tables)
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """DiffViT is the more fragile one at every small ε."""
+    return [
+        Claim(
+            "fragile-at-depth-1", "Section 5.2, Figure 2(a)",
+            "With one layer, DiffViT has a higher ASR than ViT under PGD for ε up to 2/255.",
+            more_fragile(rows["attack"], [eps for eps in EPS if eps <= 2 / 255]),
+        )
+    ]  # fmt: skip
+
+
+study = Study(
+    "figure-2a",
+    "robustness",
+    "Figure 2(a)",
+    "ASR under PGD with one layer",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
+)

@@ -1,0 +1,80 @@
+"""ASR of ViT and DiffViT of one layer under adversarial patches, by their width.
+
+The paper (Section 5.2, Figure 2(c)): on CIFAR-10 and CIFAR-100 DiffViT has the higher ASR at every width; the numbers
+are only drawn. ε = 1 inside a square at a random place (Appendix C.2.1); the widths 2, 4 and 8 are those of Table 2.
+
+| profile | models | cost |
+|---|---|---|
+| paper | 12, CIFAR-10 and CIFAR-100 | hours on a GPU |
+| laptop | 6, Fashion-MNIST | 10 minutes on 2 cores |
+
+antiphase study run figure-2c --profile laptop
+"""
+
+import polars as pl
+
+from antiphase.studies.artefact import Artefact, Panel, Plot
+from antiphase.studies.claims import Check, Claim
+from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
+from antiphase.studies.papers.robustness.show import against, table_of
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+WIDTHS = (2, 4, 8)
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """Patches of every width on models of depth 1."""
+    own, models = bench(profile), twins(profile)
+    return all_cells(
+        [own.patch(model, width) for width in WIDTHS for model in models],
+        [own.accuracy(model) for model in models],
+    )
+
+
+def draw(rows: Rows) -> Artefact:
+    """A panel for each data set: ASR over the width."""
+    found = estimates(rows["attack"], ["data", "series", "width"], ASR)
+    panels, tables = [], []
+    for (data,), block in found.group_by("data", maintain_order=True):
+        points = block.with_columns(x=pl.col("width").cast(pl.Float64)).drop("data", "width")
+        panels.append(
+            Panel(f"patches, {data}", "width in pixels", "attack success rate", points, percent=True)
+        )
+        width = pl.format("width {}", "width")
+        tables.append(
+            table_of(block, pl.col("series"), width, f"patches-{data}", f"ASR under patches, {data}")
+        )
+    caption = "Share of images whose prediction a patch changes. Bands: 95 % over training seeds and images."
+    return Artefact([Plot("figure-2c", caption, tuple(panels))], tables)
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """DiffViT is the more fragile one."""
+    attacks = rows["attack"]
+    checks = [
+        Check(
+            f"ASR(DiffViT) − ASR(ViT), width {width}, {data}",
+            against(attacks, "DiffViT", "ViT", ASR, data=data, width=width),
+        )
+        for data in attacks["data"].unique(maintain_order=True) for width in WIDTHS
+    ]  # fmt: skip
+    return [
+        Claim(
+            "fragile-to-patches", "Section 5.2, Figure 2(c)",
+            "With one layer, DiffViT has a higher ASR than ViT under patches of every width.", checks,
+        )
+    ]  # fmt: skip
+
+
+study = Study(
+    "figure-2c",
+    "robustness",
+    "Figure 2(c)",
+    "ASR under patches with one layer",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
+)

@@ -1,0 +1,40 @@
+"""ASR of ViT and DiffViT under PGD by depth: 1, 2, 4, 8 and 12 layers.
+
+The paper (Section 5.2, Figure 3(a)): at ε = 1/255 DiffViT's ASR is highest at depth 1 and falls with depth, below
+ViT's; at 4/255 both saturate at a high ASR. The numbers are only drawn.
+
+| profile | models | cost |
+|---|---|---|
+| paper | 60, CIFAR-10 and CIFAR-100 | days on a GPU |
+| laptop | 30, Fashion-MNIST | 2 hours on 2 cores, training nearly all of it |
+
+antiphase study run figure-3a --profile laptop
+"""
+
+from antiphase.studies.artefact import Artefact
+from antiphase.studies.claims import Claim
+from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
+from antiphase.studies.papers.robustness.by_depth import asr_claims, draw_asr
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """PGD at every ε on models of every depth."""
+    own = bench(profile)
+    models = twins(profile, own.depths)
+    return all_cells([own.attack(model) for model in models], [own.accuracy(model) for model in models])
+
+
+def draw(rows: Rows) -> Artefact:
+    """ASR over depth."""
+    return draw_asr(rows["attack"], "figure-3a", "PGD")
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """DiffViT gains robustness with depth."""
+    return asr_claims(rows["attack"], "PGD", "Section 5.2, Figure 3(a)")
+
+
+study = Study(
+    "figure-3a", "robustness", "Figure 3(a)", "ASR under PGD by depth", __doc__, cells, draw, claims, settings
+)

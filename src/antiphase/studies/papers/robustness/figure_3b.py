@@ -1,0 +1,48 @@
+"""ASR of ViT and DiffViT under AutoAttack by depth.
+
+The paper (Section 5.2, Figure 3(b)): as under PGD, at ε = 1/255 DiffViT's ASR falls with depth, below ViT's, and both
+saturate at 4/255. Its AutoAttack is the ensemble of APGD-CE, APGD-DLR, FAB and Square (Appendix C.2.2), which is the
+one from before August 2020; ``laptop`` gives each of them a fifth of its steps, and Square 200 queries.
+
+| profile | models | cost |
+|---|---|---|
+| paper | 60, CIFAR-10 and CIFAR-100 | days on a GPU |
+| laptop | 30, Fashion-MNIST | 2 hours on 2 cores, beside the models of Figure 3(a) |
+
+antiphase study run figure-3b --profile laptop
+"""
+
+from antiphase.studies.artefact import Artefact
+from antiphase.studies.claims import Claim
+from antiphase.studies.papers.robustness.bench import bench, settings, twins
+from antiphase.studies.papers.robustness.by_depth import AT, asr_claims, draw_asr
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """AutoAttack at 1/255 and 4/255 on models of every depth."""
+    own = bench(profile)
+    return [own.ensemble(model, AT) for model in twins(profile, own.depths)]
+
+
+def draw(rows: Rows) -> Artefact:
+    """ASR over depth."""
+    return draw_asr(rows["attack"], "figure-3b", "AutoAttack")
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """DiffViT gains robustness with depth."""
+    return asr_claims(rows["attack"], "AutoAttack", "Section 5.2, Figure 3(b)")
+
+
+study = Study(
+    "figure-3b",
+    "robustness",
+    "Figure 3(b)",
+    "ASR under AutoAttack by depth",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
+)

@@ -1,0 +1,123 @@
+"""How far Carlini and Wagner's attack has to go by depth: ASR over the L2 distance it needs.
+
+The paper (Section 5.2, Figure 3(c)): deeper DiffViTs need larger perturbations to reach an ASR of 100 %. The numbers
+are only drawn. Its implementation searches 5 constants over 1,000 steps each; ``laptop`` searches 4 over 50.
+
+| profile | models | cost |
+|---|---|---|
+| paper | 60, CIFAR-10 and CIFAR-100 | days on a GPU |
+| laptop | 30, Fashion-MNIST | 20 minutes on 2 cores, beside the models of Figure 3(a) |
+
+antiphase study run figure-3c --profile laptop
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+
+from antiphase.studies.artefact import Artefact, Panel, Plot, Table
+from antiphase.studies.claims import Check, Claim
+from antiphase.studies.estimates import estimates
+from antiphase.studies.papers.robustness.bench import bench, settings, twins
+from antiphase.studies.papers.robustness.show import apart, table_of
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+_FOUND = pl.col("prediction") != pl.col("clean_prediction")
+DISTANCE = pl.col("reach")
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """The nearest adversarial example of each image, for models of every depth."""
+    own = bench(profile)
+    return [own.nearest(model) for model in twins(profile, own.depths)]
+
+
+def _reaching(rows: Rows) -> pl.DataFrame:
+    """Give images for which nothing was found the largest distance that was: their own is at least that, as a rule."""
+    attacks = rows["attack"].with_columns(found=_FOUND)
+    most = attacks.filter("found")["distance"].max()
+    return attacks.with_columns(reach=pl.when("found").then("distance").otherwise(pl.lit(most, pl.Float64)))
+
+
+def draw(rows: Rows) -> Artefact:
+    """ASR over the distance for every depth of DiffViT and ViT, and the mean distance by depth."""
+    attacks = _reaching(rows)
+    panels, tables = [], []
+    for (data,), block in attacks.group_by("data", maintain_order=True):
+        for kind in ("DiffViT", "ViT"):
+            own = block.filter(series=kind)
+            most = float(own["reach"].quantile(0.99) or 1.0)
+            curves = []
+            for at in np.linspace(0.0, most, 25).tolist():
+                within = (pl.col("found") & (pl.col("distance") <= at)).cast(pl.Float64)
+                curves.append(estimates(own, ["depth"], within).with_columns(x=pl.lit(at)))
+            points = pl.concat(curves).sort("depth", maintain_order=True)
+            points = points.with_columns(series=pl.format("depth {}", "depth")).drop("depth")
+            title = f"{kind}, {data}"
+            panels.append(Panel(title, "L2 distance", "attack success rate", points, percent=True))
+        depth, words = pl.format("depth {}", "depth"), f"Mean L2 distance, {data}"
+        mean = estimates(block, ["series", "depth"], DISTANCE, share=False).sort("depth", maintain_order=True)
+        points = mean.with_columns(x=pl.col("depth").cast(pl.Float64)).drop("depth")
+        panels.append(Panel(f"mean distance, {data}", "depth", "L2 distance", points))
+        tables.append(
+            table_of(mean, pl.col("series"), depth, f"cw-mean-{data}", words, percent=False, digits=3)
+        )
+        tables.append(_farthest(block, str(data)))
+    lost = 1.0 - float(attacks["found"].cast(pl.Float64).mean() or 0.0)  # type: ignore[arg-type]
+    caption = (
+        "Carlini and Wagner's L2 attack. Bands: 95 % over training seeds and images. "
+        f"For {lost * 100:.1f} % of the images nothing was found."
+    )
+    return Artefact([Plot("figure-3c", caption, tuple(panels))], tables)
+
+
+def _farthest(block: pl.DataFrame, data: str) -> Table:
+    """Return the distance at which every image has fallen: the largest over images, averaged over seeds."""
+    far = block.group_by(["series", "depth", "training_seed"], maintain_order=True).agg(
+        pl.max("reach"), n=pl.len()
+    )
+    mean = far.group_by(["series", "depth"], maintain_order=True).agg(
+        value=pl.mean("reach"), low=pl.min("reach"), high=pl.max("reach"), n=pl.first("n").cast(pl.Int64),
+        seeds=pl.len().cast(pl.Int64),
+    )  # fmt: skip
+    title = f"L2 distance at which ASR reaches 100 %: mean over seeds, and [least, largest] of them, {data}"
+    depth = pl.format("depth {}", "depth")
+    return table_of(mean.sort("depth", maintain_order=True), pl.col("series"), depth, f"cw-all-{data}", title,
+                    percent=False, digits=3)  # fmt: skip
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """Deeper models need larger perturbations."""
+    attacks = _reaching(rows)
+    depths = sorted(attacks["depth"].unique())
+
+    def farther(kind: str, second: int, first: int) -> Check:
+        found = apart(attacks, "depth", second, first, DISTANCE, {"series": kind})
+        return Check(f"mean L2({kind}, depth {second}) − mean L2(depth {first})", found, "")
+
+    return [
+        Claim(
+            "cw-needs-more-when-deep", "Section 5.2, Figure 3(c)",
+            "Deeper DiffViTs require larger L2 perturbations under Carlini and Wagner's attack.",
+            [farther("DiffViT", depths[-1], depths[0])],
+        ),
+        Claim(
+            "cw-needs-more-at-each-depth", "Section 5.2, Figure 3(c)",
+            "Each deeper DiffViT requires larger L2 perturbations than the one before.",
+            [farther("DiffViT", second, first) for first, second in pairwise(depths)],
+        ),
+    ]  # fmt: skip
+
+
+study = Study(
+    "figure-3c",
+    "robustness",
+    "Figure 3(c)",
+    "L2 distances of CW by depth",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
+)

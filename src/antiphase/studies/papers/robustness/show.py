@@ -1,0 +1,102 @@
+"""How the studies of this paper write their numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from antiphase.studies.artefact import ESTIMATES, Table
+from antiphase.studies.claims import Check
+from antiphase.studies.estimates import ASR, difference
+
+
+def eps_name(eps: float) -> str:
+    """Return a budget in 255ths.
+
+    >>> eps_name(0.5 / 255)
+    '0.5/255'
+    """
+    return f"{eps * 255:g}/255"
+
+
+def eps_table(found: pl.DataFrame, title: str, name: str, paper: pl.DataFrame | None = None) -> Table:
+    """Return a table with series down and ε across.
+
+    Args:
+        found: columns ``series, eps`` and those of ``ESTIMATES``.
+        title: above it.
+        name: of its CSV.
+        paper: the paper's numbers, columns ``series, x, value``.
+    """
+    cells = found.select(
+        "series",
+        "eps",
+        *ESTIMATES,
+        row=pl.col("series"),
+        column=pl.col("eps").map_elements(eps_name, pl.String),
+    )
+    return Table(name, title, "model", with_paper(cells, paper, ["series", "eps"]).drop("series", "eps"))
+
+
+def with_paper(cells: pl.DataFrame, paper: pl.DataFrame | None, keys: list[str]) -> pl.DataFrame:
+    """Add the paper's numbers as a column ``paper``; its ``x`` is the last key, matched to six digits."""
+    if paper is None or paper.is_empty():
+        return cells.with_columns(paper=pl.lit(None, pl.Float64))
+    last = keys[-1]
+    theirs = paper.select(*keys[:-1], _at=pl.col("x").round_sig_figs(6), paper=pl.col("value"))
+    joined = cells.with_columns(_at=pl.col(last).round_sig_figs(6)).join(
+        theirs, on=[*keys[:-1], "_at"], how="left", maintain_order="left"
+    )
+    return joined.drop("_at")
+
+
+def more_fragile(attacks: pl.DataFrame, eps: Sequence[float], **where: Any) -> list[Check]:
+    """Return the checks ASR(DiffViT) > ASR(ViT) at each ε, on each data set.
+
+    Args:
+        attacks: rows.
+        eps: budgets.
+        **where: other columns and values that choose the rows of both.
+    """
+    several = attacks["data"].n_unique() > 1
+    words = "".join(f", {name} {value}" for name, value in where.items())
+    return [
+        Check(
+            f"ASR(DiffViT) − ASR(ViT) at {eps_name(at)}{words}" + (f", {data}" if several else ""),
+            against(attacks, "DiffViT", "ViT", ASR, eps=at, data=data, **where),
+        )
+        for data in attacks["data"].unique(maintain_order=True)
+        for at in eps
+    ]
+
+
+def against(rows: pl.DataFrame, first: str, second: str, value: pl.Expr, **where: Any) -> Any:
+    """Return mean(first series) − mean(second series) among the rows that ``where`` chooses."""
+    return difference(rows, {"series": first, **where}, {"series": second, **where}, value)
+
+
+def apart(
+    rows: pl.DataFrame, column: str, first: Any, second: Any, value: pl.Expr, where: Mapping[str, Any]
+) -> Any:
+    """Return mean(first level of a column) − mean(second level) among the rows that ``where`` chooses."""
+    return difference(rows, {**where, column: first}, {**where, column: second}, value)
+
+
+def table_of(
+    found: pl.DataFrame,
+    row: pl.Expr,
+    column: pl.Expr,
+    name: str,
+    title: str,
+    index: str = "model",
+    **more: Any,
+) -> Table:
+    """Return a table of estimates, rows and columns named by expressions."""
+    cells = found.select(*ESTIMATES, row=row, column=column, paper=pl.lit(None, pl.Float64))
+    return Table(name, title, index, cells, **more)
+
+
+def joined(*cells: pl.DataFrame) -> pl.DataFrame:
+    """Return the cells of one table from those of several metrics, rows in the order of the first."""
+    order = cells[0].select("row").unique(maintain_order=True).with_row_index("_at")
+    return pl.concat(cells, how="diagonal").join(order, on="row", maintain_order="left").drop("_at")

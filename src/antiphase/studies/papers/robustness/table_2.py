@@ -1,0 +1,108 @@
+"""ASR of ViT and DiffViT of four layers on Tiny ImageNet, patches and small perturbations.
+
+The paper (Table 2, Appendix D.1):
+
+| model | patch 8 | patch 4 | patch 2 | 4/255 | 2/255 | 1/255 | .5/255 |
+|---|---|---|---|---|---|---|---|
+| DiffViT | .6465 | .4556 | .1834 | .6318 | .3866 | .2822 | .2364 |
+| ViT | .6139 | .4072 | .1498 | .6490 | .3857 | .2309 | .1866 |
+
+| profile | models | cost |
+|---|---|---|
+| paper | 6, Tiny ImageNet | hours on a GPU |
+| laptop | 6, Fashion-MNIST in its place | 20 minutes on 2 cores |
+
+antiphase study run table-2 --profile laptop
+"""
+
+import polars as pl
+
+from antiphase.studies.artefact import Artefact, Table
+from antiphase.studies.cells import TrainVit
+from antiphase.studies.claims import Check, Claim
+from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.papers.robustness.bench import EPS, KINDS, all_cells, bench, settings
+from antiphase.studies.papers.robustness.show import against, eps_name, more_fragile, table_of
+from antiphase.studies.spec import Cell, Profile, Rows, Study
+
+WIDTHS = (8, 4, 2)
+BUDGETS = tuple(eps for eps in reversed(EPS) if eps <= 4 / 255)
+PAPER = {
+    "DiffViT": (0.6465, 0.4556, 0.1834, 0.6318, 0.3866, 0.2822, 0.2364),
+    "ViT": (0.6139, 0.4072, 0.1498, 0.6490, 0.3857, 0.2309, 0.1866),
+}
+COLUMNS = (*(f"patch {width}" for width in WIDTHS), *map(eps_name, BUDGETS))
+
+
+def _models(profile: Profile) -> list[TrainVit]:
+    own = bench(profile)
+    if profile.name == "paper":
+        return [own.train(kind, seed, "tiny-imagenet", depth=4) for kind in KINDS for seed in profile.seeds]
+    return [
+        own.train(kind, seed, depth=max(d for d in own.depths if d <= 4))
+        for kind in KINDS
+        for seed in profile.seeds
+    ]
+
+
+def cells(profile: Profile) -> list[Cell]:
+    """Patches of three widths and PGD at every ε."""
+    own, models = bench(profile), _models(profile)
+    patches = [own.patch(model, width) for width in WIDTHS for model in models]
+    return all_cells(
+        [own.attack(model) for model in models], patches, [own.accuracy(model) for model in models]
+    )
+
+
+def draw(rows: Rows) -> Artefact:
+    """The paper's table, its numbers beside ours."""
+    attacks = rows["attack"].with_columns(
+        column=pl.when(attack="patch").then(pl.format("patch {}", "width")).otherwise(
+            pl.col("eps").map_elements(eps_name, pl.String)
+        )
+    )  # fmt: skip
+    found = estimates(attacks.filter(pl.col("column").is_in(COLUMNS)), ["series", "column"], ASR)
+    paper = pl.DataFrame(
+        [(series, column, value) for series, row in PAPER.items() for column, value in zip(COLUMNS, row, strict=True)],
+        {"series": pl.String, "column": pl.String, "paper": pl.Float64}, orient="row",
+    )  # fmt: skip
+    order = pl.DataFrame({"column": COLUMNS}).with_row_index("_at")
+    found = found.join(paper, on=["series", "column"], how="left", maintain_order="left").join(
+        order, on="column"
+    )
+    found = found.sort("series", "_at")
+    table = table_of(found, pl.col("series"), pl.col("column"), "table-2", "ASR under PGD with four layers")
+    return Artefact(
+        tables=[Table(table.name, table.title, "model", table.cells.with_columns(found["paper"]))]
+    )
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """DiffViT is the more fragile one under patches and small budgets."""
+    attacks = rows["attack"]
+    patches = [
+        Check(
+            f"ASR(DiffViT) − ASR(ViT), patch {width}",
+            against(attacks, "DiffViT", "ViT", ASR, attack="patch", width=width),
+        )
+        for width in WIDTHS
+    ]  # fmt: skip
+    small = more_fragile(attacks.filter(attack="pgd"), [0.5 / 255, 1 / 255])
+    higher = "With four layers, DiffViT has the higher ASR"
+    return [
+        Claim("fragile-to-patches-at-depth-4", "Table 2", f"{higher} under patches.", patches),
+        Claim("fragile-at-depth-4", "Table 2", f"{higher} at .5 and 1/255.", small),
+    ]
+
+
+study = Study(
+    "table-2",
+    "robustness",
+    "Table 2",
+    "ASR with four layers, patches and PGD",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
+)

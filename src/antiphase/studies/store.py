@@ -1,0 +1,168 @@
+"""Cells on disk, each in a folder of its own, whole or not there: rows, checkpoints and what made them.
+
+A folder ``cells/TABLE-IDENTITY`` is finished when its ``done.json`` is there and every file that it lists has the
+digest that it says. Whoever works on a cell holds a lock on it, which the system takes away with the process, so that
+a killed run leaves nothing to clean up and two runs share one store.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.files import digest, replacing, write_json
+from antiphase.studies.identity import described, identity
+
+DONE_FILE = "done.json"
+ROWS_FILE = "rows.parquet"
+WORK_FOLDER = "work"  # what a measurement keeps until it is finished
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Storable(Protocol):
+    """What the store asks of a cell, beside its identity."""
+
+    @property
+    def table(self) -> str:
+        """The beginning of its folder's name."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        ...
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of cells.
+
+    Attributes:
+        root: made if missing.
+    """
+
+    root: Path
+    _whole: dict[Path, tuple[int, int, str]] = field(
+        default_factory=dict, repr=False
+    )  # digests of this process
+
+    def folder(self, cell: Storable) -> Path:
+        """Return the folder of a cell, there or not."""
+        return self.root / "cells" / f"{cell.table}-{identity(cell)}"
+
+    def done(self, cell: Storable) -> bool:
+        """Whether the cell is finished and undamaged."""
+        return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
+
+    def record(self, cell: Storable) -> dict[str, Any] | None:
+        """Return what was written of a finished cell: seconds, work, versions, hardware, warnings."""
+        return _read(self.folder(cell) / DONE_FILE)
+
+    def damage(self, cell: Storable) -> str | None:
+        """Return which file of a finished cell is not what it was, and why; None where all are."""
+        path = self.folder(cell) / DONE_FILE
+        if not path.exists():
+            return None
+        if (record := _read(path)) is None:
+            return f"{path}: cannot be read"
+        for name, expected in record["files"].items():
+            file = path.parent / name
+            if not file.exists():
+                return f"{file}: is missing"
+            if self._digest(file) != expected:
+                return f"{file}: is damaged (its SHA-256 is not the one that was written down)"
+        return None
+
+    def discard(self, cell: Storable) -> None:
+        """Take a damaged cell away, so that it is made again from the beginning."""
+        (self.folder(cell) / DONE_FILE).unlink(missing_ok=True)
+        shutil.rmtree(self.folder(cell), ignore_errors=True)
+
+    def finish(self, cell: Storable, rows: pl.DataFrame | None, about: dict[str, Any]) -> None:
+        """Write the rows and, last of all, what finishes the cell."""
+        folder = self.folder(cell)
+        if rows is not None:
+            with replacing(folder / ROWS_FILE) as temporary:
+                rows.write_parquet(temporary)
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+        files = {
+            str(path.relative_to(folder)): self._digest(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
+
+    def rows(self, cell: Storable) -> pl.DataFrame | None:
+        """Return the rows of a finished cell; None for a training."""
+        path = self.folder(cell) / ROWS_FILE
+        return pl.read_parquet(path) if path.exists() else None
+
+    @contextlib.contextmanager
+    def claim(self, cell: Storable) -> Iterator[bool]:
+        """Yield whether this process alone may work on the cell, until the end of the block."""
+        path = self.root / "locks" / f"{cell.table}-{identity(cell)}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def busy(self, cell: Storable) -> bool:
+        """Whether some process works on the cell."""
+        if not (self.root / "locks" / f"{cell.table}-{identity(cell)}").exists():
+            return False
+        with self.claim(cell) as mine:
+            return not mine
+
+    def log(self, event: str, cell: Storable, **about: Any) -> None:
+        """Add a line to ``log.jsonl``: what was done to which cell, when, by which process."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, "cell": f"{cell.table}-{identity(cell)}",
+            "label": cell.label, "process": f"{os.uname().nodename}:{os.getpid()}",
+        }  # fmt: skip
+        with (self.root / "log.jsonl").open("a", encoding="utf-8") as file:  # one write: lines do not mix
+            file.write(json.dumps(line | about, ensure_ascii=False) + "\n")
+
+    def _digest(self, path: Path) -> str:
+        about = path.stat()
+        seen = self._whole.get(path)
+        if seen is None or seen[:2] != (about.st_mtime_ns, about.st_size):
+            seen = self._whole[path] = (about.st_mtime_ns, about.st_size, digest(path.read_bytes()))
+        return seen[2]
+
+
+@contextlib.contextmanager
+def room(root: Path) -> Iterator[None]:
+    """Turn a full disk into one line; what is finished stays as it is."""
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        code = getattr(error, "errno", None)
+        words = str(error)
+        if code in _FULL or any(f"os error {full}" in words for full in _FULL):
+            raise UserError(
+                f"{root}: no room left on the disk ({os.strerror(code) if code else words.splitlines()[0]}); "
+                "finished cells are kept: make room, and the same command goes on"
+            ) from None
+        raise
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else None

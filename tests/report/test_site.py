@@ -1,0 +1,297 @@
+"""The site of studies: what its pages hold, that they fetch nothing, and that the same results give the same bytes."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from antiphase.report.prose import paragraphs, prose
+from antiphase.report.site import write_site
+from antiphase.report.study_markdown import markdown_claims, markdown_summary
+from antiphase.report.study_tables import claims_csv, console_claims, plot_csv, table_sheet
+from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot, Table
+from tests.report import made_up_studies as made_up
+
+VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
+MAGIC = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b""}
+TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv"}
+
+
+class Page(HTMLParser):
+    """Collects what a page is made of, and checks that every tag is closed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.downloads: dict[str, str] = {}
+        self.keys: list[str] = []
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+        assert len(self.ids) == len(set(self.ids))
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.links += [found[name] for name in ("src", "href", "xlink:href") if name in found]
+        self.ids += [found["id"]] if "id" in found else []
+        self.keys += [found["data-value"]] if "data-value" in found else []
+        if "download" in found:
+            self.downloads[found["download"]] = found["href"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+    def csv(self, name: str) -> pl.DataFrame:
+        return pl.read_csv(unquote_to_bytes(self.downloads[name].split(",", 1)[1]))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Page]:
+    out = made_up.written_site(tmp_path_factory.getbasetemp())
+    assert all(path.stat().st_size < 1_500_000 for path in out.iterdir())
+    return {path.stem: Page(path) for path in sorted(out.iterdir())}
+
+
+def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
+    assert set(pages) == {
+        "index", "robustness-table-1", "robustness-figure-2", "diffclip-figure-3", "diffclip-table-2",
+    }  # fmt: skip
+    for page in pages.values():
+        for link in page.links:
+            if not link.startswith("data:"):
+                file, _, anchor = link.partition("#")
+                target = pages[file.removesuffix(".html")] if file else page
+                assert not anchor or anchor in target.ids
+    order = [name for name in pages["index"].links if name.endswith(".html")]
+    assert order == [
+        "robustness-table-1.html", "robustness-figure-2.html", "diffclip-figure-3.html", "diffclip-table-2.html",
+    ]  # fmt: skip
+    assert pages["robustness-figure-2"].links.count("robustness-table-1.html") == 2
+    assert pages["robustness-figure-2"].links.count("diffclip-figure-3.html") == 2
+
+
+def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
+    text = pages["index"].text
+    for words in (
+        "Of 4 claims tried, 2 hold, 1 fails and 1 is undecided",
+        "4 claims: 1 holds, 1 fails, 1 undecided, 1 not run",
+        "58 of 92 cells done",
+        "+3.04 points [0.04, 7.04]; +8.9 points [5.9, 12.9]; +17.9 points [14.9, 21.9]; 2 more",
+        "−0.42 [−0.61, −0.23]; +0.100 [−∞, ∞]",
+        "+2.4 points [−1.0, 5.9]",
+        "12/46",
+        "2 figures, 1 table",
+        "DiffCLIP: Differential Attention Meets CLIP",
+    ):
+        assert words in text
+    for result in made_up.studies():
+        for claim in result.claims:
+            assert claim.statement in text
+            assert claim.source in text
+    claims = pages["index"].csv("claims.csv")
+    assert len(claims) == sum(len(claim.checks) for result in made_up.studies() for claim in result.claims)
+    assert set(claims["claim_verdict"]) == {"holds", "fails", "undecided", "not run"}
+    assert claims.row(0, named=True)["low"] == 0.0304 - 0.03
+
+
+def test_the_page_of_a_study_holds_what_was_measured_and_what_the_paper_says(pages):
+    page = pages["robustness-table-1"]
+    for words in (
+        "Fragility over λ_init",
+        "84.8[83.7, 85.9]paper 86.05",
+        "paper 84.98",
+        "in percent; 95% intervals in brackets; n = 1,000, 3 seeds",
+        "Hollow and dashed: the paper’s numbers.",
+        "The paper finds that ASR rises",
+        ".8498",
+        "2 h 13 min",
+        "one NVIDIA H100 80GB HBM3",
+        "antiphase study run table-1 --profile laptop --seeds 3",
+        "ASR(DiffViT) − ASR(ViT) at 0.5/255",
+    ):
+        assert words in page.text
+    assert "Where no band" not in page.text
+    points = page.csv("robustness-table-1-asr-points.csv")
+    assert points["paper"].to_list() == pytest.approx([0.407, 0.677, 0.85, 0.753, 0.496, 0.416])
+    table = page.csv("robustness-table-1-lambdas.csv")
+    assert table["value"].to_list()[0] == 0.8605 - 0.013
+    assert str(0.8605 - 0.013) in page.keys
+
+
+def test_what_is_missing_is_said(pages):
+    half, none = pages["robustness-figure-2"].text, pages["diffclip-table-2"]
+    assert "12 of 46 cells are done: numbers below are of those." in half
+    assert "Where no band or whisker is drawn, there is no interval or it has no end." in half
+    assert "[−∞, ∞]" in half
+    assert pages["robustness-figure-2"].tags.count("pre") == 2  # the command, as the docstring has it too
+    assert "None of the 14 cells has been run yet." in none.text
+    assert "antiphase study run table-2" in none.text
+    assert none.text.count("not run") >= 4
+    assert not {"Figures", "Tables", "Maps", "The paper"} & set(none.words)
+
+
+def test_downloads_are_what_they_say(pages):
+    kinds = set()
+    for page in pages.values():
+        for name, uri in page.downloads.items():
+            head, _, content = uri.partition(",")
+            ending = name.rpartition(".")[2]
+            assert head.startswith(f"data:{TYPES[ending]};")
+            raw = (
+                base64.b64decode(content, validate=True)
+                if head.endswith("base64")
+                else unquote_to_bytes(content)
+            )
+            assert raw.startswith(MAGIC[ending])
+            kinds.add(ending)
+    assert kinds == set(TYPES)
+    assert len(pages["diffclip-figure-3"].downloads) == 2 * 4 + 2 + 2 * 3 + 1
+
+
+def test_everything_foreign_is_escaped(pages):
+    page = pages["diffclip-figure-3"]
+    assert page.tags.count("script") == 2
+    assert page.tags.count("b") == 0
+    assert page.text.count(made_up.EVIL) > 12
+    assert made_up.LONG in unquote(page.downloads["diffclip-figure-3-cost.csv"])
+
+
+def test_the_same_results_give_the_same_bytes_and_stand_alone(tmp_path):
+    first = made_up.table_1()
+    plots = first.artefact.plots[:1]
+    result = replace(first, artefact=Artefact(plots, first.artefact.tables, (made_up.gallery(1, 2),)))
+    pages = [write_site([result], tmp_path / name).parent / "robustness-table-1.html" for name in "ab"]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    assert "rel=" not in pages[0].read_text().replace('<link rel="icon"', "")
+
+
+def test_two_profiles_of_a_study_have_pages_of_their_own(tmp_path):
+    empty = made_up.empty()
+    write_site([empty, replace(empty, profile="paper")], tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"index.html", "diffclip-table-2-smoke.html", "diffclip-table-2-paper.html"}
+    with pytest.raises(ValueError, match="more than one result"):
+        write_site([empty, empty], tmp_path)
+
+
+def test_a_site_of_nothing_leaves_other_pages_alone(tmp_path):
+    (tmp_path / "robustness-table-9.html").write_text("of a former run")
+    assert write_site([], tmp_path) == tmp_path / "index.html"
+    assert "0 studies" in Page(tmp_path / "index.html").text
+    assert (tmp_path / "robustness-table-9.html").read_text() == "of a former run"
+
+
+def test_what_is_empty_is_drawn_empty(tmp_path):
+    points, cells = made_up.points({}, ()), made_up.cells([])
+    panels = (Panel("", "ε", "y", points, scale="eps"), Panel("", "x", "y", points, kind="bar", percent=True))
+    plots = (Plot("nothing", "", ()), Plot("empty", "", panels))
+    artefact = Artefact(plots, (Table("empty", "Empty", "model", cells),), (Gallery("none", "", ()),))
+    write_site([replace(made_up.empty(), artefact=artefact)], tmp_path)
+    page = Page(tmp_path / "diffclip-table-2.html")
+    assert {name.rpartition("-")[2] for name in page.downloads} >= {"empty.csv", "points.csv", "none.pdf"}
+    assert "None" not in page.text.replace("None of the 14 cells", "")
+
+
+def test_large_galleries_stay_small(tmp_path):
+    result = replace(made_up.empty(), artefact=Artefact(galleries=(made_up.gallery(2, 6, 224),)), done=1)
+    write_site([result], tmp_path)
+    assert (tmp_path / "diffclip-table-2.html").stat().st_size < 1_500_000
+
+
+def test_tables_say_dashes_for_what_is_not_there():
+    table = made_up.figure_2().artefact.tables[0]
+    sheet = table_sheet(table)
+    assert sheet.columns == ("model", "PGD", "patch", "AutoAttack")
+    assert [(cell.text, cell.notes) for cell in sheet.rows[0][1:]] == [("40.0", ())] * 3
+    assert [(cell.text, cell.notes, cell.key) for cell in sheet.rows[1][1:]] == [("–", ("[−∞, ∞]",), "")] * 3
+    partial = replace(table, cells=table.cells[:4])
+    assert [cell.text for cell in table_sheet(partial).rows[1]] == ["DiffViT", "–", "–", "–"]
+
+
+def test_csv_holds_all_digits_in_long_form():
+    plot = made_up.ood().artefact.plots[1]
+    found = pl.read_csv(plot_csv(plot).encode())
+    assert len(found) == sum(len(panel.points) for panel in plot.panels)
+    assert found["value"].to_list() == [v for panel in plot.panels for v in panel.points["value"]]
+    assert found["tick"].to_list()[:2] == [made_up.EVIL, made_up.LONG]
+    assert found["paper"].null_count() == 4
+    checks = pl.read_csv(claims_csv([made_up.table_1()]).encode())
+    assert checks["high"].to_list()[-1] == float("inf")
+
+
+def test_markdown_tables_keep_their_columns():
+    text = markdown_claims(made_up.studies()) + "\n" + markdown_summary(made_up.studies())
+    blocks = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 2 + 1 + 2 + 1 + 4 + 2 + 2 + 1 + 1
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().splitlines()}) == 1
+    for words in (
+        "| **holds** | +3.04 points [0.04, 7.04]; ",
+        "84.8 [83.7, 85.9] (paper 86.05)",
+        "2.90 [−∞, ∞]",
+        "*12 of 46 cells are done: numbers below are of those.*",
+        r"DiffCLIP\*",
+        "## Table 2: Retrieval and zero-shot accuracy",
+    ):
+        assert words in text
+    assert "<b" not in text.replace(r"\<b", "").replace(made_up.ood().command, "")
+    assert markdown_claims([]) == markdown_summary([]) == ""
+
+
+def test_the_console_fits_80_columns():
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(console_claims(made_up.studies()))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(" ".join(lines).split())
+    assert all(f" {verdict} " in words for verdict in ("holds", "fails", "undecided", "not run"))
+
+
+def test_prose_knows_paragraphs_lists_commands_and_tables():
+    blocks = paragraphs(made_up.TEXT)
+    assert [block[:7] for block in blocks] == [
+        "Table 1",
+        "The Dif",
+        "| λ_ini",
+        "- Under",
+        "Cost: l",
+        "    ant",
+    ]
+    html = str(prose(blocks))
+    assert html.count("<p>") == 3
+    assert html.count("<li>") == 2
+    assert html.count("<tr>") == 3
+    assert "<code>λ_init</code>" in html
+    assert "<b>beyond</b>" in html
+    assert "&lt;not in the package&gt; &amp; have" in html
+    assert '<td class="word">accuracy</td><td>.8605</td>' in html
+    assert "antiphase study run table-1 --profile laptop --seeds 3</pre>" in html
+    assert prose(paragraphs("")) == ""
+    assert str(prose(paragraphs(r"| a \| b |"))).count("<td") == 1

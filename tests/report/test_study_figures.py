@@ -1,0 +1,110 @@
+"""The figures of studies: where lines, bands, bars and pictures are, and that series can be told apart."""
+
+import base64
+import io
+import itertools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from antiphase.report.figures import as_svg
+from antiphase.report.series_styles import series_styles
+from antiphase.report.study_figures import plot_figure
+from antiphase.report.study_gallery import gallery_figure, lighter
+from antiphase.studies.artefact import Gallery, Panel, Picture, Plot
+from tests.report import made_up_studies as made_up
+
+
+def test_lines_bands_and_the_papers_numbers_are_where_they_belong():
+    plot = made_up.figure_2().artefact.plots[0]
+    figure = plot_figure(plot)
+    first, second, third, _ = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [panel.title for panel in plot.panels]
+    assert first.get_xscale() == "log"
+    assert third.get_xscale() == "linear"
+    assert [label.get_text() for label in first.get_xticklabels()] == ["0.5", "1", "2", "4", "8"]
+    assert first.get_xlabel() == "ε, in 255ths of the pixel range"
+    assert [line.get_color() for line in first.lines] == ["#0072B2", "#D55E00"] * 2
+    for line, (_, own) in zip(
+        first.lines, plot.panels[0].points.group_by("series", maintain_order=True), strict=True
+    ):
+        np.testing.assert_allclose(line.get_ydata(), 100 * own["value"].to_numpy())
+    hollow = [line for line in second.lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_ydata()[0] for line in hollow] == pytest.approx([12.2, 22.1])
+    assert all(line.is_dashed() for line in hollow)
+    band = first.collections[0].get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose([band.min(), band.max()], [100 * 0.0651625819640405, 100 * 0.8281034820053446])
+    assert not figure.legends  # the panels have other series each
+    narrow = plot_figure(plot, narrow=True)
+    assert len({round(axes.get_position().x1, 3) for axes in narrow.axes}) == 1
+
+
+def test_one_legend_where_the_series_agree():
+    panel = made_up.figure_2().artefact.plots[0].panels[1]
+    figure = plot_figure(Plot("two", "", (panel, replace(panel, paper=None))))
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†", "the paper"]
+    assert all(axes.get_legend() is None for axes in figure.axes)
+
+
+def test_intervals_without_an_end_are_not_drawn_and_huge_ones_are_cut():
+    wild, apart = plot_figure(made_up.figure_2().artefact.plots[1]).axes
+    assert all(len(np.unique(band.get_paths()[0].vertices[:, 0])) == 2 for band in wild.collections[:1])
+    assert wild.get_ylim()[1] < 6
+    assert apart.get_ylim()[0] < -10  # differences are no rates: below 0 is shown
+    points = made_up.points({"ViT": [0.5, 0.52]}, (1, 2), half=4.0)
+    (cut,) = plot_figure(Plot("cut", "", (Panel("", "x", "y", points),))).axes
+    assert -0.1 < cut.get_ylim()[0] < cut.get_ylim()[1] < 1.1
+
+
+def test_bars_stand_on_zero_with_the_papers_beside_them():
+    plot = made_up.ood().artefact.plots[0]
+    (axes,) = plot_figure(plot).axes
+    assert axes.get_ylim()[0] == 0
+    filled = [bar for bar in axes.patches if bar.get_facecolor()[3] > 0]
+    hollow = [bar for bar in axes.patches if bar.get_facecolor()[3] == 0]
+    assert (len(filled), len(hollow)) == (20, 10)
+    assert sorted(bar.get_height() for bar in filled) == pytest.approx(
+        sorted(100 * plot.panels[0].points["value"].to_numpy())
+    )
+    spans = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches)
+    assert all(one[1] <= two[0] + 1e-9 for one, two in itertools.pairwise(spans))
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(plot.panels[0].ticks)
+
+
+def test_series_are_told_apart_without_colour():
+    styles = series_styles([["ViT, 1", "ViT, 2", "DiffViT, 1", "other"], ["CLIP", "DiffCLIP", "DiffCLIP†"]])
+    assert styles["ViT, 1"].color == styles["ViT, 2"].color == styles["CLIP"].color
+    assert styles["ViT, 1"].dashes != styles["ViT, 2"].dashes
+    assert len({styles[name].marker for name in ("ViT, 1", "ViT, 2", "DiffViT, 1", "other")}) == 4
+    assert len({styles[name].hatch for name in ("ViT, 1", "ViT, 2", "DiffViT, 1", "other")}) == 4
+    assert styles["CLIP"].marker == styles["ViT, 1"].marker  # they never meet
+    assert styles["DiffCLIP†"].pale
+    assert series_styles([["ViT-B/16"]])["ViT-B/16"].color == "#009E73"  # another model's name
+
+
+def test_a_gallery_has_its_titles_and_no_more_pixels_than_asked_for():
+    gallery = made_up.gallery(2, 4)
+    figure = gallery_figure(gallery, pixels=8 * 50**2)
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert [axes.images[0].get_array().shape for axes in pictures] == [(50, 50, 3)] * 8
+    titles = [" ".join(axes.get_title().split()) for axes in pictures]
+    assert titles == [picture.title for row in gallery.rows for picture in row]
+
+
+def test_drawings_keep_their_colours_and_photographs_become_small():
+    flat = np.full((40, 40, 3), 255, np.uint8)
+    flat[10:30, 10:30] = (200, 30, 30)
+    photo = made_up.scene(0, 128)
+    gallery = Gallery("two", "", ((Picture("drawing", flat), Picture("photograph", photo)),))
+    before = as_svg(gallery_figure(gallery))
+    after = lighter(before)
+    assert len(after) < 0.5 * len(before)
+    drawing, other = re.findall(r"data:image/(\w+);base64,([A-Za-z0-9+/=]+)", after)
+    assert (drawing[0], other[0]) == ("png", "jpeg")
+    kept = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawing[1]))).convert("RGB"))
+    np.testing.assert_array_equal(kept, flat)

@@ -1,0 +1,211 @@
+"""The engine on cells that take no time: each once, whatever is killed, changed, damaged or shared."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from antiphase.errors import UserError
+from antiphase.studies.identity import identity
+from antiphase.studies.lab import Lab
+from antiphase.studies.plan import make_plan
+from antiphase.studies.run import run_cells
+from antiphase.studies.store import ROWS_FILE, Store
+from tests.studies.toy_cells import Measure, Train, cells
+
+TOYS = Path(__file__).with_name("toy_cells.py")
+SCRIPT = [sys.executable, str(TOYS)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def run(which, store, say=lambda line: None):
+    return run_cells(which, Lab(store, progress=False), say)
+
+
+def log(store, event="begin"):
+    lines = [json.loads(line) for line in (store.root / "log.jsonl").read_text().splitlines()]
+    return Counter(line["label"] for line in lines if line["event"] == event)
+
+
+def test_every_cell_runs_once_and_what_is_needed_comes_first(store):
+    said = []
+    plan = make_plan(cells(3), store)
+    assert [cell.table for cell in plan.missing] == ["train", "measure"] * 3
+    again = run(cells(3), store, said.append)
+    assert not again.missing
+    assert len(said) == 6
+    assert said[0].startswith("[1/6] training 0: ")
+    assert set(log(store).values()) == {1}
+    rows = store.rows(cells(3)[2])
+    assert rows["value"].to_list() == [2.0, 3.0, 4.0]
+    run(cells(3), store)
+    assert set(log(store).values()) == {1}
+
+
+def test_what_is_finished_says_what_it_is_and_how_it_was_made(store):
+    run(cells(1), store)
+    record = store.record(cells(1)[0])
+    assert record["what"]["fields"] == {"model": {"identity": identity(Train(number=0))}}
+    assert record["whole"]
+    assert {"seconds", "hardware", "versions", "finished", "warnings"} <= set(record)
+
+
+def test_a_field_that_affects_results_runs_exactly_the_cells_that_depend_on_it(store):
+    run(cells(3), store)
+    run([*cells(2), Measure(model=Train(number=2, rate=0.75))], store)
+    assert log(store) == Counter({"training 2": 2, "measuring training 2, ×2": 2} | {
+        f"{what} {n}{x}": 1 for n in range(2) for what, x in (("training", ""), ("measuring training", ", ×2"))
+    })  # fmt: skip
+    run([Measure(model=Train(number=2, rate=0.75), factor=3.0)], store)
+    assert log(store)["training 2"] == 2
+
+
+def test_device_and_batch_size_run_nothing(store):
+    run(cells(2), store)
+    lab = Lab(store, batch_size=7, progress=True)
+    assert not run_cells(cells(2), lab).missing
+    assert set(log(store).values()) == {1}
+
+
+def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
+    which = [Measure(model=Train(number=-1)), *cells(2)]
+    with pytest.raises(
+        UserError, match=r"2 cells were not made: training -1: the number is below 0; .*needs training -1"
+    ):
+        run(which, store)
+    assert store.done(cells(2)[1])
+    assert log(store, "failed") == Counter({"training -1": 1})
+
+
+def test_after_a_kill_the_same_command_finishes_and_no_finished_cell_runs_again(store):
+    process = subprocess.Popen([*SCRIPT, str(store.root), "6", "0.4"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[4/12]"):
+            break
+    time.sleep(0.6)  # into the next measurement
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    finished = log(store, "done")
+    assert 4 <= len(finished) < 12
+    run(cells(6, 0.4), store)
+    begun = log(store)
+    assert len(begun) == 12
+    assert all(begun[label] == 1 for label in finished)
+
+
+def test_two_processes_share_a_store_and_do_no_cell_twice(store):
+    both = [
+        subprocess.Popen([*SCRIPT, str(store.root), "8", "0.2"], stdout=subprocess.DEVNULL) for _ in range(2)
+    ]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert log(store) == log(store, "done")
+    assert set(log(store).values()) == {1}
+    lines = [json.loads(line) for line in (store.root / "log.jsonl").read_text().splitlines()]
+    assert len({line["process"] for line in lines}) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "gone", "record"])
+def test_a_damaged_row_file_is_found_named_and_made_again(store, harm):
+    run(cells(2), store)
+    path = store.folder(cells(2)[1]) / ROWS_FILE
+    if harm == "cut":
+        path.write_bytes(path.read_bytes()[:50])
+    elif harm == "flip":
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    elif harm == "gone":
+        path.unlink()
+    else:
+        path = path.parent / "done.json"
+        path.write_text("{")
+    fresh, said = Store(store.root), []
+    assert str(path) in next(iter(make_plan(cells(2), fresh).damaged.values()))
+    run(cells(2), fresh, said.append)
+    assert any(str(path) in line and "is made again" in line for line in said)
+    assert log(store)["measuring training 1, ×2"] == 2
+    assert log(store)["training 1"] == 1
+    assert fresh.rows(cells(2)[1])["value"].to_list() == [1.0, 2.0, 3.0]
+
+
+def test_a_damaged_checkpoint_is_found_named_and_trained_again(store):
+    run(cells(2), store)
+    weights = store.folder(Train(number=1)) / "weights.txt"
+    weights.write_text("99")
+    fresh, said = Store(store.root), []
+    run(cells(2), fresh, said.append)
+    assert any(str(weights) in line for line in said)
+    assert weights.read_text() == "0.5"
+    assert log(store)["training 1"] == 2
+    assert log(store)["measuring training 1, ×2"] == 1
+
+
+def test_a_checkpoint_that_nothing_needs_any_more_is_not_missed(store):
+    import shutil
+
+    run(cells(1), store)
+    shutil.rmtree(store.folder(Train(number=0)))
+    assert not make_plan(cells(1), Store(store.root)).missing
+    plan = make_plan([*cells(1), Measure(model=Train(number=0), factor=5.0)], Store(store.root))
+    assert [cell.table for cell in plan.missing] == ["train", "measure"]
+
+
+def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600));"
+        "sys.argv = ['toy', *sys.argv[1:]];"
+        f"import runpy; runpy.run_path({str(TOYS)!r}, run_name='__main__')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store"), "2", "0"],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode != 0
+    assert "no room left on the disk" in found.stderr
+    assert "the same command goes on" in found.stderr
+    store = Store(tmp_path / "store")
+    assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
+    run(cells(2), store)
+    assert store.done(cells(2)[1])
+
+
+def test_a_plan_expects_the_time_of_the_cells_that_are_finished(store):
+    one = [Measure(model=Train(number=0, seconds=0.2), seconds=0.1)]
+    run(one, store)
+    plan = make_plan(
+        [*one, *(Measure(model=Train(number=n, seconds=0.2), seconds=0.1) for n in range(1, 5))], store
+    )
+    assert plan.known == 2
+    assert 0.9 < plan.seconds < 2.5
+
+
+def test_a_cell_that_another_process_works_on_is_waited_for(store):
+    (cell,) = cells(1)
+    with store.claim(cell.model) as mine:
+        assert mine
+        assert store.busy(cell.model)
+        other = subprocess.Popen([*SCRIPT, str(store.root), "1", "0"], stdout=subprocess.DEVNULL)
+        time.sleep(0.5)
+        assert not (store.root / "cells").exists() or not store.done(cell.model)
+    assert other.wait(60) == 0
+    assert store.done(cell)
+
+
+def test_processes_of_torchrun_share_every_cell(store):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = subprocess.run([*torchrun, str(TOYS), str(store.root), "2", "0"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert all(store.done(cell) for cell in cells(2))
+    assert set(log(store).values()) == {1}

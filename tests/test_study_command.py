@@ -1,0 +1,169 @@
+"""``antiphase study`` as a user meets it."""
+
+import json
+
+import polars as pl
+import pytest
+
+from antiphase.cli import main
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["antiphase", "study", *map(str, words)])
+        try:
+            main()
+        except SystemExit as ended:
+            return ended.code or 0, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("studies") / "store"
+
+
+def test_list_names_both_papers(call):
+    code, out, _ = call("list")
+    assert code == 0
+    assert "table-1" in out
+    assert "diffclip-figure-5" in out
+
+
+def test_run_says_what_it_will_do_does_it_and_then_has_nothing_to_do(call, store):
+    words = ("table-1", "--profile", "smoke", "--store", store)
+    code, _, err = call("run", *words)
+    assert code == 0
+    assert "18 cells, 18 to make (6 train, 6 attack, 6 accuracy): about" in err
+    assert "[18/18]" in err
+    code, _, err = call("run", *words)
+    assert code == 0
+    assert "18 cells, all there" in err
+    code, out, _ = call("status", *words)
+    assert code == 0
+    assert out.split()[-6:] == ["table-1", "18", "0", "0", "0", "–"]
+
+
+def test_show_tells_the_papers_numbers_the_cells_and_what_is_there(call, store):
+    code, out, _ = call("show", "table-1", "--profile", "smoke", "--store", store)
+    assert code == 0
+    assert ".8498" in out
+    assert "✓ train-" in out
+    assert "all there" in out
+
+
+def test_rows_are_exported(call, store, tmp_path):
+    words = ("rows", "table-1", "--profile", "smoke", "--store", store)
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "attack: 144 rows" in out
+    code, _, _ = call(*words, "--table", "attack", "--out", tmp_path / "asr.csv")
+    assert code == 0
+    rows = pl.read_csv(tmp_path / "asr.csv")
+    assert len(rows) == 144
+    assert {"series", "lambda_init", "training_seed", "eps", "success"} <= set(rows.columns)
+
+
+def test_claims_are_printed_written_as_json_and_put_into_a_file(call, store, tmp_path):
+    words = ("claims", "table-1", "table-3", "--profile", "smoke", "--store", store)
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "undecided" in out
+    code, out, _ = call(*words, "--json")
+    found = {study["study"]: study for study in json.loads(out)}
+    assert found["table-1"]["claims"][0]["name"] == "asr-peaks"
+    assert (
+        found["table-3"]["done"] == 2
+    )  # attack and accuracy of the natural DiffViT, which is table 1's, too
+    readme = tmp_path / "README.md"
+    readme.write_text("# x\n<!-- claims -->\nold\n<!-- /claims -->\nend\n")
+    code, _, _ = call(*words, "--into", readme)
+    assert code == 0
+    text = readme.read_text()
+    assert "old" not in text
+    assert text.startswith("# x\n<!-- claims -->\n")
+    assert text.endswith("<!-- /claims -->\nend\n")
+    assert "λ_init" in text
+
+
+def test_report_writes_a_site_and_markdown(call, store, tmp_path):
+    words = ("report", "table-1", "--profile", "smoke", "--store", store)
+    code, _, _ = call(*words, "--out", tmp_path / "site", "--markdown", tmp_path / "n.md")
+    assert code == 0
+    assert (tmp_path / "site" / "index.html").exists()
+    assert (tmp_path / "site" / "robustness-table-1.html").exists()
+    assert "| λ_init |" in (tmp_path / "n.md").read_text()
+
+
+def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call("new", "my-study")
+    assert (code, out.strip()) == (0, "my-study.py")
+    words = ("my-study.py", "--profile", "smoke")
+    code, _, err = call("run", *words)
+    assert code == 0, err
+    assert "all there" not in err
+    code, out, _ = call("claims", *words)
+    assert code == 0
+    assert "DiffViT is more fragile than" in out
+    code, out, _ = call("report", *words)
+    assert code == 0
+    assert "margin_pgd" in (tmp_path / "antiphase-studies" / "own-my-study.html").read_text()
+    path = tmp_path / "my-study.py"
+    path.write_text(path.read_text().replace('objective="margin"', 'objective="dlr"'))
+    code, _, err = call("run", *words)
+    assert code == 0
+    assert "4 to make (4 attack)" in err  # the attack's text changed: its cells run again, no training does
+    code, _, err = call("new", "my-study")
+    assert (code, err) == (2, "antiphase: my-study.py: exists; give another name\n")
+
+
+def test_dry_run_checks_the_paper_profile(call, store):
+    code, out, _ = call("run", "table-3", "--profile", "paper", "--dry-run", "--store", store)
+    assert code == 0
+    assert "agrees: train.adversarial_eps_255 = 0.25, 0.5, 1" in out
+    assert "DIFFERS" not in out
+
+
+def test_two_workers(call, tmp_path):
+    words = (
+        "figure-6",
+        "--profile",
+        "smoke",
+        "--store",
+        tmp_path / "store",
+        "--jobs",
+        "2",
+        "--device",
+        "cpu",
+    )
+    code, _, err = call("run", *words)
+    assert code == 0, err
+    log = [json.loads(line) for line in (tmp_path / "store" / "log.jsonl").read_text().splitlines()]
+    begun = [line["cell"] for line in log if line["event"] == "begin"]
+    assert len(begun) == len(set(begun))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "tabel-1"), "study 'tabel-1': there is none; did you mean table-1"),
+        (("run", "table-1", "--profile", "large"), "profile 'large': expected smoke, laptop or paper"),
+        (("run", "nowhere.py"), "nowhere.py: no such file; antiphase study new NAME writes one"),
+        (("run", "table-1", "--executor", "cloud"), "executor 'cloud': expected local or slurm"),
+        (("run", "table-1", "--executor", "slurm", "--slurm", "x"), "--slurm 'x': expected name=value"),
+        (("rows", "table-1", "--profile", "paper"), "table-1: no rows in antiphase-store under profile paper"),
+        (("report", "table-1", "--profile", "paper"), "antiphase-store: holds no cell of these studies"),
+        (("claims", "table-1", "--into", "nowhere.md"), "nowhere.md: expected a line <!-- claims -->"),
+        (("new", "My Study"), "name 'My Study': expected small letters"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gets_one_line(call, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*words)
+    assert code == 2
+    assert err.count("\n") <= 2  # a plan may stand before it
+    assert message in err
