@@ -247,8 +247,13 @@ def test_csv_holds_all_digits_in_long_form():
 
 
 def test_markdown_tables_keep_their_columns():
-    text = markdown_claims(made_up.studies()) + "\n" + markdown_summary(made_up.studies())
+    bare = [
+        replace(one, artefact=replace(one.artefact, tables=())) for one in made_up.studies() if one.artefact
+    ]
+    tables = markdown_claims(made_up.studies()) + "\n" + markdown_summary(made_up.studies())
+    text = tables + "\n" + markdown_summary(bare)  # the plots' points, where no table says the same
     blocks = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert tables.count("\n\n|") == 2 + 1 + 2 + 1
     assert len(blocks) == 2 + 1 + 2 + 1 + 4 + 2 + 2 + 1 + 1
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().splitlines()}) == 1

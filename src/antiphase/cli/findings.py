@@ -30,7 +30,7 @@ def findings(
 
     **Examples**
 
-    antiphase findings --sense runs/sense --audit runs/audit --out docs/findings.md
+    antiphase findings --sense runs/sense --audit runs/audit --out docs/findings-family.md
 
     antiphase findings --sense runs/sense --audit runs/audit --evaluate runs/clips --clip-audit runs/clip-audit
     """

@@ -10,6 +10,11 @@ from rich.console import Console
 from antiphase.commands.study import results_of
 from antiphase.errors import UserError
 
+_PREFACE = (
+    "A claim *holds* where the 95 % intervals of all its differences lie above 0, over training seeds and images at "
+    "once, *fails* where one lies below, and is *undecided* otherwise; nothing is corrected for the number of checks. "
+    "Written by `antiphase study report --markdown` from stored rows."
+)
 _BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
 
 
@@ -79,7 +84,7 @@ def write_study_report(
     """
     from antiphase.files import write_text
     from antiphase.report.site import write_site
-    from antiphase.report.study_markdown import markdown_summary
+    from antiphase.report.study_markdown import markdown_claims, markdown_summary
 
     results = results_of(names, profile, seeds, root)
     if not any(result.done for result in results):
@@ -88,5 +93,7 @@ def write_study_report(
         )
     print(write_site(results, out))
     if markdown is not None:
-        write_text(markdown, markdown_summary(results))
+        shown = [result for result in results if result.done]
+        claims = f"# What the studies found\n\n{_PREFACE}\n\n{markdown_claims(shown)}"
+        write_text(markdown, f"{claims}\n{markdown_summary(shown)}")
         print(markdown)

@@ -45,7 +45,10 @@ def markdown_claims(results: Sequence[Result]) -> str:
 
 
 def markdown_summary(results: Sequence[Result]) -> str:
-    """Return each study under a heading: its tables, the paper's numbers beside ours, and the points of its plots."""
+    """Return each study under a heading: its tables, the paper's numbers beside ours.
+
+    The points of its plots stand there where it has no table, which would say the same.
+    """
     parts = []
     for result in results:
         parts.append(f"## {_escaped(result.label)}: {_escaped(result.title)}")
@@ -56,7 +59,7 @@ def markdown_summary(results: Sequence[Result]) -> str:
         if result.artefact:
             for table in result.artefact.tables:
                 parts += _of_table(table)
-            for plot in result.artefact.plots:
+            for plot in result.artefact.plots if not result.artefact.tables else ():
                 parts += _of_plot(plot)
             parts += [_escaped(note) for note in result.artefact.notes]
     return _joined(parts)
