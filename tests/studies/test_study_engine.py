@@ -8,14 +8,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
 import pytest
+from safetensors import SafetensorError
 
 from antiphase.errors import UserError
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
-from antiphase.studies.store import ROWS_FILE, Store
+from antiphase.studies.store import ROWS_FILE, Store, room
 from tests.studies.toy_cells import Measure, Train, cells
 
 TOYS = Path(__file__).with_name("toy_cells.py")
@@ -179,6 +181,21 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
     assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
     run(cells(2), store)
     assert store.done(cells(2)[1])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        pl.exceptions.ComputeError("File too large (os error 27)"),
+    ],
+)
+def test_every_librarys_words_for_a_full_disk_are_understood(tmp_path, error):
+    with pytest.raises(UserError, match="no room left on the disk"), room(tmp_path):
+        raise error
+    with pytest.raises(OSError, match="Permission"), room(tmp_path):
+        raise OSError(13, "Permission denied")
 
 
 def test_a_plan_expects_the_time_of_the_cells_that_are_finished(store):

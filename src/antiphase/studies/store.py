@@ -149,15 +149,17 @@ def room(root: Path) -> Iterator[None]:
     """Turn a full disk into one line; what is finished stays as it is."""
     try:
         yield
-    except (OSError, pl.exceptions.PolarsError) as error:
-        code = getattr(error, "errno", None)
+    except Exception as error:  # Parquet's and safetensors' writers have exceptions of their own
         words = str(error)
-        if code in _FULL or any(f"os error {full}" in words for full in _FULL):
-            raise UserError(
-                f"{root}: no room left on the disk ({os.strerror(code) if code else words.splitlines()[0]}); "
-                "finished cells are kept: make room, and the same command goes on"
-            ) from None
-        raise
+        full = [
+            code for code in _FULL if code == getattr(error, "errno", None) or f"(os error {code})" in words
+        ]
+        if not full:
+            raise
+        raise UserError(
+            f"{root}: no room left on the disk ({os.strerror(full[0])}); finished cells are kept: make room, and the "
+            "same command goes on"
+        ) from None
 
 
 def _read(path: Path) -> dict[str, Any] | None:
