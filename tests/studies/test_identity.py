@@ -1,12 +1,17 @@
 """What makes a cell the same cell."""
 
+import linecache
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from antiphase.errors import UserError
+from antiphase.studies import example
 from antiphase.studies.cells import Accuracy, Attack, Own, Sense, TrainVit, given
 from antiphase.studies.identity import described, identity
+from antiphase.studies.spec import profile
 from tests.studies.toy_cells import Measure, Train
 
 # what these cells were called when stores were first written; a change here makes every store useless
@@ -109,5 +114,24 @@ def test_all_kinds_of_cells_tell_themselves_apart():
 
 
 def test_a_field_that_cannot_be_written_down_is_refused():
-    with pytest.raises(TypeError, match="in a cell"):
+    with pytest.raises(UserError, match="in a cell"):
         identity(Train(number=object()))  # type: ignore[arg-type]
+
+
+def test_an_edited_file_does_not_change_cells_of_the_running_process(tmp_path):
+    from antiphase.studies.registry import load_study
+
+    text = (Path(example.__file__)).read_text(encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    cells = load_study(path).cells(profile("smoke"))
+    before = [identity(cell) for cell in cells]
+    path.write_text(text.replace('objective="margin"', 'objective="dlr"'), encoding="utf-8")
+    linecache.checkcache()
+    assert [identity(cell) for cell in cells] == before
+
+
+def test_what_affects_no_measurement_is_no_part_of_it():
+    one = Attack(model=given("specimen:vit-0", "ViT"), data="digits", eps=(0.1,))
+    other = replace(one, model=given("specimen:vit-0", "another name", forward=1e9, depth=7))
+    assert identity(one) == identity(other)

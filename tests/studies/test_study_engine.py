@@ -153,6 +153,16 @@ def test_a_damaged_checkpoint_is_found_named_and_trained_again(store):
     assert log(store)["measuring training 1, ×2"] == 1
 
 
+def test_a_damaged_checkpoint_is_never_taken_for_a_finished_training(store):
+    """A discard that is cut short, or a claim that is missed, leaves no weights to go on from."""
+    run(cells(1), store)
+    (store.folder(Train(number=0)) / "weights.txt").write_text("99")
+    fresh = Store(store.root)
+    fresh.discard(Train(number=0))
+    assert not fresh.folder(Train(number=0)).exists()
+    assert not list((store.root / "cells").iterdir())[1:]
+
+
 def test_a_checkpoint_that_nothing_needs_any_more_is_not_missed(store):
     import shutil
 

@@ -44,7 +44,7 @@ def show(
 
     antiphase study show table-1
 
-    antiphase study show figure-3 --profile paper
+    antiphase study show figure-3a --profile paper
     """
     commands.show_study(names, profile, seeds, store)
 

@@ -64,6 +64,10 @@ def run_studies(
         raise UserError(f"jobs {workers}: expected 1 or more")
     profile, studies, cells, store = _gather(names, profile_name, seeds, root)
     share = shard()
+    if share.count > 1 and (workers > 1 or executor == "slurm"):
+        raise UserError(
+            "--jobs and --executor are for one process; under torchrun the processes share every cell"
+        )
     if dry_run:
         from antiphase.studies.dry_run import dry_run as check
 
@@ -135,10 +139,15 @@ def export_rows(
     name: str, profile_name: str, seeds: int | None, root: Path, table: str | None, out: Path | None
 ) -> None:
     """Print or write the rows of a study."""
+    import polars as pl
+
     from antiphase.files import replacing
     from antiphase.studies.collect import study_rows
 
-    ((study, profile, store, _),) = _planned([name], profile_name, seeds, root)
+    planned = _planned([name], profile_name, seeds, root)
+    if len(planned) > 1:
+        raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
+    ((study, profile, store, _),) = planned
     rows = study_rows(study.cells(profile), store)
     if not rows:
         raise UserError(
@@ -156,6 +165,13 @@ def export_rows(
                 continue
             if out.suffix not in (".csv", ".parquet"):
                 raise UserError(f"{out}: expected a name that ends in .csv or .parquet")
+            nested = [
+                column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary
+            ]
+            if out.suffix == ".csv" and nested:
+                raise UserError(
+                    f"{out}: column {nested[0]} does not fit a CSV; expected a name that ends in .parquet"
+                )
             with replacing(out) as temporary:
                 (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(temporary)
 

@@ -7,6 +7,7 @@ import polars as pl
 
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
+from antiphase.studies.identity import identity
 from antiphase.studies.results import Result
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 from antiphase.studies.store import Store
@@ -22,7 +23,8 @@ def study_rows(cells: Sequence[Cell], store: Store) -> Rows:
             pl.lit(value, FACTORS.get(name)).alias(name)
             for name, value in (dict.fromkeys(FACTORS) | cell.factors()).items()
         ]
-        found.setdefault(cell.table, []).append(rows.with_columns(factors))
+        named = rows.with_columns(*factors, cell=pl.lit(identity(cell)))
+        found.setdefault(cell.table, []).append(named)
     return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in found.items()}
 
 

@@ -55,7 +55,7 @@ def difference(
         value: what is averaged.
 
     Returns:
-        The estimate; None where one of them has no rows.
+        The estimate; None where one of them has no rows, or they share no seed.
 
     Raises:
         UserError: the two were not measured on the same seeds and samples.
@@ -64,9 +64,11 @@ def difference(
     if one.is_empty() or two.is_empty():
         return None
     seeds = sorted(set(one[SEED]) & set(two[SEED]))
+    if not seeds:
+        return None
     one, two = (block.filter(pl.col(SEED).is_in(seeds)) for block in (one, two))
     matrices = [_matrix(block, value, str(dict(which))) for block, which in ((one, first), (two, second))]
-    if matrices[0].shape != matrices[1].shape:
+    if set(one[SAMPLE]) != set(two[SAMPLE]):
         raise UserError(
             f"{dict(first)} and {dict(second)}: measured on other images; run both with one setting"
         )
@@ -82,6 +84,14 @@ def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:
 
 def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     """Return (seeds, samples)."""
+    if (
+        "cell" in block.columns
+        and block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1
+    ):
+        raise UserError(
+            f"{what}: several cells would be averaged into one; tell them apart by a column, such as lambda_schedule, "
+            "attack or eps"
+        )
     means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value"))
     table = means.sort(SAMPLE).pivot(SAMPLE, index=SEED, values="value").sort(SEED).drop(SEED)
     matrix = table.to_numpy().astype(np.float64)

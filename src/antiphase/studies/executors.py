@@ -46,10 +46,11 @@ class Local:
 
         cores = max(1, len(os.sched_getaffinity(0)) // workers)
         gpus = torch.cuda.device_count()
+        seen = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
         others = []
         for number in range(1, workers):
             threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(cores)}
-            device = {"CUDA_VISIBLE_DEVICES": str(number % gpus)} if gpus > 1 else {}
+            device = {"CUDA_VISIBLE_DEVICES": seen[number % gpus]} if gpus > 1 else {}
             others.append(subprocess.Popen(list(command), env={**os.environ, **threads, **device}))
         try:
             if workers > 1:

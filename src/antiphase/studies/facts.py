@@ -5,12 +5,13 @@ from functools import singledispatch
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
+from antiphase.errors import UserError
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
 from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
-from antiphase.studies.sense import SensePlan
 from antiphase.studies.spec import Cell
 from antiphase.studies.tasks import Protocol
 from antiphase.training.recipe import Recipe
@@ -40,9 +41,13 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     with torch.device("meta"):  # shapes are checked, no weight is drawn
         model = build_vision(config)
     hostile = {"adversarial": cell.adversary} if cell.adversary else {}
-    recipe = Recipe.model_validate(
-        {"model": config, "data": cell.data, "data_fingerprint": "", **cell.recipe, **hostile}
-    )
+    try:
+        recipe = Recipe.model_validate(
+            {"model": config, "data": cell.data, "data_fingerprint": "", **cell.recipe, **hostile}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{cell.label}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     yield "train.attention", attention
     yield "train.data", cell.data
     yield "train.depth", len(model.blocks)
@@ -72,7 +77,7 @@ def _(cell: Attack) -> Iterator[Fact]:
 
 @facts_of.register
 def _(cell: Sense) -> Iterator[Fact]:
-    plan = SensePlan(**cell.settings)
+    plan = cell.plan()
     yield from _given(cell)
     yield "sense.part", cell.part
     yield "sense.eps", plan.eps

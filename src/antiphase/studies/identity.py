@@ -4,8 +4,11 @@ import dataclasses
 import inspect
 import json
 import textwrap
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+from antiphase.errors import UserError
 from antiphase.files import digest
 
 _LENGTH = 16  # hexadecimal digits; two of a billion cells meet with a chance of 3 %
@@ -22,6 +25,8 @@ def described(cell: Any) -> dict[str, Any]:
     """
     fields = {}
     for field in dataclasses.fields(cell):
+        if field.metadata.get("identity") is False:  # what a line is called, how long it may take
+            continue
         value = getattr(cell, field.name)
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -38,6 +43,12 @@ def identity(cell: Any) -> str:
     return digest(json.dumps(described(cell), sort_keys=True, allow_nan=False))[:_LENGTH]
 
 
+@lru_cache
+def _source(function: Callable[..., Any]) -> str:
+    """Return the digest of a function's text as it was when first asked: its file may be edited during a run."""
+    return digest(textwrap.dedent(inspect.getsource(function)))[:_LENGTH]
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"identity": identity(value)}
@@ -46,10 +57,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
     if inspect.isfunction(value):  # a user's own: when its text changes, so may its result
-        return {
-            "function": value.__name__,
-            "source": digest(textwrap.dedent(inspect.getsource(value)))[:_LENGTH],
-        }
+        return {"function": value.__name__, "source": _source(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{value!r} in a cell: expected numbers, words, tuples, dictionaries, functions or cells")
+    raise UserError(f"{value!r} in a cell: expected numbers, words, tuples, dictionaries, functions or cells")

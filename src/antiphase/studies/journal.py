@@ -44,7 +44,7 @@ class Journal:
                 raise UserError(
                     f"{path}: cannot be read ({reason}); delete it and its rows are made again"
                 ) from None
-        return pl.concat(frames)
+        return pl.concat(frames).unique(maintain_order=True)  # a kill while compacting leaves rows twice
 
     def append(self, rows: pl.DataFrame) -> None:
         """Take rows; they reach the disk within about two seconds or at the next :meth:`flush`."""

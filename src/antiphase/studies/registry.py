@@ -45,6 +45,10 @@ def find_studies(names: Sequence[str]) -> list[Study]:
     for name in names:
         if name.endswith(".py"):
             studies = [load_study(Path(name))]
+            if studies[0].name in known:
+                raise UserError(
+                    f"{name}: its study is called {studies[0].name!r}, as one of the papers' is; rename it"
+                )
         elif name in known:
             studies = [known[name]]
         else:
@@ -53,7 +57,11 @@ def find_studies(names: Sequence[str]) -> list[Study]:
             near = difflib.get_close_matches(name, known, n=3)
             guess = f"did you mean {', '.join(near)}?" if near else "antiphase study list shows them"
             raise UserError(f"study {name!r}: there is none; {guess} (a file of your own ends in .py)")
-        found |= {study.name: study for study in studies}
+        for study in studies:
+            if found.setdefault(study.name, study) is not study:
+                raise UserError(
+                    f"{name}: its study is called {study.name!r}, as another one is; rename it in the file"
+                )
     return list(found.values())
 
 

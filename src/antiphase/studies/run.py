@@ -24,7 +24,7 @@ class _Standing:
     """What is left to do."""
 
     left: list[Cell]
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, tuple[str, str]] = field(default_factory=dict)  # label and reason, by identity
     finished: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -55,12 +55,15 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
                         lab.store.log("damaged", cell, why=why)
                         lab.store.discard(cell)
         lab.shard.wait()
-        standing = _Standing(list(plan.missing))
+        left = _together(
+            lab, lambda: [identity(cell) for cell in plan.missing]
+        )  # another run may be at work, too
+        standing = _Standing([cell for cell in plan.cells if identity(cell) in left])
         while standing.left:
             if not _one_round(standing, lab, plan, say):
                 time.sleep(_POLL_SECONDS)
     if standing.failed:
-        reasons = "; ".join(f"{label}: {why}" for label, why in standing.failed.items())
+        reasons = "; ".join(f"{label}: {why}" for label, why in standing.failed.values())
         raise UserError(f"{len(standing.failed)} cells were not made: {reasons}")
     return make_plan(cells, lab.store)
 
@@ -88,10 +91,8 @@ def _judge(cell: Cell, standing: _Standing, lab: Lab) -> Step:
     for need in cell.needs():
         if not lab.store.done(need):
             if all(need != other for other in standing.left):  # failed here, or taken away since the plan
-                gone = need.label not in standing.failed
-                standing.failed[cell.label] = f"needs {need.label}" + (
-                    ", which is gone: run again" if gone else ""
-                )
+                gone = "" if identity(need) in standing.failed else ", which is gone: run again"
+                standing.failed[identity(cell)] = (cell.label, f"needs {need.label}{gone}")
                 return "lost"
             return "wait"
     return "run"
@@ -103,6 +104,8 @@ def _attempt(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) ->
         step = _together(lab, lambda: "run")
         return _work(cell, standing, lab, plan, say) if step == "run" else step
     with lab.store.claim(cell) as mine:
+        if mine and lab.store.damage(cell):
+            lab.store.discard(cell)
         step: Step = "done" if mine and lab.store.done(cell) else "run" if mine else "busy"
         step = _together(lab, lambda: step)
         return _work(cell, standing, lab, plan, say) if step == "run" else step
@@ -118,7 +121,9 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
     try:
         rows = cell.run(lab, store.folder(cell))
     except UserError as error:
-        standing.failed[cell.label] = str(error)
+        if shard.count > 1:
+            raise  # it may be this process's alone: torchrun ends the others, which would wait for it
+        standing.failed[identity(cell)] = (cell.label, str(error))
         if shard.first:
             store.log("failed", cell, why=str(error))
         say(f"failed: {cell.label}: {error}")

@@ -85,8 +85,10 @@ class Store:
 
     def discard(self, cell: Storable) -> None:
         """Take a damaged cell away, so that it is made again from the beginning."""
-        (self.folder(cell) / DONE_FILE).unlink(missing_ok=True)
-        shutil.rmtree(self.folder(cell), ignore_errors=True)
+        folder = self.folder(cell)
+        gone = folder.with_name(f".gone-{os.getpid()}-{folder.name}")
+        folder.rename(gone)  # at once: what is left of it must not pass for a finished training
+        shutil.rmtree(gone, ignore_errors=True)
 
     def finish(self, cell: Storable, rows: pl.DataFrame | None, about: dict[str, Any]) -> None:
         """Write the rows and, last of all, what finishes the cell."""
@@ -94,13 +96,13 @@ class Store:
         if rows is not None:
             with replacing(folder / ROWS_FILE) as temporary:
                 rows.write_parquet(temporary)
-        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
-        files = {
-            str(path.relative_to(folder)): self._digest(path)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
+        paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+        own = [path for path in paths if path.parts[0] != WORK_FOLDER and path.suffix != ".part"]
+        files = {str(path): self._digest(folder / path) for path in own}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
+        shutil.rmtree(
+            folder / WORK_FOLDER, ignore_errors=True
+        )  # last: until then a killed run goes on from it
 
     def rows(self, cell: Storable) -> pl.DataFrame | None:
         """Return the rows of a finished cell; None for a training."""

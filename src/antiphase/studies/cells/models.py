@@ -1,7 +1,7 @@
 """What every model of a study tells: how to load it, what its lines are called, what sets it apart."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final, runtime_checkable
@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 
 FACTORS: dict[str, Any] = {
     "series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "lambda_init": pl.Float64, "train_eps": pl.Float64,
-    "training_seed": pl.Int64,
+    "lambda_schedule": pl.String, "training_seed": pl.Int64,
 }  # fmt: skip
 """Columns that every row of a measurement has beside what was measured: what sets its model apart."""
+
+
+def _aside(default: Any) -> Any:
+    """Return a field that affects no measurement, so that a change of it makes no cell another."""
+    return field(default=default, metadata={"identity": False})
 
 
 @runtime_checkable
@@ -71,11 +76,11 @@ class Given:
 
     version: ClassVar[int] = 1
     spec: str
-    series: str
+    series: str = _aside("")
     seed: int = 0
     content: str = ""
-    forward: float = 5e7
-    extra: tuple[tuple[str, Any], ...] = ()
+    forward: float = _aside(5e7)
+    extra: tuple[tuple[str, Any], ...] = _aside(())
 
     @property
     def label(self) -> str:
@@ -116,12 +121,12 @@ class Own:
 
     version: ClassVar[int] = 1
     build: Callable[[int], nn.Module]
-    series: str
+    series: str = _aside("")
     image_shape: tuple[int, int, int]
     num_classes: int
     seed: int = 0
-    forward: float = 5e7
-    extra: tuple[tuple[str, Any], ...] = ()
+    forward: float = _aside(5e7)
+    extra: tuple[tuple[str, Any], ...] = _aside(())
 
     @property
     def label(self) -> str:
@@ -159,8 +164,10 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
         forward: floating-point operations an image, about, for the plan.
         **factors: of ``FACTORS``, such as ``depth``.
     """
-    weights = Path(spec) / checkpoints.WEIGHTS_FILE
-    content = digest(weights.read_bytes())[:16] if weights.is_file() else ""
+    place = Path(spec.partition(":")[2].partition("#")[0] if spec.startswith("diffclip:") else spec)
+    files = [place, *(place / name for name in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE))]
+    parts = [path.read_bytes() for path in files if path.is_file()]
+    content = digest(*parts)[:16] if parts else ""
     return Given(
         spec=spec,
         series=series,

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, final
 
 import polars as pl
 
+from antiphase.errors import UserError
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.sense import SensePlan, sense
@@ -67,12 +68,23 @@ class Sense(Cell):
         times = layers if self.part == "lipschitz" else 1
         return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * times
 
+    def plan(self) -> SensePlan:
+        """Return the plan that ``sense`` takes.
+
+        Raises:
+            UserError: for a setting that is none or out of range.
+        """
+        fields: dict[str, Any] = {"lipschitz_limit": self.limit, **self.settings}
+        try:
+            return SensePlan(**fields)
+        except TypeError as error:
+            raise UserError(f"settings of {self.label}: {error}") from None
+
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure every image that a killed run left out."""
         model, images = ready(lab, self.model, self.data, self.split, self.limit)
-        fields: dict[str, Any] = {"lipschitz_limit": self.limit, **self.settings}
         found = sense(
-            self.model.label, model, images, SensePlan(**fields), folder / WORK_FOLDER, parts=[self.part],
+            self.model.label, model, images, self.plan(), folder / WORK_FOLDER, parts=[self.part],
             shard=lab.shard, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress, limit=self.limit,
         )  # fmt: skip
         return found[self.part]

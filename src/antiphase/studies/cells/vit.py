@@ -8,6 +8,7 @@ import polars as pl
 from torch import nn
 
 from antiphase.data import load_data
+from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.factories import PRESETS
 from antiphase.models.zoo import load_model
@@ -37,6 +38,9 @@ class TrainVit(Cell):
         sizes: fields of the model that differ from the preset: ``depth``, ``dim``, ``lambda_init``, ….
         recipe: fields of :class:`~antiphase.training.recipe.Recipe` that differ: ``epochs``, ``schedule``, ….
         adversary: fields of the adversary, ``eps`` among them; empty for a natural training.
+
+    Raises:
+        UserError: for another model, or an adversary without ε.
     """
 
     version: ClassVar[int] = 1
@@ -48,6 +52,12 @@ class TrainVit(Cell):
     sizes: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
     adversary: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.model not in ("vit", "diffvit"):
+            raise UserError(f"model {self.model!r}: expected vit or diffvit")
+        if self.adversary and "eps" not in self.adversary:
+            raise UserError(f"adversary {self.adversary}: expected its eps, such as 1/255, among the fields")
 
     @property
     def table(self) -> str:
@@ -64,7 +74,8 @@ class TrainVit(Cell):
         """Model, what sets it apart, seed."""
         words = [self.series, f"depth {self.depth}"]
         words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
-        words += [f"trained at ε {self.adversary['eps'] * 255:g}/255"] if self.adversary else []
+        words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
+        words += [f"trained at ε {float(self.adversary.get('eps', 0)) * 255:g}/255"] if self.adversary else []
         return " ".join([*words, f"seed {self.seed}"])
 
     @property
@@ -79,6 +90,10 @@ class TrainVit(Cell):
     def pixels(self) -> int:
         """Height and width of its images."""
         return self.image_size or _SIZES.get(self.data, (224, 0))[0]
+
+    @property
+    def _schedule(self) -> str:
+        return str(self.sizes.get("lambda_schedule", "constant"))
 
     def needs(self) -> tuple[Cell, ...]:
         """Return nothing: it starts from data."""
@@ -98,6 +113,7 @@ class TrainVit(Cell):
         return {
             "series": self.series, "trained_on": self.data, "depth": self.depth,
             "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self.model == "diffvit" else None,
+            "lambda_schedule": self._schedule if self.model == "diffvit" else None,
             "train_eps": float(self.adversary.get("eps", 0.0)), "training_seed": self.seed,
         }  # fmt: skip
 

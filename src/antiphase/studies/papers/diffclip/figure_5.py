@@ -150,7 +150,8 @@ def claims(rows: Rows) -> list[Claim]:
             [
                 Check(f"DiffCLIP† − mean of CLIP and DiffCLIP, six tasks, trained on {name}", _past_the_middle(block))
                 for (name,), block in averaged(mean, "task", _ALL).group_by("pretraining", maintain_order=True)
-            ],
+            ]
+            + gains(averaged(mean, "task", _ALL), (_ALL,), "DiffCLIP"),
         ),
     ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Claim
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.by_depth import AT, asr_claims, draw_asr
+from antiphase.studies.papers.robustness.show import each_data
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
 
@@ -32,7 +33,8 @@ def draw(rows: Rows) -> Artefact:
 
 def claims(rows: Rows) -> list[Claim]:
     """DiffViT gains robustness with depth."""
-    return asr_claims(rows["attack"], "AutoAttack", "Section 5.2, Figure 3(b)")
+    source = "Section 5.2, Figure 3(b)"
+    return each_data(rows["attack"], lambda attacks: asr_claims(attacks, "AutoAttack", source))
 
 
 study = Study(

@@ -20,7 +20,7 @@ from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import estimates
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
-from antiphase.studies.papers.robustness.show import apart, table_of
+from antiphase.studies.papers.robustness.show import apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
 _FOUND = pl.col("prediction") != pl.col("clean_prediction")
@@ -34,10 +34,10 @@ def cells(profile: Profile) -> list[Cell]:
 
 
 def _reaching(rows: Rows) -> pl.DataFrame:
-    """Give images for which nothing was found the largest distance that was: their own is at least that, as a rule."""
+    """Give images for which nothing was found the largest distance that was on the data set, a guess from below."""
     attacks = rows["attack"].with_columns(found=_FOUND)
-    most = attacks.filter("found")["distance"].max()
-    return attacks.with_columns(reach=pl.when("found").then("distance").otherwise(pl.lit(most, pl.Float64)))
+    most = pl.when("found").then("distance").max().over("data")
+    return attacks.with_columns(reach=pl.when("found").then("distance").otherwise(most.fill_null(0.0)))
 
 
 def draw(rows: Rows) -> Artefact:
@@ -63,7 +63,8 @@ def draw(rows: Rows) -> Artefact:
         tables.append(
             table_of(mean, pl.col("series"), depth, f"cw-mean-{data}", words, percent=False, digits=3)
         )
-        tables.append(_farthest(block, str(data)))
+        if block.filter(pl.col("found").all().over("series", "depth")).height:
+            tables.append(_farthest(block, str(data)))
     lost = 1.0 - float(attacks["found"].cast(pl.Float64).mean() or 0.0)  # type: ignore[arg-type]
     caption = (
         "Carlini and Wagner's L2 attack. Bands: 95 % over training seeds and images. "
@@ -74,7 +75,10 @@ def draw(rows: Rows) -> Artefact:
 
 def _farthest(block: pl.DataFrame, data: str) -> Table:
     """Return the distance at which every image has fallen: the largest over images, averaged over seeds."""
-    far = block.group_by(["series", "depth", "training_seed"], maintain_order=True).agg(
+    some = block.filter(
+        pl.col("found").all().over("series", "depth")
+    )  # where one stands, no distance fells all
+    far = some.group_by(["series", "depth", "training_seed"], maintain_order=True).agg(
         pl.max("reach"), n=pl.len()
     )
     mean = far.group_by(["series", "depth"], maintain_order=True).agg(
@@ -89,7 +93,10 @@ def _farthest(block: pl.DataFrame, data: str) -> Table:
 
 def claims(rows: Rows) -> list[Claim]:
     """Deeper models need larger perturbations."""
-    attacks = _reaching(rows)
+    return each_data(_reaching(rows), _claims)
+
+
+def _claims(attacks: pl.DataFrame) -> list[Claim]:
     depths = sorted(attacks["depth"].unique())
 
     def farther(kind: str, second: int, first: int) -> Check:

@@ -20,7 +20,7 @@ from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import estimates
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
-from antiphase.studies.papers.robustness.show import against, apart, table_of
+from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
 ESTIMATORS = ("sampled mean", "sampled maximum", "power iteration", "gradient ascent")
@@ -65,7 +65,10 @@ def draw(rows: Rows) -> Artefact:
 
 def claims(rows: Rows) -> list[Claim]:
     """Sensitivity rises with depth."""
-    maps = of_maps(rows)
+    return each_data(of_maps(rows), _claims)
+
+
+def _claims(maps: pl.DataFrame) -> list[Claim]:
     depths = sorted(maps["depth"].unique())
 
     def rises(estimator: str, second: int, first: int) -> Check:

@@ -20,7 +20,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import estimates
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
-from antiphase.studies.papers.robustness.show import apart, table_of
+from antiphase.studies.papers.robustness.show import apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
 SITES = ("pixels", "tokens")
@@ -61,37 +61,48 @@ def draw(rows: Rows) -> Artefact:
 
 def claims(rows: Rows) -> list[Claim]:
     """Negative alignment dominates."""
-    aligned = rows["alignment"]
+    return each_data(rows["alignment"], _claims)
+
+
+def _claims(aligned: pl.DataFrame) -> list[Claim]:
     vits = aligned.filter(series="DiffViT")
     clip = aligned.filter(pl.col("series") == "DiffCLIP", pl.col("site") == "pixels")
-    last = int(clip["layer"].max() or 0)  # type: ignore[arg-type]
+    found = []
+    if not vits.is_empty():
+        depths = sorted(vits["depth"].drop_nulls().unique())
+        found += [
+            Claim(
+                "opposed-at-depth-1", "Section 5.4, Figure 5",
+                "Even in one-layer DiffViTs negative alignment dominates: more than half of images and heads.",
+                [_most(vits.filter(depth=1, site=site), f"share below 0 − 50 %, depth 1, {site}") for site in SITES],
+            ),
+            Claim(
+                "opposed-everywhere", "Section 5.4, Figure 5",
+                "Negative alignment is structural: it dominates at every depth, over all layers.",
+                [
+                    _most(vits.filter(depth=depth, site="pixels"), f"share below 0 − 50 %, depth {depth}, pixels")
+                    for depth in depths
+                ],
+            ),
+        ]  # fmt: skip
+    if not clip.is_empty():
+        last = int(clip["layer"].max() or 0)  # type: ignore[arg-type]
+        layers = apart(clip, "layer", 0, last, BELOW, {"series": "DiffCLIP"}) if last else None
+        found.append(
+            Claim(
+                "opposed-first-in-diffclip", "Section 5.4, Figure 5",
+                "In DiffCLIP negative alignment is stronger in the first layer than in the last.",
+                [Check(f"share(layer 1) − share(layer {last + 1}), pixels", layers)],
+            )
+        )  # fmt: skip
+    return found
 
-    def most(block: pl.DataFrame, words: str) -> Check:
-        if block.is_empty():
-            return Check(words, None)
-        one = estimates(block, ["series"], BELOW - 0.5, share=False).row(0, named=True)
-        return Check(words, Estimate(one["value"], one["low"], one["high"], one["n"]))
 
-    first = [
-        most(vits.filter(depth=1, site=site), f"share below 0 − 50 %, depth 1, {site}") for site in SITES
-    ]
-    every = [
-        most(
-            vits.filter(depth=depth, site="pixels"),
-            f"share below 0 − 50 %, all layers of depth {depth}, pixels",
-        )
-        for depth in sorted(vits["depth"].drop_nulls().unique())
-    ]
-    layers = apart(clip, "layer", 0, last, BELOW, {"series": "DiffCLIP"}) if last else None
-    return [
-        Claim("opposed-at-depth-1", "Section 5.4, Figure 5",
-              "Even in one-layer DiffViTs negative alignment dominates: more than half of images and heads.", first),
-        Claim("opposed-everywhere", "Section 5.4, Figure 5",
-              "Negative alignment is structural: it dominates at every depth, over all layers.", every),
-        Claim("opposed-first-in-diffclip", "Section 5.4, Figure 5",
-              "In DiffCLIP negative alignment is stronger in the first layer than in the last.",
-              [Check(f"share(layer 1) − share(layer {last + 1}), pixels", layers)]),
-    ]  # fmt: skip
+def _most(block: pl.DataFrame, words: str) -> Check:
+    if block.is_empty():
+        return Check(words, None)
+    one = estimates(block, ["series"], BELOW - 0.5, share=False).row(0, named=True)
+    return Check(words, Estimate(one["value"], one["low"], one["high"], one["n"]))
 
 
 study = Study(

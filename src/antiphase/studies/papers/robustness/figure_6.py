@@ -18,7 +18,7 @@ from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, estimates
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
-from antiphase.studies.papers.robustness.show import apart, eps_name, more_fragile, table_of
+from antiphase.studies.papers.robustness.show import apart, each_data, eps_name, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
 RESTARTS = 3
@@ -58,7 +58,10 @@ def draw(rows: Rows) -> Artefact:
 
 def claims(rows: Rows) -> list[Claim]:
     """Restarts raise ASR and leave the comparison."""
-    attacks = _with_tries(rows)
+    return each_data(_with_tries(rows), _claims)
+
+
+def _claims(attacks: pl.DataFrame) -> list[Claim]:
     raised = [
         Check(
             f"ASR({kind}, {RESTARTS} restarts) − ASR(one start) at {eps_name(eps)}",

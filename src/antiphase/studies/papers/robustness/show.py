@@ -1,12 +1,13 @@
 """How the studies of this paper write their numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
 from antiphase.studies.artefact import ESTIMATES, Table
-from antiphase.studies.claims import Check
+from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, difference
 
 
@@ -48,6 +49,23 @@ def with_paper(cells: pl.DataFrame, paper: pl.DataFrame | None, keys: list[str])
         theirs, on=[*keys[:-1], "_at"], how="left", maintain_order="left"
     )
     return joined.drop("_at")
+
+
+def each_data(rows: pl.DataFrame, claims: Callable[[pl.DataFrame], list[Claim]]) -> list[Claim]:
+    """Return the claims of the rows of each data set, joined: a claim has to hold on every one.
+
+    Args:
+        rows: of one table, with a column ``data``.
+        claims: from the rows of one data set to its claims.
+    """
+    sets = rows["data"].unique(maintain_order=True).to_list()
+    found: dict[str, Claim] = {}
+    for data in sets:
+        for claim in claims(rows.filter(data=data)):
+            own = [replace(one, what=f"{one.what}, {data}") if len(sets) > 1 else one for one in claim.checks]
+            before = found[claim.name].checks if claim.name in found else ()
+            found[claim.name] = replace(claim, checks=[*before, *own])
+    return list(found.values())
 
 
 def more_fragile(attacks: pl.DataFrame, eps: Sequence[float], **where: Any) -> list[Check]:

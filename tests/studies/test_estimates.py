@@ -1,0 +1,70 @@
+"""From rows to estimates: pairing, and what is not averaged unseen."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from antiphase.errors import UserError
+from antiphase.evaluation.crossed import crossed_mean
+from antiphase.studies.estimates import difference, estimates
+
+VALUE = pl.col("value")
+
+
+def rows(series, seeds=(0, 1), samples=(3, 5, 7), cell="", shift=0.0):
+    return pl.DataFrame(
+        [
+            (series, seed, sample, cell or f"{series}{seed}", np.sin(seed * 7 + sample) + shift)
+            for seed in seeds for sample in samples
+        ],
+        {"series": pl.String, "training_seed": pl.Int64, "sample": pl.Int64, "cell": pl.String, "value": pl.Float64},
+        orient="row",
+    )  # fmt: skip
+
+
+def test_means_are_over_seeds_and_samples_in_any_order():
+    both = pl.concat([rows("a"), rows("b", shift=1.0)]).sample(fraction=1.0, shuffle=True, seed=1)
+    found = {
+        row["series"]: row for row in estimates(both, ["series"], VALUE, share=False).iter_rows(named=True)
+    }
+    matrix = np.sin(np.array([[3, 5, 7], [10, 12, 14]]))
+    assert found["a"]["value"] == pytest.approx(matrix.mean())
+    assert found["b"]["low"] == pytest.approx(crossed_mean(matrix).low + 1.0)
+    assert (found["a"]["n"], found["a"]["seeds"]) == (3, 2)
+
+
+def test_differences_are_paired_by_seed_and_sample():
+    both = pl.concat([rows("b", shift=0.25), rows("a")])
+    found = difference(both, {"series": "b"}, {"series": "a"}, VALUE)
+    assert found is not None
+    assert found.value == pytest.approx(0.25)
+    assert found.n == 3
+
+
+def test_seeds_that_only_one_has_are_left_out_and_none_in_common_is_no_estimate():
+    both = pl.concat([rows("b", seeds=(0, 1)), rows("a", seeds=(1, 2))])
+    found = difference(both, {"series": "b"}, {"series": "a"}, VALUE)
+    assert found is not None
+    assert found.value == pytest.approx(0.0)
+    apart = pl.concat([rows("b", seeds=(0,)), rows("a", seeds=(1,))])
+    assert difference(apart, {"series": "b"}, {"series": "a"}, VALUE) is None
+    assert difference(apart, {"series": "b"}, {"series": "c"}, VALUE) is None
+
+
+def test_other_samples_are_refused():
+    both = pl.concat([rows("b", samples=(1, 2)), rows("a", samples=(3, 4))])
+    with pytest.raises(UserError, match="measured on other images"):
+        difference(both, {"series": "b"}, {"series": "a"}, VALUE)
+
+
+def test_a_seed_that_lacks_images_is_refused():
+    uneven = pl.concat([rows("a", seeds=(0,)), rows("a", seeds=(1,), samples=(3,))])
+    with pytest.raises(UserError, match="not every seed was measured on the same images"):
+        estimates(uneven, ["series"], VALUE)
+
+
+def test_two_cells_are_not_averaged_unseen():
+    pooled = pl.concat([rows("a", cell="constant"), rows("a", cell="depth")])
+    with pytest.raises(UserError, match="several cells would be averaged into one"):
+        estimates(pooled, ["series"], VALUE)
+    assert len(estimates(pooled, ["series", "cell"], VALUE)) == 2
