@@ -96,6 +96,7 @@ class TrainClip(Cell):
         return {
             "series": self.series, "trained_on": self.data, "depth": self._size("vision", "depth"),
             "lambda_init": None if self.variant == "clip" else float(self.sizes.get("lambda_init", 0.8)),
+            "lambda_schedule": None if self.variant == "clip" else "depth" if "depth" in self.variant else "constant",
             "train_eps": 0.0, "training_seed": self.seed,
         }  # fmt: skip
 

@@ -116,7 +116,7 @@ _BENCHES = {
             "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
         },
         probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "openmoji"}, looks=3, images=60, learned=250,
+        looked_at={"data": "openmoji"}, looks=3, images=120, learned=400,
         protocols={
             "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},

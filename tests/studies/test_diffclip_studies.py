@@ -1,0 +1,312 @@
+"""The studies of DiffCLIP, and of CLIPs in the robustness paper: from an empty store to numbers, beside the paper's."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from antiphase.data.mmvp import PATTERNS
+from antiphase.data.published import PROBE_SETS
+from antiphase.evaluation.statistics import jackknife, mcnemar_exact, mean_over_groups
+from antiphase.studies.cells import FACTORS
+from antiphase.studies.collect import result, study_rows
+from antiphase.studies.estimates import SEED
+from antiphase.studies.lab import Lab
+from antiphase.studies.papers.diffclip import (
+    attention,
+    figure_3,
+    figure_4,
+    figure_5,
+    table_1,
+    table_2,
+    table_4,
+    table_5,
+)
+from antiphase.studies.papers.diffclip.bench import CC3M, CC12M
+from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
+from antiphase.studies.papers.diffclip.show import estimated, gains
+from antiphase.studies.papers.diffclip.spread import spread
+from antiphase.studies.papers.robustness import figure_2b, figure_2d
+from antiphase.studies.run import run_cells
+from antiphase.studies.spec import profile
+from antiphase.studies.store import Store
+
+MODULES = (table_1, table_2, table_4, table_5, figure_3, figure_4, figure_5, attention, figure_2b, figure_2d)
+STUDIES = {module.study.name: module.study for module in MODULES}
+MODEL = ["trained_on", "series", SEED]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+def smoke(name, store):
+    """Return a study's result and rows under smoke."""
+    study, small = STUDIES[name], profile("smoke")
+    run_cells(study.cells(small), Lab(store, progress=False))
+    return result(study, small, store, ""), study_rows(study.cells(small), store)
+
+
+def test_retrieval_in_the_table_is_the_share_of_captions_and_of_images(store):
+    found, rows = smoke("diffclip-table-2", store)
+    image, text = found.artefact.tables[:2]
+    for table, setting in ((image, "image"), (text, "text")):
+        for series in ("CLIP", "DiffCLIP"):
+            own = rows["evaluate"].filter(series=series, task="retrieval", setting=setting)
+            expected = float((own["rank"] < 5).mean())
+            cell = table.cells.filter(row=f"{series}, openmoji")
+            assert cell["value"].item() == pytest.approx(expected)
+            assert cell["n"].item() == own["group"].n_unique()
+
+
+def test_the_spread_over_seeds_of_the_evaluation_is_that_of_the_accuracies(store):
+    found, rows = smoke("diffclip-table-5", store)
+    own = rows["evaluate"].filter(series="CLIP").group_by("seed").agg(pl.mean("score"))
+    cells = found.artefact.tables[1].cells
+    assert cells["row"].to_list() == [
+        f"{name}, openmoji, over seeds of the evaluation" for name in ("CLIP", "DiffCLIP")
+    ]
+    assert cells["value"][0] == pytest.approx(own["score"].std())
+
+
+def test_patterns_and_their_mean_are_those_of_the_pairs(store):
+    found, rows = smoke("diffclip-figure-4", store)
+    own = rows["evaluate"].filter(series="DiffCLIP")
+    by_pattern = own.group_by("pattern", maintain_order=True).agg(pl.mean("score"))
+    points = found.artefact.plots[0].panels[0].points.filter(series="DiffCLIP").sort("x")
+    assert points["value"].to_list() == pytest.approx([*by_pattern["score"], by_pattern["score"].mean()])
+    assert found.artefact.plots[0].panels[0].ticks == (*by_pattern["pattern"], "mean of 3")
+    both = [rows["evaluate"].filter(series=name)["score"].to_numpy() > 0.5 for name in ("CLIP", "DiffCLIP")]
+    assert found.artefact.notes[0].endswith(f"p = {mcnemar_exact(*both):.2g}.")
+
+
+def test_the_sheet_of_maps_is_drawn_from_stored_rows(store):
+    found, rows = smoke("diffclip-attention", store)
+    (gallery,) = found.artefact.galleries
+    assert len(gallery.rows) == 3
+    for pictures in gallery.rows:
+        assert [one.title for one in pictures[1:]] == [
+            "CLIP", "DiffCLIP", "DiffCLIP, A1 alone", "DiffCLIP, A2 alone"
+        ]  # fmt: skip
+        assert pictures[0].over is None
+        assert all(one.over.shape == (4, 4) and one.image.shape == (64, 64, 3) for one in pictures[1:])
+    table = found.artefact.tables[0].cells
+    own = rows["relevance"].filter(series="DiffCLIP", kind="relevance")
+    assert table.filter(row="DiffCLIP")["value"].to_list() == pytest.approx(
+        [own["average_precision"].mean(), own["pointing_game"].mean()]
+    )
+
+
+UNDRAWN = (
+    "dtd",
+    "flowers102",
+    "aircraft",
+)  # published validation splits leave the probe's seed nothing to draw
+SETTINGS = {"retrieval": ("image", "text"), "zero-shot": ("80", "7"), "probe": ("norm",)}
+
+
+def made_up(cell, draw):
+    """Return rows that an evaluation may have: few, random, of sets of unequal size."""
+    images = 8 + len(cell.data)
+    several = cell.task == "few-shot" or (cell.task == "probe" and cell.data not in UNDRAWN)
+    frames = []
+    for setting in SETTINGS.get(cell.task, ("",)):
+        for seed in range(3 if several else 1):
+            owners = {
+                "mmvp": np.repeat(range(9), 5),
+                "image": np.repeat(range(images), 1 + np.arange(images) % 3),
+            }
+            group = owners.get(cell.task, owners.get(setting, np.arange(images) % 4))
+            right = draw.random(len(group)) < 0.4
+            share = cell.task in ("few-shot", "mmvp")
+            told = {"score": right.astype(float)} if share else {"rank": np.where(right, 0, 7)}
+            named = {"pattern": [PATTERNS[at] for at in group]} if cell.task == "mmvp" else {}
+            frames.append(pl.DataFrame({"unit": range(len(group)), "group": group, **told, **named}).with_columns(
+                setting=pl.lit(setting), seed=pl.lit(seed, pl.Int64),
+            ))  # fmt: skip
+    empty = pl.DataFrame(schema={"rank": pl.Int64, "score": pl.Float64, "pattern": pl.String})
+    rows = pl.concat([empty, *frames], how="diagonal_relaxed")
+    return rows.with_columns(
+        pl.lit(value, FACTORS.get(name)).alias(name) for name, value in cell.factors().items()
+    )
+
+
+@pytest.fixture(scope="module")
+def published_rows():
+    """Rows as of the paper's profile with two training seeds, of every study of evaluations."""
+    draw = np.random.default_rng(0)
+    every = {repr(cell): cell for module in MODULES[:7] for cell in module.study.cells(profile("paper", 2))}
+    return pl.concat([made_up(cell, draw) for cell in every.values()])
+
+
+def chosen(name, rows):
+    """Return those of the rows that a study's cells have."""
+    wanted = [cell.factors() for cell in STUDIES[name].cells(profile("paper", 2))]
+    keys = pl.DataFrame([{key: each[key] for key in (*MODEL, "task", "data")} for each in wanted])
+    return {"evaluate": rows.join(keys, on=keys.columns, how="semi", maintain_order="left")}
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [("table-1", 0), ("table-2", 4), ("table-4", 0), ("table-5", 0)]
+)
+def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missing, published_rows):
+    study = STUDIES[f"diffclip-{name}"]
+    tables = study.draw(chosen(study.name, published_rows)).tables
+    for table in tables:
+        cells = table.cells
+        if "spread" in table.name:
+            cells = cells.filter(pl.col("row").str.contains("of the evaluation"))
+        assert set(cells["row"].str.split(", ").list.get(1)) == {"CC3M", "CC12M"}
+        seven = cells.filter(pl.col("column").str.contains("prompts"))
+        assert cells["paper"].null_count() == len(seven)
+    assert sum(table.cells["column"].str.contains("7 prompts").sum() for table in tables) == missing
+
+
+def test_figures_have_the_numbers_that_the_paper_prints(published_rows):
+    three = figure_3.draw(chosen("diffclip-figure-3", published_rows)).plots[0]
+    assert [panel.title for panel in three.panels] == ["trained on CC3M", "trained on CC12M"]
+    assert three.panels[0].ticks == (
+        "imagenet", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch", "Avg. shifted"
+    )  # fmt: skip
+    assert three.panels[1].paper.rows() == [("CLIP", 0.0, 0.318), ("DiffCLIP", 0.0, 0.338)]
+    four = figure_4.draw(chosen("diffclip-figure-4", published_rows))
+    assert four.plots[0].panels[0].ticks == (*PATTERNS, "mean of 7", "mean of 9")
+    assert four.plots[0].panels[0].paper.rows() == [("CLIP", 9.0, 0.219), ("DiffCLIP", 9.0, 0.276)]
+    assert "over 35 pairs" in four.notes[0]  # of seven patterns of five
+    five = figure_5.draw(chosen("diffclip-figure-5", published_rows)).plots[0]
+    gained = five.panels[1].paper.filter(series="DiffCLIP†").sort("x")["value"].to_list()
+    assert gained == pytest.approx([0.001, 0.003, 0.004, 0.012, 0.019, 0.023])
+    assert set(five.panels[0].points["series"]) == {"CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†"}
+    assert len(five.panels[1].points) == 18
+
+
+def test_every_claim_of_the_paper_is_judged(published_rows):
+    for name in list(STUDIES)[:7]:
+        for claim in STUDIES[name].claims(chosen(name, published_rows)):
+            assert claim.checks
+            assert claim.verdict != "not run", claim
+
+
+@pytest.mark.parametrize("module", [table_1, table_2, table_4, table_5])
+def test_the_papers_rows_have_the_averages_that_it_prints(module):
+    keys = ["task", "pretraining", "series"]
+    paper = module.PAPER.filter(pl.col("task") != "zero-shot")
+    means = paper.filter(pl.col("data") != "Avg.").group_by(keys).agg(pl.mean("value"), pl.len())
+    both = means.join(paper.filter(data="Avg.").select(*keys, average="value"), on=keys)
+    assert len(both) == len(paper.filter(data="Avg.")) > 0
+    # half a unit of the last digit, and what the rounding of the entries themselves may come to
+    assert (100 * (both["value"] - both["average"]).abs()).max() <= 0.1 + 1e-9
+    assert both["len"].unique().to_list() == [3 if module is table_2 else len(PROBE_SETS)]
+
+
+def test_the_papers_numbers_agree_with_its_words():
+    def gain(paper, task, pretraining, data="Avg."):
+        where = paper.filter(task=task, pretraining=pretraining, data=data)
+        values = {name: where.filter(series=name)["value"].item() for name in ("CLIP", "DiffCLIP")}
+        return round(100 * (values["DiffCLIP"] - values["CLIP"]), 6)
+
+    assert [gain(table_1.PAPER, task, "CC3M") for task in ("probe", "few-shot")] == [1.0, 0.7]
+    assert [gain(table_2.PAPER, task, "CC3M") for task in table_2.RETRIEVAL] == [1.2, 1.8]
+    assert [gain(table_2.PAPER, "zero-shot", name, "imagenet") for name in ("CC3M", "CC12M")] == [0.8, 2.0]
+    assert figure_4.PAPER["value"].to_list() == [round(right / 105, 3) for right in (23, 29)]
+    five = {tuple(row[:4]): row[4] for row in figure_5.PAPER.rows()}
+    tables = pl.concat([table_1.PAPER, table_2.PAPER]).filter(pl.col("data").is_in(["Avg.", "imagenet"]))
+    for task, pretraining, series, _, value, _ in tables.filter(pretraining="CC12M").rows():
+        assert five[task, pretraining, series, "Avg."] == value
+    for (task, pretraining, series, data), value in five.items():
+        if series == "DiffCLIP" and data == "gain" and (task, pretraining, series, "Avg.") in five:
+            apart = five[task, pretraining, series, "Avg."] - five[task, pretraining, "CLIP", "Avg."]
+            assert value == pytest.approx(apart)
+    for task, more in (("zero-shot", 0.008), ("text retrieval", 0.008), ("zero-shot, shifted", -0.008)):
+        star, plain = (five[task, "CC12M", name, "gain"] for name in ("DiffCLIP*", "DiffCLIP"))
+        assert star - plain == pytest.approx(more)
+
+
+def test_classes_alike_are_the_mean_over_classes_with_its_interval():
+    draw = np.random.default_rng(1)
+    group = np.repeat([0, 1, 2], [7, 31, 113])
+    right = draw.random(len(group)) < np.array([0.2, 0.5, 0.8])[group]
+    rows = pl.DataFrame({
+        "series": "CLIP", "trained_on": "openmoji", SEED: 0, "task": "zero-shot", "data": "noto-emoji", "seed": 0,
+        "setting": "own", "unit": range(len(group)), "group": group, "rank": 1 - right.astype(int), "score": None,
+    }, schema_overrides={"score": pl.Float64})  # fmt: skip
+    observed = observations(rows)
+    expected = mean_over_groups(right.astype(float), group)
+    found = estimated(observed).row(0, named=True)
+    assert found["value"] == pytest.approx(expected.value)
+    assert found["high"] - found["low"] == pytest.approx(expected.high - expected.low, rel=0.05)
+
+
+def test_captions_count_alike_and_images_are_drawn():
+    draw = np.random.default_rng(2)
+    owners = np.repeat(range(53), draw.integers(1, 6, 53))
+    right = draw.random(len(owners)) < draw.random(53)[owners]
+    rows = pl.DataFrame({
+        "series": "CLIP", "trained_on": CC3M, SEED: 0, "task": "retrieval", "data": "flickr8k", "setting": "image",
+        "seed": 0, "unit": range(len(owners)), "group": owners, "rank": 5 * (1 - right), "score": None,
+    }, schema_overrides={"score": pl.Float64})  # fmt: skip
+    found = estimated(observations(rows)).row(0, named=True)
+    counts = np.bincount(owners)
+    expected = jackknife(
+        np.stack([np.bincount(owners, right), counts], 1).astype(float),
+        lambda means: means[..., 0] / means[..., 1],
+    )
+    assert found["value"] == pytest.approx(right.mean())
+    assert found["n"] == 53
+    assert found["high"] - found["low"] == pytest.approx(expected.high - expected.low, rel=0.05)
+
+
+def test_sets_count_alike_in_their_average_whatever_their_size_and_seeds(published_rows):
+    rows = chosen("diffclip-table-1", published_rows)["evaluate"]
+    observed = observations(rows)
+    found = estimated(with_average(observed))
+    for task in ("probe", "few-shot"):
+        own = found.filter(task=task, pretraining="CC12M", series="CLIP")
+        sets, mean = own.filter(pl.col("data") != "Avg."), own.filter(data="Avg.")
+        assert len(sets) == len(PROBE_SETS)
+        assert mean["value"].item() == pytest.approx(sets["value"].mean())
+        assert mean["seeds"].item() == 2
+    probes = rows.filter(task="probe", trained_on=CC12M, series="CLIP", data="cifar10")
+    by_hand = probes.select((pl.col("rank") < 1).mean()).item()
+    cell = found.filter(task="probe", pretraining="CC12M", series="CLIP", data="cifar10")
+    assert cell["value"].item() == pytest.approx(by_hand)
+
+
+def test_a_model_that_lacks_a_set_is_left_out_of_the_average(published_rows):
+    rows = chosen("diffclip-table-2", published_rows)["evaluate"]
+    lacks = (pl.col("data") == "flickr8k") & (pl.col("series") == "DiffCLIP") & (pl.col(SEED) == 1)
+    mean = averaged(observations(rows.filter(~lacks)).filter(task="text retrieval"))
+    for _, block in mean.group_by("pretraining"):
+        kept = block.select("series", SEED).unique().sort("series", SEED).rows()
+        assert kept == [("CLIP", 0), ("CLIP", 1), ("DiffCLIP", 0)]
+
+
+def test_gains_pair_the_seeds_that_both_have(published_rows):
+    rows = chosen("diffclip-table-2", published_rows)["evaluate"]
+    mean = averaged(observations(rows).filter(pretraining="CC3M", task="text retrieval"))
+    apart = mean.filter((pl.col("series") == "CLIP") == (pl.col(SEED) == 0))
+    (none,) = gains(apart, ["text retrieval"])
+    assert none.verdict == "not run"
+    (one,) = gains(mean.filter((pl.col("series") == "CLIP") | (pl.col(SEED) == 1)), ["text retrieval"])
+    means = {
+        name: mean.filter(pl.col(SEED) == 1, series=name)["value"].mean() for name in ("CLIP", "DiffCLIP")
+    }
+    assert one.estimate.value == pytest.approx(means["DiffCLIP"] - means["CLIP"])
+
+
+def test_the_vision_only_variant_is_held_against_the_middle(published_rows):
+    rows = chosen("diffclip-figure-5", published_rows)
+    (claim,) = [one for one in figure_5.claims(rows) if one.name == "vision-only-keeps-most"]
+    found = estimated(figure_5.six_tasks(rows["evaluate"]))
+    mean = {name: found.filter(series=name)["value"].mean() for name in ("CLIP", "DiffCLIP", "DiffCLIP†")}
+    assert claim.checks[0].estimate.value == pytest.approx(
+        mean["DiffCLIP†"] - (mean["CLIP"] + mean["DiffCLIP"]) / 2
+    )
+
+
+def test_a_set_with_nothing_to_draw_has_no_spread_over_seeds_of_the_evaluation(published_rows):
+    rows = chosen("diffclip-table-4", published_rows)["evaluate"]
+    found = spread(observations(rows).filter(series="CLIP", pretraining="CC3M"))
+    drawn = found.filter(over="over seeds of the evaluation")["data"].to_list()
+    assert drawn == [name for name in PROBE_SETS if name not in ("dtd", "aircraft", "flowers102")] + ["Avg."]
+    assert found.filter(over="over training seeds")["data"].to_list() == [*PROBE_SETS, "Avg."]
