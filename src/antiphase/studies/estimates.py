@@ -92,9 +92,16 @@ def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
             f"{what}: several cells would be averaged into one; tell them apart by a column, such as lambda_schedule, "
             "attack or eps"
         )
-    means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value"))
-    table = means.sort(SAMPLE).pivot(SAMPLE, index=SEED, values="value").sort(SEED).drop(SEED)
-    matrix = table.to_numpy().astype(np.float64)
-    if not np.isfinite(matrix).all():
+    means = (
+        block.select(SEED, SAMPLE, value=value)
+        .group_by(SEED, SAMPLE)
+        .agg(pl.mean("value"))
+        .sort(SEED, SAMPLE)
+    )
+    seeds, samples = means[SEED].unique(maintain_order=True), means[SAMPLE].unique().sort()
+    whole = len(means) == len(seeds) * len(samples)
+    matrix = means["value"].to_numpy().astype(np.float64).reshape(len(seeds), -1) if whole else None
+    # as many rows as pairs, each pair once: every seed has every sample
+    if matrix is None or not np.isfinite(matrix).all():
         raise UserError(f"{what}: not every seed was measured on the same images, or a value is not finite")
     return matrix
