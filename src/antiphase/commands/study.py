@@ -144,19 +144,18 @@ def export_rows(
     from antiphase.files import replacing
     from antiphase.studies.collect import study_rows
 
-    planned = _planned([name], profile_name, seeds, root)
-    if len(planned) > 1:
+    _, studies, cells, store = _gather([name], profile_name, seeds, root)
+    if len(studies) > 1:
         raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
-    ((study, profile, store, _),) = planned
-    rows = study_rows(study.cells(profile), store)
+    rows = study_rows(cells, store)
     if not rows:
         raise UserError(
-            f"{study.name}: no rows in {root} under profile {profile_name}; antiphase study run makes them"
+            f"{name}: no rows in {root} under profile {profile_name}; antiphase study run makes them"
         )
     if table is not None and table not in rows:
         raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")
     if table is None and len(rows) > 1 and out is not None:
-        raise UserError(f"{study.name} has several tables: name one with --table: {', '.join(rows)}")
+        raise UserError(f"{name} has several tables: name one with --table: {', '.join(rows)}")
     for key, frame in rows.items():
         if table in (None, key):
             if out is None:
@@ -181,7 +180,8 @@ def results_of(names: Sequence[str], profile_name: str, seeds: int | None, root:
     from antiphase.studies.collect import result
 
     found = []
-    for study, profile, store, _ in _planned(names, profile_name, seeds, root):
+    profile, studies, _, store = _gather(names, profile_name, seeds, root)
+    for study in studies:
         file = next(
             (name for name in names if name.endswith(".py") and Path(name).stem == study.name), study.name
         )

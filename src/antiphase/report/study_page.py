@@ -17,8 +17,9 @@ from antiphase.report.prose import paragraphs, prose
 from antiphase.report.study_figures import plot_figure
 from antiphase.report.study_gallery import PIXELS, few_colors, gallery_figure, lighter
 from antiphase.report.study_tables import check_sheet, plot_csv, table_note, table_sheet
-from antiphase.report.study_wording import duration, missing_cells, paper_title, tally
+from antiphase.report.study_wording import missing_cells, paper_title, tally
 from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot
+from antiphase.studies.plan import duration
 from antiphase.studies.results import Result
 
 _HALF = 6  # inches: a wider figure takes the whole width of the page

@@ -177,19 +177,6 @@ def basis(frame: pl.DataFrame) -> str:
     return ", ".join(words)
 
 
-def duration(seconds: float) -> str:
-    """Write how long something took.
-
-    >>> duration(4.24), duration(95), duration(7984), duration(400_000)
-    ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    large, small = next((steps[at], steps[at + 1]) for at in range(len(steps) - 1) if seconds >= steps[at][1])
-    return f"{int(seconds // large[1])} {large[0]} {int(seconds % large[1] // small[1])} {small[0]}"
-
-
 def missing_cells(result: Result) -> str:
     """Say what a study lacks; nothing where it is whole."""
     if result.done >= result.total:

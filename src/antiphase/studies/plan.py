@@ -76,12 +76,13 @@ def _rates(cells: Sequence[Cell], store: Store) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it.
+    """Write how long something took.
 
-    >>> duration(45), duration(4000), duration(300000)
-    ('45 s', '67 min', '83 h')
+    >>> duration(4.24), duration(95), duration(7984), duration(400_000)
+    ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')
     """
-    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 120)):
-        if seconds / size < most:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:,.0f} days"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    large, small = next((steps[at], steps[at + 1]) for at in range(len(steps) - 1) if seconds >= steps[at][1])
+    return f"{int(seconds // large[1])} {large[0]} {int(seconds % large[1] // small[1])} {small[0]}"

@@ -25,8 +25,6 @@ class _Standing:
 
     left: list[Cell]
     failed: dict[str, tuple[str, str]] = field(default_factory=dict)  # label and reason, by identity
-    finished: int = 0
-    began: float = field(default_factory=time.monotonic)
 
 
 def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> Plan:
@@ -55,9 +53,8 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
                         lab.store.log("damaged", cell, why=why)
                         lab.store.discard(cell)
         lab.shard.wait()
-        left = _together(
-            lab, lambda: [identity(cell) for cell in plan.missing]
-        )  # another run may be at work, too
+        # what the first process found missing: while the others looked, another run may have finished a cell
+        left = _together(lab, lambda: [identity(cell) for cell in plan.missing])
         standing = _Standing([cell for cell in plan.cells if identity(cell) in left])
         while standing.left:
             if not _one_round(standing, lab, plan, say):
@@ -124,8 +121,7 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
         if shard.count > 1:
             raise  # it may be this process's alone: torchrun ends the others, which would wait for it
         standing.failed[identity(cell)] = (cell.label, str(error))
-        if shard.first:
-            store.log("failed", cell, why=str(error))
+        store.log("failed", cell, why=str(error))
         say(f"failed: {cell.label}: {error}")
         return "lost"
     seconds = time.monotonic() - began
@@ -137,7 +133,6 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
         store.finish(cell, rows, about)
         store.log("done", cell, seconds=round(seconds, 3))
     shard.wait()
-    standing.finished += 1
     rest = [other for other in standing.left if other is not cell]
     left = f" · about {duration(expected(rest, plan.cells, store))} left" if rest else ""
     say(f"[{len(plan.missing) - len(rest)}/{len(plan.missing)}] {cell.label}: {seconds:.1f} s{left}")

@@ -52,9 +52,8 @@ class Store:
     """
 
     root: Path
-    _whole: dict[Path, tuple[int, int, str]] = field(
-        default_factory=dict, repr=False
-    )  # digests of this process
+    # what this process has read already: time of change, size, digest
+    _whole: dict[Path, tuple[int, int, str]] = field(default_factory=dict, repr=False)
 
     def folder(self, cell: Storable) -> Path:
         """Return the folder of a cell, there or not."""
@@ -100,9 +99,8 @@ class Store:
         own = [path for path in paths if path.parts[0] != WORK_FOLDER and path.suffix != ".part"]
         files = {str(path): self._digest(folder / path) for path in own}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
-        shutil.rmtree(
-            folder / WORK_FOLDER, ignore_errors=True
-        )  # last: until then a killed run goes on from it
+        # last: until then a killed run goes on from it
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
 
     def rows(self, cell: Storable) -> pl.DataFrame | None:
         """Return the rows of a finished cell; None for a training."""

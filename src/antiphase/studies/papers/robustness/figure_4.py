@@ -5,8 +5,8 @@ maxima where λ is large; later layers are often less sensitive than earlier one
 
 | profile | models | cost |
 |---|---|---|
-| paper | 60, CIFAR-10 and CIFAR-100, and the released CLIP and DiffCLIP | days on a GPU |
-| laptop | those of Figure 3(d), CLIP and DiffCLIP on openmoji | 20 minutes on 2 cores beside them |
+| paper | 60, CIFAR-10 and CIFAR-100, and the released CLIP and DiffCLIP | not run |
+| laptop | those of Figure 3(d), CLIP and DiffCLIP on openmoji | 167 core-minutes, 157 of them training |
 
 antiphase study run figure-4 --profile laptop
 """

@@ -6,8 +6,8 @@ Jacobians in the Frobenius inner product, at the pixels (by random directions) a
 
 | profile | models | cost |
 |---|---|---|
-| paper | 30 DiffViTs, CIFAR-10 and CIFAR-100, and the released DiffCLIP | hours on a GPU |
-| laptop | 15 DiffViTs, DiffCLIP on openmoji | 10 minutes on 2 cores beside the models of Figure 3(a) |
+| paper | 30 DiffViTs, CIFAR-10 and CIFAR-100, and the released DiffCLIP | not run |
+| laptop | 15 DiffViTs, DiffCLIP on openmoji | 91 core-minutes, 90 of them training |
 
 antiphase study run figure-5 --profile laptop
 """
