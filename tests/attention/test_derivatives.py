@@ -1,4 +1,4 @@
-"""Derivatives: first and second order, reverse and forward, and the same ones on both backends."""
+"""Derivatives: first and second order, reverse and forward, and the same ones on every backend."""
 
 import pytest
 import torch
@@ -54,21 +54,23 @@ def test_backends_agree_in_values_and_gradients(inputs, shape, masked):
     stream = torch.Generator().manual_seed(3)
     mask = torch.rand(2, 1, 5, 7, generator=stream) < 0.6 if masked else None
     weights = torch.randn(2, 3, 5, 13, generator=stream).double()
-    outs = [differential_attention(*args, mask=mask, backend=name) for name in ("eager", "sdpa")]
+    outs = [differential_attention(*args, mask=mask, backend=name) for name in ("eager", "chunked", "sdpa")]
     grads = [torch.autograd.grad((out * weights).sum(), args) for out in outs]
-    assert_close(*outs, rtol=0, atol=1e-13)
-    for eager, fused in zip(*grads, strict=True):
-        assert eager.abs().max() > 1e-3
-        assert_close(eager, fused, rtol=0, atol=1e-12)
+    for out, grad in zip(outs[1:], grads[1:], strict=True):
+        assert_close(out, outs[0], rtol=0, atol=1e-13)
+        for eager, fused in zip(grads[0], grad, strict=True):
+            assert eager.abs().max() > 1e-3
+            assert_close(eager, fused, rtol=0, atol=1e-12)
 
 
 def test_standard_backends_agree_in_values_and_gradients(inputs):
     q, k, _, _, v = (tensor.requires_grad_() for tensor in inputs())
-    outs = [standard_attention(q, k, v, backend=name) for name in ("eager", "sdpa")]
+    outs = [standard_attention(q, k, v, backend=name) for name in ("eager", "chunked", "sdpa")]
     grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
-    assert_close(*outs, rtol=0, atol=1e-13)
-    for eager, fused in zip(*grads, strict=True):
-        assert_close(eager, fused, rtol=0, atol=1e-12)
+    for out, grad in zip(outs[1:], grads[1:], strict=True):
+        assert_close(out, outs[0], rtol=0, atol=1e-13)
+        for eager, fused in zip(grads[0], grad, strict=True):
+            assert_close(eager, fused, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("head_norm", [False, True])
@@ -80,13 +82,14 @@ def test_module_backends_agree_in_every_parameter(tokens, redraw, parameterisati
                 20, 4, parameterisation=parameterisation, head_norm=head_norm, backend=backend
             ).double()
         )
-        for backend in ("eager", "sdpa")
+        for backend in ("eager", "chunked", "sdpa")
     ]
     x = tokens(3, 7, 20).requires_grad_()
     grads = [torch.autograd.grad(m(x).square().sum(), (x, *m.parameters())) for m in modules]
-    for eager, fused in zip(*grads, strict=True):
-        assert_close(eager, fused, rtol=0, atol=1e-11)
+    for eager, *others in zip(*grads, strict=True):
         assert (eager != 0).any()
+        for other in others:
+            assert_close(eager, other, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +113,10 @@ def test_forward_mode_is_the_adjoint_of_reverse_mode(tokens, redraw, module):
     assert_close(pushed, difference, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("backend", ["eager", "chunked"])
 @pytest.mark.parametrize("head_norm", [False, True])
-def test_modules_have_second_derivatives(tokens, redraw, head_norm):
-    module = redraw(DifferentialAttention(8, 2, backend="eager", head_norm=head_norm).double())
+def test_modules_have_second_derivatives(tokens, redraw, head_norm, backend):
+    module = redraw(DifferentialAttention(8, 2, backend=backend, head_norm=head_norm).double())
     assert gradgradcheck(module, (tokens(1, 3, 8).requires_grad_(),), fast_mode=True)
 
 

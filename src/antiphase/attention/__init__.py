@@ -1,7 +1,8 @@
 """The mechanism: differential attention as functions and modules. Imports nothing else of the package."""
 
-from antiphase.attention.functional import combine, differential_attention, softmax_maps
+from antiphase.attention.functional import differential_attention
 from antiphase.attention.lambdas import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
+from antiphase.attention.maps import combine, softmax_maps
 from antiphase.attention.modules import AttentionMaps, DifferentialAttention, SoftmaxAttention
 
 __all__ = [

@@ -1,59 +1,25 @@
-"""Differential attention as pure functions of tensors.
+"""Differential attention as a pure function of tensors, and the choice of what computes it.
 
 Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used by *Understanding Sensitivity of
 Differential Attention through the Lens of Adversarial Robustness* (2025), Section 3.2.
 """
 
-import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-Backend = Literal["auto", "eager", "sdpa"]
-BACKENDS: tuple[Backend, ...] = ("auto", "eager", "sdpa")
+from antiphase.attention.chunked import chunked_attention
+from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
+from antiphase.attention.modes import plain_forward
+from antiphase.attention.views import Parts, View, split
 
-
-def softmax_maps(
-    q: Float[Tensor, "*batch queries width"],
-    k: Float[Tensor, "*batch keys width"],
-    mask: Tensor | None = None,
-) -> Float[Tensor, "*batch queries keys"]:
-    """Return the attention maps softmax(q kᵀ / √width).
-
-    Args:
-        q: queries.
-        k: keys, as wide as the queries.
-        mask: broadcastable to the maps; boolean (True: may be attended to) or added to the scores.
-            A row that may attend to nothing is a row of zeros, with zero gradients.
-
-    >>> import math, torch
-    >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
-    >>> softmax_maps(q, k)  # [1, e] / (1 + e)
-    tensor([[0.2689, 0.7311]])
-    """
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    if mask is None:
-        return scores.softmax(-1)
-    bias, dead = _open_dead_rows(mask, scores.dtype)
-    return (scores + bias).softmax(-1).masked_fill(dead, 0.0)
-
-
-def combine(
-    positive: Float[Tensor, "*batch heads queries keys"],
-    negative: Float[Tensor, "*batch heads queries keys"],
-    lam: float | Float[Tensor, "..."],
-) -> Float[Tensor, "*batch heads queries keys"]:
-    """Return the differential map A1 − λ·A2; its rows sum to 1 − λ (robustness paper, Section 3.2).
-
-    Args:
-        positive: A1.
-        negative: A2.
-        lam: λ, one number or one for each head: shape ``()`` or ``(heads,)``.
-    """
-    return positive - _per_head(lam) * negative
+Backend = Literal["auto", "eager", "chunked", "sdpa", "triton"]
+_FEW = 64  # keys
+BACKENDS: tuple[Backend, ...] = ("auto", "eager", "chunked", "sdpa", "triton")
 
 
 def differential_attention(
@@ -78,26 +44,14 @@ def differential_attention(
         lam: λ, one number or one for each head: shape ``()`` or ``(heads,)``.
         mask: broadcastable to ``(batch, heads, queries, keys)``; boolean (True: may be attended to) or
             added to the scores. A query that may attend to nothing gets zeros.
-        backend: ``"eager"`` forms the maps, subtracts them and multiplies v once: every derivative
-            exists, forward mode and second order too. ``"sdpa"`` calls torch's fused attention twice
-            and never holds a map. ``"auto"`` takes sdpa on a GPU and eager elsewhere, where forming
-            the maps is the faster (dev/LOG.md has the timings).
+        backend: see :func:`attend`.
 
     Raises:
-        ValueError: for a backend that does not exist, heads that do not match λ, or a mask of integers.
+        ImportError: for ``"triton"`` without Triton.
+        ValueError: for a backend that does not exist or cannot take the inputs, heads that do not match λ, or
+            a mask of integers.
     """
-    _check(backend)
-    if isinstance(lam, Tensor) and lam.ndim and lam.shape != (q1.shape[-3],):
-        raise ValueError(
-            f"lam of shape {tuple(lam.shape)}: expected () or one for each of {q1.shape[-3]} heads"
-        )
-    if backend == "auto":
-        backend = "sdpa" if q1.is_cuda else "eager"
-    if backend == "eager":
-        maps = combine(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), lam)
-        return maps.to(v.dtype) @ v
-    positive, negative = _fused(q1, k1, v, mask), _fused(q2, k2, v, mask)
-    return positive - _per_head(lam, positive.dtype) * negative
+    return attend(_two_branches, lam, mask, backend, q1, k1, q2, k2, v)
 
 
 def standard_attention(
@@ -108,51 +62,86 @@ def standard_attention(
     mask: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Float[Tensor, "batch heads queries value_width"]:
-    """Return softmax(q kᵀ/√width) v; arguments as in :func:`differential_attention`.
+    """Return softmax(q kᵀ/√width) v; arguments as in :func:`differential_attention`."""
+    return attend(_one_branch, 0.0, mask, backend, q, k, v)
 
-    ``"auto"`` takes sdpa, but eager for bf16 on a CPU, where torch's fused backward pass is the slower.
+
+def _one_branch(q: Tensor, k: Tensor, v: Tensor) -> Parts:
+    return (q,), (k,), v
+
+
+def _two_branches(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor) -> Parts:
+    return (q1, q2), (k1, k2), v
+
+
+def attend(
+    view: View, lam: float | Tensor, mask: Tensor | None, backend: Backend, *sources: Tensor
+) -> Tensor:
+    """Return the attended values of parts that are views of some tensors, such as one projection.
+
+    Args:
+        view: returns the queries and the keys, one of each a branch, and the values, as views of the sources.
+        lam: as in :func:`differential_attention`; not looked at where there is one branch.
+        mask: as there.
+        backend: ``"auto"`` takes what was measured to be the quickest (benchmarks/attention.py) of those
+            that can do what is asked. ``"eager"`` forms the maps, subtracts them and multiplies v once:
+            every derivative exists, forward mode and second order too. ``"chunked"`` does the same in pieces
+            that fit a CPU's cache and keeps no map; no forward mode. ``"sdpa"`` calls torch's fused attention
+            for each branch. ``"triton"`` is one kernel for both branches; it has only been run in Triton's
+            interpreter, so that nothing but asking for it chooses it.
+        sources: what is viewed.
     """
-    _check(backend)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+    queries, keys, v = view(*sources)
+    if isinstance(lam, Tensor) and lam.ndim and lam.shape != (queries[0].shape[-3],):
+        raise ValueError(
+            f"lam of shape {tuple(lam.shape)}: expected () or one for each of {queries[0].shape[-3]} heads"
+        )
     if backend == "auto":
-        backend = "eager" if q.device.type == "cpu" and q.dtype == torch.bfloat16 else "sdpa"
+        backend = _quickest(queries, keys, v, lam, mask)
+    if backend == "triton":
+        if len(queries) == 1:
+            raise ValueError(
+                "backend 'triton' computes differential attention only: take 'auto' for standard"
+            )
+        from antiphase.attention.triton_attention import triton_differential_attention
+
+        (q1, q2), (k1, k2) = queries, keys
+        return triton_differential_attention(q1, k1, q2, k2, v, lam, mask)
+    if backend == "chunked":
+        if torch.is_autocast_enabled(v.device.type):
+            dtype = torch.get_autocast_dtype(v.device.type)
+            sources = tuple(source.to(dtype) for source in sources)
+        return chunked_attention(view, lam, mask, *sources)
     if backend == "eager":
-        return softmax_maps(q, k, mask).to(v.dtype) @ v
-    return _fused(q, k, v, mask)
+        queries, keys, v = split(view, sources)
+        maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
+        combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
+        return combined.to(v.dtype) @ v
+    outs = [_fused(q, k, v, mask) for q, k in zip(queries, keys, strict=True)]
+    return outs[0] - per_head(lam, outs[0].dtype) * outs[1] if len(outs) > 1 else outs[0]
+
+
+def _quickest(
+    queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, lam: float | Tensor, mask: Tensor | None
+) -> Backend:
+    """Return the backend that was measured to be the quickest of those that can do what is asked."""
+    if v.is_cuda:
+        return "sdpa"
+    differentiated = any(x.requires_grad for x in (*queries, *keys, v, lam) if isinstance(x, Tensor))
+    heads = {x.shape[:-2] for x in (*queries, *keys, v)}
+    if plain_forward() or len(heads) > 1 or v.numel() == 0 or (mask is not None and mask.requires_grad):
+        return "eager"
+    if len(queries) == 1 and v.dtype != torch.bfloat16:
+        return "sdpa"
+    few = v.shape[-2] <= _FEW  # keeping such small maps is quicker than making them again
+    return "eager" if few and differentiated and torch.is_grad_enabled() else "chunked"
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Return softmax(q kᵀ/√width) v by torch's fused attention; masks as in :func:`softmax_maps`."""
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v)
-    bias, dead = _open_dead_rows(mask, q.dtype)
+    bias, dead = open_dead_rows(mask, q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(dead, 0.0)
-
-
-def _check(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-
-
-def _open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:
-    """Return (additive mask whose all-forbidden rows are opened, those rows).
-
-    A softmax over nothing is 0/0, in the gradient too; computing such a row as if it were free and
-    zeroing what comes out keeps both finite.
-    """
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
-    elif not mask.is_floating_point():
-        raise ValueError(
-            f"mask of {mask.dtype}: expected boolean (True: may be attended to) or floating numbers"
-        )
-    mask = torch.atleast_2d(mask).to(dtype)  # what float32 can hold may be −∞ in float16: cast, then look
-    dead = (mask == -math.inf).all(-1, keepdim=True)
-    return mask.masked_fill(dead, 0.0), dead
-
-
-def _per_head(lam: float | Tensor, dtype: torch.dtype | None = None) -> float | Tensor:
-    """Shape one λ for each head so that it broadcasts over ``(heads, queries, keys)``."""
-    if not isinstance(lam, Tensor):
-        return lam
-    lam = lam if dtype is None else lam.to(dtype)
-    return lam[:, None, None] if lam.ndim else lam

@@ -5,14 +5,13 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from antiphase.attention.functional import (
-    Backend,
-    combine,
-    differential_attention,
-    softmax_maps,
-    standard_attention,
-)
+from antiphase.attention.functional import Backend, attend
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, Parameterisation, make_lambda
+from antiphase.attention.maps import combine, softmax_maps
+from antiphase.attention.norm import rms_norm
+from antiphase.attention.views import Parts
+
+_EPS = 1e-5  # of the norm behind each head, as in the released DiffCLIP
 
 
 class AttentionMaps(NamedTuple):
@@ -59,23 +58,21 @@ class SoftmaxAttention(nn.Module):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"num_heads={self.num_heads}"
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, tokens, dim = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, dim // self.num_heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+    def parts(self, qkv: Float[Tensor, "batch tokens width"]) -> Parts:
+        """Return the queries and keys of the one branch, and the values, as views of their projection."""
+        parts = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return (parts[0],), (parts[1],), parts[2]  # not unbound: its views may not be written to
 
     def forward(
         self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
         """Return the attended tokens; ``mask`` as in ``differential_attention``."""
-        q, k, v = self._project(x)
-        heads = standard_attention(q, k, v, mask=mask, backend=self.backend)
+        heads = attend(self.parts, 0.0, mask, self.backend, self.qkv(x))
         return self.proj(heads.transpose(1, 2).flatten(2))
 
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
         """Return the maps, differentiable in ``x``."""
-        q, k, _ = self._project(x)
+        (q,), (k,), _ = self.parts(self.qkv(x))
         return AttentionMaps(softmax_maps(q, k, mask))
 
 
@@ -130,7 +127,7 @@ class DifferentialAttention(nn.Module):
         self.lam = make_lambda(
             parameterisation, lambda_init, width=self.width, num_diff_heads=self.num_diff_heads
         )
-        self.norm = nn.RMSNorm(2 * self.width, eps=1e-5) if head_norm else None
+        self.norm = nn.RMSNorm(2 * self.width, eps=_EPS) if head_norm else None
         self.scale = 1.0 - lambda_init if rescale else 1.0
         self.proj = nn.Linear(dim, dim)
 
@@ -138,30 +135,31 @@ class DifferentialAttention(nn.Module):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"num_diff_heads={self.num_diff_heads}, lambda_init={self.lambda_init!r}, scale={self.scale!r}"
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return q1, k1, q2, k2, v; map 2i of the projection is A1 of head i and map 2i + 1 its A2."""
-        batch, tokens, _ = x.shape
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        branches = (batch, tokens, self.num_diff_heads, 2, self.width)
-        q1, q2 = q.view(branches).permute(3, 0, 2, 1, 4).unbind(0)
-        k1, k2 = k.view(branches).permute(3, 0, 2, 1, 4).unbind(0)
-        v = v.view(batch, tokens, self.num_diff_heads, 2 * self.width).transpose(1, 2)
-        return q1, k1, q2, k2, v
+    def parts(self, qkv: Float[Tensor, "batch tokens width"]) -> Parts:
+        """Return the queries and keys of both branches, and the values, as views of their projection.
+
+        Map 2i of the projection is A1 of head i and map 2i + 1 its A2.
+        """
+        # (queries, keys, values; branch; batch, head, token, width); not unbound: its views may not be written to
+        parts = qkv.unflatten(-1, (3, self.num_diff_heads, 2, self.width)).permute(2, 4, 0, 3, 1, 5)
+        values = qkv.unflatten(-1, (3, self.num_diff_heads, -1))[:, :, 2].transpose(1, 2)
+        return (parts[0, 0], parts[0, 1]), (parts[1, 0], parts[1, 1]), values
 
     def forward(
         self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
         """Return the attended tokens; ``mask`` as in ``differential_attention``."""
-        heads = differential_attention(*self._project(x), self.lam(), mask=mask, backend=self.backend)
-        return self.finish(heads)
+        return self.finish(attend(self.parts, self.lam(), mask, self.backend, self.qkv(x)))
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
         """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
-        if self.norm is not None:
-            heads = self.norm(heads.to(self.norm.weight.dtype))  # autocast leaves the weight in float32
-        return self.proj((heads * self.scale).transpose(1, 2).flatten(2))
+        heads = heads.transpose(1, 2)
+        if self.norm is None:
+            return self.proj((heads * self.scale).flatten(2))
+        heads = heads.to(self.norm.weight.dtype)  # autocast leaves the weight in float32
+        return self.proj(rms_norm(heads, self.norm.weight * self.scale, _EPS).flatten(2))
 
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
         """Return both maps and λ, differentiable in ``x``."""
-        q1, k1, q2, k2, _ = self._project(x)
+        (q1, q2), (k1, k2), _ = self.parts(self.qkv(x))
         return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), self.lam())

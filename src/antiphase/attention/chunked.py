@@ -1,0 +1,215 @@
+"""Attention on a CPU, in pieces whose scores stay in the cache from the first product to the last.
+
+One code for standard attention (one branch) and differential attention (two). The forward pass keeps nothing
+but its inputs; the backward pass makes the maps again, piece by piece, so that no whole map is ever held.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
+from antiphase.attention.modes import plain_backward
+from antiphase.attention.views import Parts, View, join
+
+_CACHE = 4 << 20  # bytes of scores in a piece: 2 MiB cost more calls, 16 MiB leave the cache
+
+Piece = tuple[slice, ...]  # samples, heads and, of what has them, queries
+
+
+def chunked_attention(view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
+    """Return A1 v for one branch, (A1 − λ·A2) v for two: ``(batch, heads, queries, value width)``.
+
+    First and second derivatives exist, batched ones (vmap) too; forward mode does not.
+
+    Args:
+        view: returns queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values
+            as views of the sources. Gradients are written through the same views of the sources' gradients,
+            so that parts of one projection are never gathered from pieces.
+        lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
+        mask: as in :func:`~antiphase.attention.maps.softmax_maps`, without a gradient of its own.
+        sources: what the parts are seen in.
+    """
+    if not isinstance(lam, Tensor):
+        lam = torch.tensor(lam, dtype=torch.float64)
+    out = _Chunked.apply(view, lam, mask, *sources)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, view: View, lam: Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
+        ctx.view = view
+        ctx.save_for_backward(lam, mask, *sources)
+        layer = _Layer(view(*sources), lam, mask)
+        batch, heads, queries, _ = layer.shape
+        # the heads of a query lie side by side, as the projection behind wants them
+        out = sources[0].new_empty(batch, queries, heads, layer.v.shape[-1]).transpose(1, 2)
+        for heads, pieces in layer.pieces():
+            keys, values = layer.load("keys", layer.keys, heads), layer.load("values", [layer.v], heads)[0]
+            for piece in pieces:
+                maps = layer.maps(layer.load("queries", layer.queries, piece), keys, piece)
+                product = layer.take("out", (*maps.shape[1:3], values.shape[2]))
+                torch.bmm(layer.combine(maps, piece, out=maps[0]), values, out=product)
+                _store(out, piece, product)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        lam, mask, *sources = ctx.saved_tensors
+        if plain_backward(grads[0]):
+            return None, *_plain_backward(grads[0], ctx.view, lam, mask, sources)
+        layer = _Layer(ctx.view(*sources), lam, mask)
+        found = [torch.empty_like(source) for source in sources]
+        to_queries, to_keys, to_v = ctx.view(*found)
+        to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
+        for heads, pieces in layer.pieces():
+            keys, values = layer.load("keys", layer.keys, heads), layer.load("values", [layer.v], heads)[0]
+            of_keys = layer.take("of keys", keys.shape)
+            of_values = layer.take("of values", values.shape)
+            for piece in pieces:
+                more = float(piece is not pieces[0])
+                queries = layer.load("queries", layer.queries, piece)
+                grad = layer.load("grad", grads, piece)[0]
+                maps = layer.maps(queries, keys, piece)
+                inner = torch.bmm(grad, values.mT, out=layer.take("inner", maps.shape[1:]))
+                combined = layer.combine(maps, piece, out=layer.take("combined", maps.shape[1:]))
+                torch.baddbmm(of_values, combined.mT, grad, beta=more, out=of_values)
+                if ctx.needs_input_grad[1]:
+                    layer.correlate(inner, maps[1], piece, to_lam)
+                for one in maps:
+                    torch.ops.aten._softmax_backward_data.out(inner, one, -1, one.dtype, grad_input=one)
+                maps, q, k = (x.flatten(0, 1) for x in (maps, queries, keys))
+                flat = of_keys.view(k.shape)
+                torch.baddbmm(flat, maps.mT, q, beta=more, alpha=layer.scale, out=flat)
+                torch.baddbmm(q, maps, k, beta=0, alpha=layer.scale, out=q)
+                layer.store(to_queries, piece, queries)
+            layer.store(to_keys, heads, of_keys)
+            _store(to_v, heads, of_values)
+        return None, to_lam.to(lam.dtype) if ctx.needs_input_grad[1] else None, None, *found
+
+
+class _Layer:
+    """One call: its parts, and how they are cut into pieces."""
+
+    def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
+        self.queries, self.keys, self.v = parts
+        self.lam = lam
+        self.count = len(self.queries)
+        self.shape = torch.Size((*self.queries[0].shape[:3], self.v.shape[2]))
+        self.scale = self.queries[0].shape[-1] ** -0.5
+        self.bias = self.dead = None
+        if mask is not None:
+            bias, dead = open_dead_rows(mask, self.v.dtype)
+            self.bias = bias.expand(self.shape)
+            self.dead = dead.expand(*self.shape[:3], 1) if dead.any() else None
+        self.memory: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Return memory of a shape, the same for the same name: what is in use stays in the cache."""
+        size = torch.Size(shape)
+        if name not in self.memory or self.memory[name].numel() < size.numel():
+            self.memory[name] = self.v.new_empty(size.numel())
+        return self.memory[name][: size.numel()].view(size)
+
+    def load(self, name: str, branches: Sequence[Tensor], piece: Piece) -> Tensor:
+        """Return a piece of each branch, ``(branches, samples · heads, rows, width)``, in memory of its own."""
+        first = branches[0][piece]
+        held = self.take(name, (len(branches), *first.shape))
+        for place, branch in zip(held, branches, strict=True):
+            place.copy_(branch[piece])
+        return held.flatten(1, 2)
+
+    def pieces(self) -> Iterator[tuple[Piece, list[Piece]]]:
+        """Yield samples and heads, and these with each group of their queries."""
+        batch, heads, queries, keys = self.shape
+        row = self.count * keys * self.v.element_size()
+        fit = _CACHE // (queries * row)  # heads whose scores fit
+        for samples in _cut(batch, fit // heads):
+            for some in _cut(heads, fit):
+                yield (samples, some), [(samples, some, rows) for rows in _cut(queries, _CACHE // row)]
+
+    def maps(self, queries: Tensor, keys: Tensor, piece: Piece) -> Tensor:
+        """Return the maps of a piece, ``(branches, samples · heads, queries, keys)``, in memory used again."""
+        shape = torch.Size((*queries.shape[:3], keys.shape[2]))
+        maps = self.take("maps", shape)
+        flat, q, k = (x.flatten(0, 1) for x in (maps, queries, keys))
+        torch.baddbmm(flat, q, k.mT, beta=0, alpha=self.scale, out=flat)
+        if self.bias is not None:
+            bias = self.bias[piece]
+            maps.view(self.count, *bias.shape).add_(bias)
+        torch.softmax(flat, -1, out=flat)
+        if self.dead is not None:
+            dead = self.dead[piece]
+            maps.view(self.count, *dead.shape[:3], -1).masked_fill_(dead, 0.0)
+        return maps
+
+    def combine(self, maps: Tensor, piece: Piece, out: Tensor | None = None) -> Tensor:
+        """Return A1 − λ·A2 of a piece, or A1 where there is no other."""
+        if self.count == 1:
+            return maps[0]
+        if not self.lam.ndim:
+            return torch.sub(maps[0], maps[1], alpha=self.lam.item(), out=out)
+        out = torch.empty_like(maps[0]) if out is None else out
+        lambdas = self.lam[
+            piece[1]
+        ].tolist()  # as numbers: a tensor would first be rounded to the maps' dtype
+        for head, lam in enumerate(lambdas):
+            one = slice(head, None, len(lambdas))
+            torch.sub(maps[0, one], maps[1, one], alpha=lam, out=out[one])
+        return out
+
+    def correlate(self, inner: Tensor, negative: Tensor, piece: Piece, to_lam: Tensor) -> None:
+        """Subtract Σ inner · A2 of a piece from λ's gradient."""
+        if self.lam.ndim:
+            share = to_lam[piece[1]]
+            share -= (inner * negative).view(-1, len(share), inner[0].numel()).sum((0, 2))
+        else:
+            to_lam -= torch.dot(inner.view(-1), negative.view(-1))
+
+    def store(self, places: Sequence[Tensor], piece: Piece, found: Tensor) -> None:
+        """Write each branch's gradient to its place; the second's lacks its factor −λ."""
+        _store(places[0], piece, found[0])
+        if self.count == 2:
+            place = places[1][piece]
+            lam = self.lam[piece[1]][:, None, None] if self.lam.ndim else self.lam
+            torch.mul(found[1].view(place.shape), -lam, out=place)
+
+
+def _cut(length: int, most: int) -> list[slice]:
+    """Return slices of at most ``most`` (at least one), as even as can be."""
+    count = -(-length // max(1, most))
+    step = -(-length // count)
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _store(whole: Tensor, piece: Piece, value: Tensor) -> None:
+    """Write what was computed for a piece to its place."""
+    place = whole[piece]
+    place.copy_(value.view(place.shape))
+
+
+def _plain_backward(
+    grad: Tensor, view: View, lam: Tensor, mask: Tensor | None, sources: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients in plain operations, which can be differentiated and batched themselves."""
+    queries, keys, v = view(*sources)
+    maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
+    combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
+    inner = grad @ v.mT
+    scale = queries[0].shape[-1] ** -0.5
+    of_scores = [one * (inner - (one * inner).sum(-1, keepdim=True)) * scale for one in maps]
+    to_lam = None
+    if len(maps) > 1:
+        of_scores[1] = of_scores[1] * -per_head(lam)
+        to_lam = -(inner * maps[1]).sum((0, 2, 3) if lam.ndim else None).to(lam.dtype)
+    of_scores = [one.to(v.dtype) for one in of_scores]
+    gradients = (
+        *(one @ k for one, k in zip(of_scores, keys, strict=True)),
+        *(one.mT @ q for one, q in zip(of_scores, queries, strict=True)),
+        combined.to(v.dtype).mT @ grad,
+    )
+    return to_lam, None, *join(view, [(source.shape, source.dtype) for source in sources], gradients)
