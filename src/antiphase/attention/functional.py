@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.attention.chunked import chunked_attention
-from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
+from antiphase.attention.maps import combine, open_dead_rows, softmax_maps
 from antiphase.attention.modes import plain_forward
 from antiphase.attention.views import Parts, View, split
 
@@ -120,7 +120,7 @@ def attend(
         combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
         return combined.to(v.dtype) @ v
     outs = [_fused(q, k, v, mask) for q, k in zip(queries, keys, strict=True)]
-    return outs[0] - per_head(lam, outs[0].dtype) * outs[1] if len(outs) > 1 else outs[0]
+    return combine(outs[0], outs[1], lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
 
 
 def _quickest(

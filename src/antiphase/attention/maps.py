@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from antiphase.attention.modes import plain_forward
+
 
 def softmax_maps(
     q: Float[Tensor, "*batch queries width"],
@@ -27,9 +29,22 @@ def softmax_maps(
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if mask is None:
-        return scores.softmax(-1)
+        return masked_softmax(scores)
     bias, dead = open_dead_rows(mask, scores.dtype)
-    return (scores + bias).softmax(-1).masked_fill(dead, 0.0)
+    return masked_softmax(scores, bias).masked_fill(dead, 0.0)
+
+
+def masked_softmax(scores: Float[Tensor, "..."], bias: Tensor | None = None) -> Float[Tensor, "..."]:
+    """Return softmax(scores + bias), in the memory of the scores where no derivative can want them."""
+    if scores.requires_grad or plain_forward() or (bias is not None and not _fits(bias, scores)):
+        return (scores if bias is None else scores + bias).softmax(-1)
+    if bias is not None:
+        scores += bias
+    return torch.softmax(scores, -1, out=scores)
+
+
+def _fits(bias: Tensor, scores: Tensor) -> bool:
+    return not bias.requires_grad and torch.broadcast_shapes(bias.shape, scores.shape) == scores.shape
 
 
 def combine(
@@ -44,7 +59,9 @@ def combine(
         negative: A2.
         lam: λ, one number or one for each head: shape ``()`` or ``(heads,)``.
     """
-    return positive - per_head(lam) * negative
+    if not isinstance(lam, Tensor):
+        return torch.sub(positive, negative, alpha=lam)
+    return torch.addcmul(positive, negative, per_head(lam), value=-1)  # no second tensor of a map's size
 
 
 def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:
@@ -67,9 +84,6 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
     return mask.masked_fill(dead, 0.0), dead
 
 
-def per_head(lam: float | Tensor, dtype: torch.dtype | None = None) -> float | Tensor:
+def per_head(lam: Tensor) -> Tensor:
     """Shape one λ for each head so that it broadcasts over ``(heads, queries, keys)``."""
-    if not isinstance(lam, Tensor):
-        return lam
-    lam = lam if dtype is None else lam.to(dtype)
     return lam[:, None, None] if lam.ndim else lam

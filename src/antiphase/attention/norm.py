@@ -8,6 +8,8 @@ from torch import Tensor
 
 from antiphase.attention.modes import plain_backward, plain_forward
 
+_CACHE = 1 << 20  # bytes of rows that are finished together
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension.
@@ -39,11 +41,20 @@ class _RMSNorm(torch.autograd.Function):
 
 def _gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and the weight."""
-    inverse = torch.rsqrt(torch.linalg.vecdot(x, x).div(x.shape[-1]) + eps)[..., None]
-    unit = x * inverse
-    along = grad * unit
-    to_weight = along.flatten(0, -2).sum(0)
-    share = (along @ weight)[..., None] / x.shape[-1]
     if plain_backward(grad):
-        return (grad * weight - unit * share) * inverse, to_weight
-    return unit.mul_(share.neg_()).addcmul_(grad, weight).mul_(inverse), to_weight
+        inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        unit = x * inverse
+        along = grad * unit
+        share = (along * weight).mean(-1, keepdim=True)
+        return (grad * weight - unit * share) * inverse, along.flatten(0, -2).sum(0)
+    to_x, to_weight = torch.empty_like(x, memory_format=torch.contiguous_format), torch.zeros_like(weight)
+    size = x.shape[-1]
+    step = max(1, _CACHE // (size * x.element_size()))
+    rows = zip(*(each.reshape(-1, size).split(step) for each in (x, grad, to_x)), strict=True)
+    for some, arrived, unit in rows:
+        inverse = torch.rsqrt(torch.linalg.vector_norm(some, dim=-1).square_().div_(size) + eps)[:, None]
+        torch.mul(some, inverse, out=unit)
+        along = arrived * unit
+        to_weight += along.sum(0)
+        unit.mul_((along @ weight)[:, None].div_(-size)).addcmul_(arrived, weight).mul_(inverse)
+    return to_x, to_weight

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.attention.maps import masked_softmax
 from antiphase.sensitivity.eager import prepare_forward_mode
 
 Turn = Callable[[Tensor], Tensor]
@@ -66,8 +67,7 @@ class Branch:
     @cached_property
     def attention(self) -> Float[Tensor, "batch heads tokens tokens"]:
         """The map A."""
-        scores = (self.turned_q * self.factor) @ self.turned_k.mT
-        return (scores if self.mask is None else scores + self.mask).softmax(-1)
+        return masked_softmax((self.turned_q * self.factor) @ self.turned_k.mT, self.mask)
 
     @cached_property
     def by_key(self) -> Float[Tensor, "batch heads tokens dim"]:
