@@ -154,3 +154,11 @@ def test_a_mask_with_a_gradient_gets_it(tokens):
     bias = torch.zeros(65, 65, dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(DifferentialAttention(8, 4).double()(tokens(1, 65, 8), bias).sum(), bias)
     assert grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("make", [DifferentialAttention, SoftmaxAttention])
+def test_other_devices_are_left_to_torch(make):
+    module = make(8, 4).to("meta")
+    x = torch.empty(2, 97, 8, device="meta", requires_grad=True)
+    (grad,) = torch.autograd.grad(module(x).sum(), x)
+    assert grad.shape == x.shape

@@ -154,7 +154,7 @@ def _parts(model, block, x):
 
     def patched(tokens, mask=None):
         t = tokens.detach().requires_grad_()
-        v = attn._project(t)[-1]
+        v = attn.parts(attn.qkv(t))[-1]
         maps = attn.maps(t)
         combined = maps.combined.detach().requires_grad_()
         kept.update(t=t, maps=maps, combined=combined)

@@ -127,7 +127,7 @@ def _quickest(
     queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, lam: float | Tensor, mask: Tensor | None
 ) -> Backend:
     """Return the backend that was measured to be the quickest of those that can do what is asked."""
-    if v.is_cuda:
+    if v.device.type != "cpu":
         return "sdpa"
     differentiated = any(x.requires_grad for x in (*queries, *keys, v, lam) if isinstance(x, Tensor))
     heads = {x.shape[:-2] for x in (*queries, *keys, v)}

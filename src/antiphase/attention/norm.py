@@ -1,4 +1,4 @@
-"""The RMSNorm behind each differential head, at the price of one pass in either direction."""
+"""The RMSNorm behind each differential head, with a backward pass of its own on a CPU."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ _CACHE = 1 << 20  # bytes of rows that are finished together
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension.
 
-    torch has a fused forward pass on a CPU but composes the backward pass of seven that keep two copies
-    of x; here one is kept. Every derivative exists.
+    On a CPU torch composes the backward pass of operations that keep two tensors of x's size; here one is
+    kept. Every derivative exists.
     """
-    if x.is_cuda or plain_forward():
+    if x.device.type != "cpu" or plain_forward():
         return F.rms_norm(x, weight.shape, weight, eps)
     out = _RMSNorm.apply(x, weight, eps)
     assert isinstance(out, Tensor)
