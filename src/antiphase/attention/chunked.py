@@ -154,9 +154,8 @@ class _Layer:
         if not self.lam.ndim:
             return torch.sub(maps[0], maps[1], alpha=self.lam.item(), out=out)
         out = torch.empty_like(maps[0]) if out is None else out
-        lambdas = self.lam[
-            piece[1]
-        ].tolist()  # as numbers: a tensor would first be rounded to the maps' dtype
+        # as numbers: a tensor would first be rounded to the maps' dtype
+        lambdas = self.lam[piece[1]].tolist()
         for head, lam in enumerate(lambdas):
             one = slice(head, None, len(lambdas))
             torch.sub(maps[0, one], maps[1, one], alpha=lam, out=out[one])

@@ -83,12 +83,13 @@ def attend(
         view: returns the queries and the keys, one of each a branch, and the values, as views of the sources.
         lam: as in :func:`differential_attention`; not looked at where there is one branch.
         mask: as there.
-        backend: ``"auto"`` takes what was measured to be the quickest (benchmarks/attention.py) of those
-            that can do what is asked. ``"eager"`` forms the maps, subtracts them and multiplies v once:
-            every derivative exists, forward mode and second order too. ``"chunked"`` does the same in pieces
-            that fit a CPU's cache and keeps no map; no forward mode. ``"sdpa"`` calls torch's fused attention
-            for each branch. ``"triton"`` is one kernel for both branches; it has only been run in Triton's
-            interpreter, so that nothing but asking for it chooses it.
+        backend: ``"auto"`` takes, of those that can do what is asked, what was measured to be the quickest on
+            a CPU (dev/LOG.md); on other devices torch's attention, unmeasured. ``"eager"`` forms the maps,
+            subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
+            ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
+            ``"sdpa"`` calls torch's fused attention for each branch. ``"triton"`` is one kernel for both
+            branches; it has only been run in Triton's interpreter, so that nothing but asking for it
+            chooses it.
         sources: what is viewed.
     """
     if backend not in BACKENDS:
@@ -126,7 +127,7 @@ def attend(
 def _quickest(
     queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, lam: float | Tensor, mask: Tensor | None
 ) -> Backend:
-    """Return the backend that was measured to be the quickest of those that can do what is asked."""
+    """Return the backend that was the quickest on a CPU of those that can do what is asked."""
     if v.device.type != "cpu":
         return "sdpa"
     differentiated = any(x.requires_grad for x in (*queries, *keys, v, lam) if isinstance(x, Tensor))

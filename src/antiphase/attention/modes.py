@@ -16,9 +16,7 @@ def plain_forward() -> bool:
 
 def plain_backward(grad: Tensor) -> bool:
     """Return whether a backward pass is itself to be differentiated (``create_graph``) or batched."""
-    return (
-        torch.is_grad_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or "Batched"
-        in str(torch._C._dispatch_keys(grad))  # is_grads_batched, which torch.func knows nothing of
-    )
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return True
+    # is_grads_batched, which torch.func knows nothing of
+    return "Batched" in str(torch._C._dispatch_keys(grad))

@@ -36,11 +36,13 @@ class _RMSNorm(torch.autograd.Function):
         (grad,) = grads
         x, weight = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
-            return *_gradients(grad, x, weight, ctx.eps), None
+            return *_gradients(grad, x, weight, ctx.eps, trained=ctx.needs_input_grad[1]), None
 
 
-def _gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and the weight."""
+def _gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float, *, trained: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of x and, where it is trained, the weight."""
     if plain_backward(grad):
         inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         unit = x * inverse
@@ -55,6 +57,7 @@ def _gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Ten
         inverse = torch.rsqrt(torch.linalg.vector_norm(some, dim=-1).square_().div_(size) + eps)[:, None]
         torch.mul(some, inverse, out=unit)
         along = arrived * unit
-        to_weight += along.sum(0)
+        if trained:  # an attack does not
+            to_weight += along.sum(0)
         unit.mul_((along @ weight)[:, None].div_(-size)).addcmul_(arrived, weight).mul_(inverse)
-    return to_x, to_weight
+    return to_x, to_weight if trained else None

@@ -30,9 +30,8 @@ def join(
     places = flat(view(*found))
     for index, gradient in enumerate(gradients):
         if torch.is_grad_enabled():
-            places = flat(
-                view(*found)
-            )  # anew: a view that is older than the first writing knows nothing of it
+            # anew: a view that is older than the first writing knows nothing of it
+            places = flat(view(*found))
         places[index].copy_(gradient)
     return found
 
