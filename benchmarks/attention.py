@@ -2,9 +2,9 @@
 
 The twin has the same sizes and standard attention, in two forms: ``sdpa``, torch's fused attention, which is what
 every library runs, and ``standard``, whatever this package takes to be quickest there. The models take turns, pass by
-pass, so that what slows the machine slows all; a ratio is that of the medians with a 95 % bootstrap interval over the
-rounds, and that of the fastest rounds. ``--memory`` measures the peak of resident memory over a training step of
-AdamW instead, each model in a process of its own.
+pass, so that what slows the machine slows all; a ratio is the median over the rounds, with its 95 % bootstrap interval,
+and that of the fastest rounds. ``--memory`` measures the peak of resident memory over a training step of AdamW
+instead, each model in a process of its own.
 
     uv run python benchmarks/attention.py                            # both settings and precisions, 10 minutes
     uv run python benchmarks/attention.py wee --precision bf16 --rounds 20
@@ -15,11 +15,12 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
+from rounds import ratio, take_turns
 from torch import Tensor, nn
 
 from antiphase.models import clip_vit_b16, diffclip_vit_b16, diffvit, vit
@@ -93,25 +94,25 @@ def times(setting: str, precision: str, options: argparse.Namespace) -> None:
     def forward(form: str) -> None:
         with torch.no_grad():
             outputs(*built[form])
+        finish()
 
     def both(form: str) -> None:
         model, inputs = built[form]
         outputs(model, inputs).backward()
         model.zero_grad()
+        finish()
+
+    def finish() -> None:
+        if options.device != "cpu":
+            torch.cuda.synchronize()
 
     for title, once in (("forward", forward), ("forward + backward", both)):
-        seconds: dict[str, list[float]] = {form: [] for form in FORMS}
-        for turn in range(options.rounds + 1):
-            for form in FORMS:
-                if options.device != "cpu":
-                    torch.cuda.synchronize()
-                began = time.perf_counter()
-                once(form)
-                if options.device != "cpu":
-                    torch.cuda.synchronize()
-                if turn:  # the first warms up
-                    seconds[form].append(time.perf_counter() - began)
-        show(setting, precision, title, seconds)
+        show(
+            setting,
+            precision,
+            title,
+            take_turns({form: partial(once, form) for form in FORMS}, options.rounds),
+        )
 
 
 def show(setting: str, precision: str, what: str, found: dict[str, list[float]]) -> None:
@@ -124,19 +125,6 @@ def show(setting: str, precision: str, what: str, found: dict[str, list[float]])
         )
     )
     sys.stdout.flush()
-
-
-def ratio(one: list[float], two: list[float]) -> dict[str, float | list[float]]:
-    """Return the ratio of medians, its bootstrap interval over the rounds, and the ratio of the fastest."""
-    first, second = np.array(one), np.array(two)
-    rows = np.random.default_rng(0).integers(0, len(first), (2000, len(first)))
-    ends = np.quantile(np.median(first[rows], 1) / np.median(second[rows], 1), (0.025, 0.975))
-    middle = float(np.median(first) / np.median(second))
-    return {
-        "median": round(middle, 3),
-        "interval": [round(float(x), 3) for x in ends],
-        "fastest": round(float(first.min() / second.min()), 3),
-    }
 
 
 def memory(setting: str, precision: str, options: argparse.Namespace) -> dict[str, list[float]]:

@@ -1,8 +1,8 @@
 """Time of a contrastive training step: DiffCLIP over CLIP, and CLIP over open_clip's own model and loss.
 
 Towers' forward and backward passes, the loss and AdamW, at ViT-B/16 and 224 pixels with random weights. The models
-take turns, step by step, within one process; a ratio is that of the medians, its interval a bootstrap over the rounds
-(the same rounds for both, so that what slows the machine slows both). ``--tokens 77`` fills the texts; ours leave out
+take turns, step by step, within one process; a ratio is the median over the rounds, its interval a bootstrap over
+them. ``--tokens 77`` fills the texts; ours leave out
 the places behind the longest text of a batch, open_clip computes all 77 always.
 
     uv run python benchmarks/clip_training.py                      # batch 8, bf16, captions of 12 tokens
@@ -11,7 +11,6 @@ the places behind the longest text of a batch, open_clip computes all 77 always.
 
 import argparse
 import json
-import time
 import warnings
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ import numpy as np
 import open_clip
 import torch
 from accelerate import Accelerator
+from rounds import ratio, take_turns
 from torch import Tensor, nn
 
 from antiphase.models import clip_vit_b16, diffclip_vit_b16
@@ -45,29 +45,13 @@ def main() -> None:
         "diffclip-vision": our_step(diffclip_vit_b16(towers="vision"), share, bf16),
         "open_clip": their_step(share, bf16),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()  # warm-up
-    for _ in range(options.rounds):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
+    seconds = take_turns(steps, options.rounds)
     ratios = {
         f"{one} / {two}": ratio(seconds[one], seconds[two])
         for one, two in (("diffclip", "clip"), ("diffclip-vision", "clip"), ("clip", "open_clip"))
     }
     medians = {name: round(float(np.median(each)), 3) for name, each in seconds.items()}
     print(json.dumps(vars(options) | {"seconds": medians, "ratios": ratios}))
-
-
-def ratio(one: list[float], two: list[float]) -> list[float]:
-    """Return the ratio of medians, and the ends of its 95 % bootstrap interval over the rounds."""
-    first, second = np.array(one), np.array(two)
-    rows = np.random.default_rng(0).integers(0, len(first), (2000, len(first)))
-    drawn = np.median(first[rows], 1) / np.median(second[rows], 1)
-    ends = np.quantile(drawn, (0.025, 0.975))
-    return [round(float(x), 3) for x in (np.median(first) / np.median(second), *ends)]
 
 
 def random_share(batch: int, count: int) -> Share:

@@ -14,7 +14,7 @@ from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_
 from antiphase.attention.modes import plain_backward
 from antiphase.attention.views import Parts, View, join
 
-_CACHE = 4 << 20  # bytes of scores in a piece: 1 MiB costs too many calls, 16 MiB leave the cache
+_CACHE = 9 << 19  # bytes of scores in a piece: 1 MiB costs too many calls, 8 MiB leave the cache
 
 Piece = tuple[slice, ...]  # samples, heads and, of what has them, queries
 

@@ -14,50 +14,68 @@ _CACHE = 1 << 20  # bytes of rows that are finished together
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension.
 
-    On a CPU torch composes the backward pass of operations that keep two tensors of x's size; here one is
-    kept. Every derivative exists.
+    On a CPU torch composes the backward pass of operations that keep two tensors of x's size. Here the output is
+    kept, which the projection behind it keeps as well, so that the norm costs no memory of its own; or x, where a
+    weight is too near to zero to divide the output by it. Every derivative exists.
     """
-    if x.device.type != "cpu" or plain_forward():
+    differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if x.device.type != "cpu" or plain_forward() or not differentiated:
         return F.rms_norm(x, weight.shape, weight, eps)
-    out = _RMSNorm.apply(x, weight, eps)
+    out, _ = _RMSNorm.apply(x, weight, eps)
     assert isinstance(out, Tensor)
     return out
 
 
 class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return F.rms_norm(x, weight.shape, weight, eps)
+    """Returns 1 / √(mean(x²) + eps) too: through it a second derivative finds its way back to x."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        x, weight = ctx.saved_tensors
-        with torch.autocast(x.device.type, enabled=False):
-            return *_gradients(grad, x, weight, ctx.eps, trained=ctx.needs_input_grad[1]), None
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        out = F.rms_norm(x, weight.shape, weight, eps)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        limits = torch.finfo(out.dtype)
+        ctx.divide = weight.abs().amin().item() > limits.tiny / limits.eps  # else digits went with underflow
+        ctx.save_for_backward(out if ctx.divide else x, inverse, weight)
+        ctx.set_materialize_grads(False)
+        return out, inverse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept, inverse, weight = ctx.saved_tensors
+        grad = torch.zeros_like(kept) if grads[0] is None else grads[0]
+        with torch.autocast(kept.device.type, enabled=False):
+            if grads[1] is not None or plain_backward(grad):
+                return *_plain_gradients(grad, grads[1], kept, inverse, weight, ctx.divide), None
+            return *_gradients(grad, kept, inverse, weight, ctx.divide, ctx.needs_input_grad[1]), None
 
 
 def _gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, eps: float, *, trained: bool
+    grad: Tensor, kept: Tensor, inverse: Tensor, weight: Tensor, divide: bool, trained: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of x and, where it is trained, the weight."""
-    if plain_backward(grad):
-        inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        unit = x * inverse
-        along = grad * unit
-        share = (along * weight).mean(-1, keepdim=True)
-        return (grad * weight - unit * share) * inverse, along.flatten(0, -2).sum(0)
-    to_x, to_weight = torch.empty_like(x, memory_format=torch.contiguous_format), torch.zeros_like(weight)
-    size = x.shape[-1]
-    step = max(1, _CACHE // (size * x.element_size()))
-    rows = zip(*(each.reshape(-1, size).split(step) for each in (x, grad, to_x)), strict=True)
-    for some, arrived, unit in rows:
-        inverse = torch.rsqrt(torch.linalg.vector_norm(some, dim=-1).square_().div_(size) + eps)[:, None]
-        torch.mul(some, inverse, out=unit)
+    to_x = torch.empty_like(kept, memory_format=torch.contiguous_format)
+    to_weight = torch.zeros_like(weight) if trained else None
+    size = kept.shape[-1]
+    step = max(1, _CACHE // (size * kept.element_size()))
+    rows = (each.reshape(-1, each.shape[-1]).split(step) for each in (kept, inverse.to(kept.dtype), grad, to_x))
+    for some, over, arrived, unit in zip(*rows, strict=True):
+        torch.div(some, weight, out=unit) if divide else torch.mul(some, over, out=unit)
         along = arrived * unit
-        if trained:  # an attack does not
+        if to_weight is not None:  # an attack does not train it
             to_weight += along.sum(0)
-        unit.mul_((along @ weight)[:, None].div_(-size)).addcmul_(arrived, weight).mul_(inverse)
-    return to_x, to_weight if trained else None
+        unit.mul_((along @ weight)[:, None].div_(-size)).addcmul_(arrived, weight).mul_(over)
+    return to_x, to_weight
+
+
+def _plain_gradients(
+    grad: Tensor, to_inverse: Tensor | None, kept: Tensor, inverse: Tensor, weight: Tensor, divide: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and the weight in plain operations, of both outputs."""
+    unit = kept / weight if divide else kept * inverse
+    along = grad * unit
+    to_x = (grad * weight - unit * (along * weight).mean(-1, keepdim=True)) * inverse
+    if to_inverse is not None:  # ∂inverse/∂x = −inverse² · unit / n
+        to_x = to_x - unit * (to_inverse * inverse.square() / kept.shape[-1])
+    return to_x.to(kept.dtype), along.flatten(0, -2).sum(0).to(weight.dtype)

@@ -1,0 +1,30 @@
+"""Contestants that take turns, and the ratio of what they took: what slows the machine slows neighbours alike."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+
+def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return each contestant's seconds in every round; the first is not counted, every second runs backwards."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 1):
+        for name in list(contestants)[:: 1 if turn % 2 else -1]:
+            began = time.perf_counter()
+            contestants[name]()
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratio(one: list[float], two: list[float]) -> dict[str, float | list[float]]:
+    """Return the median of the rounds' ratios, its 95 % bootstrap interval, and the ratio of the fastest rounds."""
+    each = np.array(one) / np.array(two)
+    rows = np.random.default_rng(0).integers(0, len(each), (5000, len(each)))
+    ends = np.quantile(np.median(each[rows], 1), (0.025, 0.975))
+    return {
+        "median": round(float(np.median(each)), 3),
+        "interval": [round(float(x), 3) for x in ends],
+        "fastest": round(min(one) / min(two), 3),
+    }
