@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import antiphase as ap
 from antiphase.attacks import Threat, apgd, autoattack, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.heap import keep_freed_memory
 
 Timed = Callable[[], float]  # does the work; returns the robust accuracy or the share that stands
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     model = ap.load_model(options.model).eval().requires_grad_(False)
     data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
     images = data.images(range(len(data)))

@@ -23,6 +23,7 @@ import torch
 from rounds import ratio, take_turns
 from torch import Tensor, nn
 
+from antiphase.heap import keep_freed_memory
 from antiphase.models import clip_vit_b16, diffclip_vit_b16, diffvit, vit
 
 WEE = {"patch_size": 16, "in_channels": 3, "dim": 256, "depth": 14, "num_heads": 4, "num_classes": 1000}
@@ -49,6 +50,7 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=FORMS, help=argparse.SUPPRESS)  # the child of --memory
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     for setting in options.settings:
         for precision in options.precision.split(","):

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from rounds import ratio, take_turns
 from torch import Tensor, nn
 
+from antiphase.heap import keep_freed_memory
 from antiphase.models import clip_vit_b16, diffclip_vit_b16
 from antiphase.training.contrastive_step import Share, accumulate
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     bf16 = options.precision == "bf16"
     share = random_share(options.batch, options.tokens)

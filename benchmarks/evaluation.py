@@ -30,6 +30,7 @@ from torch import Tensor
 
 from antiphase.evaluation.fewshot import Episodes, draw_episodes, few_shot_accuracies
 from antiphase.evaluation.retrieval import ranks
+from antiphase.heap import keep_freed_memory
 
 LIMIT = 4.0  # GB, of the process that ranks
 
@@ -51,6 +52,7 @@ def main() -> None:
     ranking.add_argument("--dim", type=int, default=512)
     ranking.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     with threadpool_limits(options.threads):
         found = few_shot(options) if options.what == "fewshot" else retrieval(options)

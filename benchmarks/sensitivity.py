@@ -28,6 +28,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import antiphase as ap
+from antiphase.heap import keep_freed_memory
 from antiphase.models import diffvit
 from antiphase.sensitivity import Gram, align
 from antiphase.sensitivity.gradients import (
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     found: dict[str, Line] = {}
     for name in options.what.split(","):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:

@@ -67,6 +67,15 @@ def test_more_classes(classes):
     assert (ratio < 1.05).all()  # the class whose logit is next need not be the nearest
 
 
+# the target forgotten by the loss, or a target's example forgotten for a later, farther one
+@pytest.mark.parametrize("classes", [3, 11])
+def test_aimed_at_every_class_within_one_percent(classes):
+    model, images = toys.Linear(classes), toys.images(32)
+    result = carlini_wagner(model, images, None, steps=80, targets=classes - 1)
+    ratio = result.distance / toys.least(model, images, "l2")
+    assert ((ratio > 1 - 1e-4) & (ratio < 1.01)).all()
+
+
 # x and δ measured in other units than the bounds
 def test_other_bounds():
     model, images = toys.Linear(2), 6 * toys.images(11) - 4
@@ -211,8 +220,8 @@ def test_record():
     assert result.attack == "carlini-wagner"
     assert result.threat == Threat("l2", math.inf)
     assert result.settings == {
-        "steps": 3, "search_steps": 2, "learning_rate": 0.01, "initial_const": 1e-3, "confidence": 0.0,
-        "abort_early": True, "seed": 0, "early_stop": False,
+        "steps": 3, "search_steps": 2, "targets": None, "learning_rate": 0.01, "initial_const": 1e-3,
+        "confidence": 0.0, "abort_early": True, "seed": 0, "early_stop": False,
     }  # fmt: skip
 
 
@@ -222,6 +231,7 @@ def test_record():
         ({"threat": Threat("linf", 0.1)}, "norm 'linf': Carlini and Wagner's attack minimises l2"),
         ({"steps": 0}, "steps 0"),
         ({"search_steps": 0}, "search_steps 0"),
+        ({"targets": 0}, "targets 0"),
         ({"learning_rate": 0.0}, "learning_rate 0.0"),
         ({"initial_const": -1.0}, "initial_const -1.0"),
         ({"initial_const": math.nan}, "initial_const nan"),

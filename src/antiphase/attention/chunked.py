@@ -4,6 +4,7 @@ One code for standard attention (one branch) and differential attention (two). T
 but its inputs; the backward pass makes the maps again, piece by piece, so that no whole map is ever held.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
 from antiphase.attention.modes import plain_backward
-from antiphase.attention.views import Parts, View, join
+from antiphase.attention.views import Branches, Parts, View, join
 
 _CACHE = 9 << 19  # bytes of scores in a piece: 1 MiB costs too many calls, 8 MiB leave the cache
 
@@ -45,16 +46,13 @@ class _Chunked(torch.autograd.Function):
         ctx.view = view
         ctx.save_for_backward(lam, mask, *sources)
         layer = _Layer(view(*sources), lam, mask)
-        batch, heads, queries, _ = layer.shape
-        # the heads of a query lie side by side, as the projection behind wants them
-        out = sources[0].new_empty(batch, queries, heads, layer.v.shape[-1]).transpose(1, 2)
-        for heads, pieces in layer.pieces():
-            keys, values = layer.load("keys", layer.keys, heads), layer.load("values", [layer.v], heads)[0]
+        out = layer.v.new_empty(*layer.shape[:3], layer.v.shape[-1])
+        for group, pieces in layer.pieces():
+            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.v[None], group)
             for piece in pieces:
                 maps = layer.maps(layer.load("queries", layer.queries, piece), keys, piece)
-                product = layer.take("out", (*maps.shape[1:3], values.shape[2]))
-                torch.bmm(layer.combine(maps, piece, out=maps[0]), values, out=product)
-                _store(out, piece, product)
+                # what a piece covers of the output lies in one stretch of memory
+                torch.bmm(layer.combine(maps, piece, out=maps[0]), values, out=out[piece].flatten(0, 1))
         return out
 
     @staticmethod
@@ -66,29 +64,27 @@ class _Chunked(torch.autograd.Function):
         found = [torch.empty_like(source) for source in sources]
         to_queries, to_keys, to_v = ctx.view(*found)
         to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
-        for heads, pieces in layer.pieces():
-            keys, values = layer.load("keys", layer.keys, heads), layer.load("values", [layer.v], heads)[0]
-            of_keys = layer.take("of keys", keys.shape)
-            of_values = layer.take("of values", values.shape)
+        for group, pieces in layer.pieces():
+            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.v[None], group)
+            of_keys, of_values = layer.take("of keys", *keys.shape), layer.take("of values", *values.shape)
             for piece in pieces:
                 more = float(piece is not pieces[0])
                 queries = layer.load("queries", layer.queries, piece)
-                grad = layer.load("grad", grads, piece)[0]
+                grad = layer.load("grad", grads[0][None], piece)
                 maps = layer.maps(queries, keys, piece)
-                inner = torch.bmm(grad, values.mT, out=layer.take("inner", maps.shape[1:]))
-                combined = layer.combine(maps, piece, out=layer.take("combined", maps.shape[1:]))
+                inner = torch.bmm(grad, values.mT, out=layer.take("inner", *maps.shape[1:]))
+                combined = layer.combine(maps, piece, out=layer.take("combined", *maps.shape[1:]))
                 torch.baddbmm(of_values, combined.mT, grad, beta=more, out=of_values)
                 if ctx.needs_input_grad[1]:
                     layer.correlate(inner, maps[1], piece, to_lam)
                 for one in maps:
                     torch.ops.aten._softmax_backward_data.out(inner, one, -1, one.dtype, grad_input=one)
-                maps, q, k = (x.flatten(0, 1) for x in (maps, queries, keys))
-                flat = of_keys.view(k.shape)
-                torch.baddbmm(flat, maps.mT, q, beta=more, alpha=layer.scale, out=flat)
-                torch.baddbmm(q, maps, k, beta=0, alpha=layer.scale, out=q)
+                of_scores = maps.view(-1, *maps.shape[2:])
+                torch.baddbmm(of_keys, of_scores.mT, queries, beta=more, alpha=layer.scale, out=of_keys)
+                torch.baddbmm(queries, of_scores, keys, beta=0, alpha=layer.scale, out=queries)
                 layer.store(to_queries, piece, queries)
-            layer.store(to_keys, heads, of_keys)
-            _store(to_v, heads, of_values)
+            layer.store(to_keys, group, of_keys)
+            _store(to_v, group, of_values)
         return None, to_lam.to(lam.dtype) if ctx.needs_input_grad[1] else None, None, *found
 
 
@@ -97,8 +93,8 @@ class _Layer:
 
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
         self.queries, self.keys, self.v = parts
-        self.lam = lam
         self.count = len(self.queries)
+        self.lam = lam if lam.ndim or self.count == 1 else lam.item()
         self.shape = torch.Size((*self.queries[0].shape[:3], self.v.shape[2]))
         self.scale = self.queries[0].shape[-1] ** -0.5
         self.bias = self.dead = None
@@ -107,21 +103,29 @@ class _Layer:
             self.bias = bias.expand(self.shape)
             self.dead = dead.expand(*self.shape[:3], 1) if dead.any() else None
         self.memory: dict[str, Tensor] = {}
+        self.taken: dict[tuple[str | int, ...], Tensor] = {}
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+    def take(self, name: str, *shape: int) -> Tensor:
         """Return memory of a shape, the same for the same name: what is in use stays in the cache."""
-        size = torch.Size(shape)
-        if name not in self.memory or self.memory[name].numel() < size.numel():
-            self.memory[name] = self.v.new_empty(size.numel())
-        return self.memory[name][: size.numel()].view(size)
+        key = (name, *shape)
+        if key not in self.taken:
+            size = math.prod(shape)
+            if name not in self.memory or self.memory[name].numel() < size:
+                self.memory[name] = self.v.new_empty(size)
+            self.taken[key] = self.memory[name][:size].view(shape)
+        return self.taken[key]
 
-    def load(self, name: str, branches: Sequence[Tensor], piece: Piece) -> Tensor:
-        """Return a piece of each branch, ``(branches, samples · heads, rows, width)``, in memory of its own."""
-        first = branches[0][piece]
-        held = self.take(name, (len(branches), *first.shape))
-        for place, branch in zip(held, branches, strict=True):
-            place.copy_(branch[piece])
-        return held.flatten(1, 2)
+    def load(self, name: str, branches: Branches, piece: Piece) -> Tensor:
+        """Return a piece of each branch, ``(branches · samples · heads, rows, width)``, in memory of its own."""
+        count, (rows, width) = len(branches), branches[0].shape[2:]
+        samples, heads, rows = (part.stop - part.start for part in (*piece, slice(0, rows))[:3])
+        held = self.take(name, count, samples, heads, rows, width)
+        if isinstance(branches, Tensor):
+            held.copy_(branches[:, *piece])
+        else:
+            for place, branch in zip(held, branches, strict=True):
+                place.copy_(branch[piece])
+        return self.take(name, count * samples * heads, rows, width)
 
     def pieces(self) -> Iterator[tuple[Piece, list[Piece]]]:
         """Yield samples and heads, and these with each group of their queries."""
@@ -134,26 +138,24 @@ class _Layer:
 
     def maps(self, queries: Tensor, keys: Tensor, piece: Piece) -> Tensor:
         """Return the maps of a piece, ``(branches, samples · heads, queries, keys)``, in memory used again."""
-        shape = torch.Size((*queries.shape[:3], keys.shape[2]))
-        maps = self.take("maps", shape)
-        flat, q, k = (x.flatten(0, 1) for x in (maps, queries, keys))
-        torch.baddbmm(flat, q, k.mT, beta=0, alpha=self.scale, out=flat)
+        shape = len(queries), queries.shape[1], keys.shape[1]
+        flat = self.take("maps", *shape)
+        torch.baddbmm(flat, queries, keys.mT, beta=0, alpha=self.scale, out=flat)
         if self.bias is not None:
             bias = self.bias[piece]
-            maps.view(self.count, *bias.shape).add_(bias)
+            flat.view(self.count, *bias.shape).add_(bias)
         torch.softmax(flat, -1, out=flat)
         if self.dead is not None:
             dead = self.dead[piece]
-            maps.view(self.count, *dead.shape[:3], -1).masked_fill_(dead, 0.0)
-        return maps
+            flat.view(self.count, *dead.shape[:3], -1).masked_fill_(dead, 0.0)
+        return self.take("maps", self.count, shape[0] // self.count, *shape[1:])
 
-    def combine(self, maps: Tensor, piece: Piece, out: Tensor | None = None) -> Tensor:
+    def combine(self, maps: Tensor, piece: Piece, out: Tensor) -> Tensor:
         """Return A1 − λ·A2 of a piece, or A1 where there is no other."""
         if self.count == 1:
             return maps[0]
-        if not self.lam.ndim:
-            return torch.sub(maps[0], maps[1], alpha=self.lam.item(), out=out)
-        out = torch.empty_like(maps[0]) if out is None else out
+        if not isinstance(self.lam, Tensor):
+            return torch.sub(maps[0], maps[1], alpha=self.lam, out=out)
         # as numbers: a tensor would first be rounded to the maps' dtype
         lambdas = self.lam[piece[1]].tolist()
         for head, lam in enumerate(lambdas):
@@ -163,19 +165,20 @@ class _Layer:
 
     def correlate(self, inner: Tensor, negative: Tensor, piece: Piece, to_lam: Tensor) -> None:
         """Subtract Σ inner · A2 of a piece from λ's gradient."""
-        if self.lam.ndim:
+        if to_lam.ndim:
             share = to_lam[piece[1]]
             share -= (inner * negative).view(-1, len(share), inner[0].numel()).sum((0, 2))
         else:
             to_lam -= torch.dot(inner.view(-1), negative.view(-1))
 
-    def store(self, places: Sequence[Tensor], piece: Piece, found: Tensor) -> None:
+    def store(self, places: Branches, piece: Piece, found: Tensor) -> None:
         """Write each branch's gradient to its place; the second's lacks its factor −λ."""
-        _store(places[0], piece, found[0])
-        if self.count == 2:
+        first, *second = found.chunk(self.count)
+        _store(places[0], piece, first)
+        for one in second:
             place = places[1][piece]
-            lam = self.lam[piece[1]][:, None, None] if self.lam.ndim else self.lam
-            torch.mul(found[1].view(place.shape), -lam, out=place)
+            lam = self.lam[piece[1]][:, None, None] if isinstance(self.lam, Tensor) else self.lam
+            torch.mul(one.view(place.shape), -lam, out=place)
 
 
 def _cut(length: int, most: int) -> list[slice]:

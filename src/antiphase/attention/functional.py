@@ -4,7 +4,6 @@ Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used by *Underst
 Differential Attention through the Lens of Adversarial Robustness* (2025), Section 3.2.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from antiphase.attention.chunked import chunked_attention
 from antiphase.attention.maps import combine, open_dead_rows, softmax_maps
 from antiphase.attention.modes import plain_forward
-from antiphase.attention.views import Parts, View, split
+from antiphase.attention.views import Branches, Parts, View, split
 
 Backend = Literal["auto", "eager", "chunked", "sdpa", "triton"]
 _FEW = 64  # keys
@@ -125,7 +124,7 @@ def attend(
 
 
 def _quickest(
-    queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, lam: float | Tensor, mask: Tensor | None
+    queries: Branches, keys: Branches, v: Tensor, lam: float | Tensor, mask: Tensor | None
 ) -> Backend:
     """Return the backend that was the quickest on a CPU of those that can do what is asked."""
     if v.device.type != "cpu":

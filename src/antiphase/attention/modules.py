@@ -143,7 +143,7 @@ class DifferentialAttention(nn.Module):
         # (queries, keys, values; branch; batch, head, token, width); not unbound: its views may not be written to
         parts = qkv.unflatten(-1, (3, self.num_diff_heads, 2, self.width)).permute(2, 4, 0, 3, 1, 5)
         values = qkv.unflatten(-1, (3, self.num_diff_heads, -1))[:, :, 2].transpose(1, 2)
-        return (parts[0, 0], parts[0, 1]), (parts[1, 0], parts[1, 1]), values
+        return parts[0], parts[1], values
 
     def forward(
         self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None

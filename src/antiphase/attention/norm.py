@@ -12,14 +12,13 @@ _CACHE = 1 << 20  # bytes of rows that are finished together
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension.
+    """Return weight · x / √(mean(x²) + eps), the mean taken over the last dimension, in row-major order.
 
     On a CPU torch composes the backward pass of operations that keep two tensors of x's size. Here the output is
     kept, which the projection behind it keeps as well, so that the norm costs no memory of its own; or x, where a
     weight is too near to zero to divide the output by it. Every derivative exists.
     """
-    differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if x.device.type != "cpu" or plain_forward() or not differentiated:
+    if x.device.type != "cpu" or plain_forward():
         return F.rms_norm(x, weight.shape, weight, eps)
     out, _ = _RMSNorm.apply(x, weight, eps)
     assert isinstance(out, Tensor)
@@ -31,10 +30,11 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        out = F.rms_norm(x, weight.shape, weight, eps)
         wide = torch.promote_types(x.dtype, torch.float32)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        out = torch.empty(x.shape, dtype=wide)
+        out = torch.mul(x, inverse, out=out).mul_(weight).to(x.dtype)
         limits = torch.finfo(out.dtype)
         ctx.divide = weight.abs().amin().item() > limits.tiny / limits.eps  # else digits went with underflow
         ctx.save_for_backward(out if ctx.divide else x, inverse, weight)
@@ -59,7 +59,9 @@ def _gradients(
     to_weight = torch.zeros_like(weight) if trained else None
     size = kept.shape[-1]
     step = max(1, _CACHE // (size * kept.element_size()))
-    rows = (each.reshape(-1, each.shape[-1]).split(step) for each in (kept, inverse.to(kept.dtype), grad, to_x))
+    rows = (
+        each.reshape(-1, each.shape[-1]).split(step) for each in (kept, inverse.to(kept.dtype), grad, to_x)
+    )
     for some, over, arrived, unit in zip(*rows, strict=True):
         torch.div(some, weight, out=unit) if divide else torch.mul(some, over, out=unit)
         along = arrived * unit

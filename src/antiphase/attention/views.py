@@ -8,7 +8,8 @@ from torch import Tensor
 
 from antiphase.attention.modes import plain_forward
 
-Parts = tuple[Sequence[Tensor], Sequence[Tensor], Tensor]  # queries and keys of each branch, values
+Branches = Sequence[Tensor] | Tensor  # a tensor for each branch, in one tensor where they lie in one
+Parts = tuple[Branches, Branches, Tensor]  # queries, keys, values
 View = Callable[..., Parts]  # from tensors to parts that are views of them, by operations of one result each
 
 
@@ -37,8 +38,10 @@ def join(
 
 
 def flat(parts: Parts) -> tuple[Tensor, ...]:
-    """Return queries, keys and values in one tuple."""
-    return *parts[0], *parts[1], parts[2]
+    """Return queries, keys and values in one tuple: one by one, since what is unbound may not be written to."""
+    queries, keys, values = parts
+    branches = range(len(queries))
+    return *(queries[branch] for branch in branches), *(keys[branch] for branch in branches), values
 
 
 class _Split(torch.autograd.Function):

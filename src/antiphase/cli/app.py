@@ -8,6 +8,7 @@ import typer
 from typer.exceptions import Exit, TyperException
 
 from antiphase.errors import UserError
+from antiphase.heap import keep_freed_memory
 
 app = typer.Typer(
     name="antiphase",
@@ -21,6 +22,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
+    keep_freed_memory()
     try:
         code = app(standalone_mode=False)
     except UserError as error:
