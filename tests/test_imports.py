@@ -10,7 +10,7 @@ import pytest
 import antiphase
 
 LAYERS = (
-    {"errors", "files", "progress", "streams"},
+    {"errors", "files", "heap", "progress", "streams"},
     {"attention"},
     {"data"},
     {"models"},

@@ -5,6 +5,7 @@ import os
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _LARGEST = (1 << 31) - 1  # bytes; an int
 
 
@@ -12,12 +13,10 @@ def keep_freed_memory() -> None:
     """Ask glibc to keep what is freed for the next pass; for commands, which own their process.
 
     By default it hands large stretches back to the system, whose pages the next pass then has to be given again, one
-    fault for every 4 KiB: up to a quarter of a forward pass of a large model on a CPU (dev/LOG.md). The peak of memory
-    is the same. Nothing happens without glibc, or where the user has set its thresholds in the environment.
+    fault for every 4 KiB: up to a quarter of a forward pass of a large model on a CPU (dev/LOG.md). Nothing happens
+    without glibc, or where the user has set its thresholds in the environment.
     """
-    if sys.platform != "linux" or {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & {
-        *os.environ
-    }:
+    if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # musl has none

@@ -51,8 +51,10 @@ class _Chunked(torch.autograd.Function):
             keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.v[None], group)
             for piece in pieces:
                 maps = layer.maps(layer.load("queries", layer.queries, piece), keys, piece)
-                # what a piece covers of the output lies in one stretch of memory
-                torch.bmm(layer.combine(maps, piece, out=maps[0]), values, out=out[piece].flatten(0, 1))
+                place = out[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
+                torch.bmm(
+                    layer.combine(maps, piece, out=maps[0]), values, out=place.view(-1, *place.shape[2:])
+                )
         return out
 
     @staticmethod
@@ -125,7 +127,7 @@ class _Layer:
         else:
             for place, branch in zip(held, branches, strict=True):
                 place.copy_(branch[piece])
-        return self.take(name, count * samples * heads, rows, width)
+        return held.view(-1, rows, width)
 
     def pieces(self) -> Iterator[tuple[Piece, list[Piece]]]:
         """Yield samples and heads, and these with each group of their queries."""
@@ -148,7 +150,7 @@ class _Layer:
         if self.dead is not None:
             dead = self.dead[piece]
             flat.view(self.count, *dead.shape[:3], -1).masked_fill_(dead, 0.0)
-        return self.take("maps", self.count, shape[0] // self.count, *shape[1:])
+        return flat.view(self.count, -1, *shape[1:])
 
     def combine(self, maps: Tensor, piece: Piece, out: Tensor) -> Tensor:
         """Return A1 − λ·A2 of a piece, or A1 where there is no other."""
