@@ -4,7 +4,7 @@ Both run the standard version on the same model, images, true labels, ε and see
 attack is given what those before it left standing. Hours of work: each attack of each cell is appended to ``--into`` as
 soon as it is done, and a run that was cut off goes on behind its last line.
 
-    uv run python benchmarks/agreement.py --into agreement.jsonl               # 500 images, about 8 hours on 2 cores
+    uv run python benchmarks/agreement.py --into agreement.jsonl               # 500 images: ten hours or so on 2 cores
     uv run python benchmarks/agreement.py --into some.jsonl --images 40 --eps 8/255 --seeds 0
     uv run python benchmarks/agreement.py --into agreement.jsonl --show        # the table of what is there
 """

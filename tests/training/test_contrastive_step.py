@@ -1,5 +1,6 @@
 """The gradient of a whole batch, whatever the parts and processes: against plain autograd and slow loops."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.training.tiny_pairs import COUNT, gradients, model_of, share_of
 def plain_loss(model, kind, rows):
     """The loss by its formula, with one graph over everything."""
     share = share_of()
-    image, text = model(share.images[rows].float() / 255, share.tokens[rows])
+    image, text = model(share.images[rows].to(model.logit_scale.dtype) / 255, share.tokens[rows])
     logits = model.logit_scale.exp() * F.normalize(image, dim=-1) @ F.normalize(text, dim=-1).T
     if kind == "siglip":
         signs = 2 * torch.eye(len(logits)) - 1
@@ -50,9 +51,10 @@ def test_parts_give_the_gradient_of_the_whole(kind, part):
 def test_places_of_bad_samples_take_no_part():
     model, valid = model_of("clip"), torch.ones(COUNT, dtype=torch.bool)
     valid[[2, 7]] = False
-    plain_loss(model, "clip", valid.nonzero().squeeze(1)).backward()
-    expected = gradients(model)
-    model.zero_grad()
+    # the terms of λ's gradient cancel: one pass in float32 knows it to 1e-5 at best
+    exact = copy.deepcopy(model).double()
+    plain_loss(exact, "clip", valid.nonzero().squeeze(1)).backward()
+    expected = {name: gradient.float() for name, gradient in gradients(exact).items()}
     accumulate(model, share_of(valid), Accelerator(cpu=True), kind="clip", bf16=False, part=3)
     close(gradients(model), expected)
 
