@@ -55,20 +55,21 @@ def main() -> None:
         with torch.no_grad():
             right = (model(images).argmax(1) == labels).nonzero().flatten()
         for who, run in (("antiphase", ours), ("pyautoattack", theirs)):
-            cell = {"model": name, "eps": eps, "seed": int(seed), "images": len(images), "who": who}
+            precision = options.precision if run is ours else "float32"
+            cell = {
+                "model": name, "eps": eps, "seed": int(seed), "images": len(images), "who": who, "precision": precision
+            }  # fmt: skip
             before = [line for line in read(options.into) if cell.items() <= line.items()]
             standing = torch.tensor(before[-1]["standing"], dtype=torch.long) if before else right
             threat = Threat(eps=float(Fraction(eps)))
             for stage in STAGES[len(before) :]:
                 began = time.perf_counter()
                 if len(standing):
-                    standing = run(
-                        stage, model, images, labels, standing, threat, int(seed), options.precision
-                    )
+                    standing = run(stage, model, images, labels, standing, threat, int(seed), precision)
                 seconds = round(time.perf_counter() - began, 1)
                 line = {**cell, "stage": stage, "standing": standing.tolist(), "seconds": seconds}
                 with options.into.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                    file.write("\n" + json.dumps(line) + "\n")  # not behind a line that was cut off
                 print(json.dumps({**line, "standing": len(standing)}), flush=True)
 
 
@@ -101,21 +102,22 @@ def theirs(
 def read(path: Path) -> list[Line]:
     """Return the lines that are there, but for one that was cut off."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def show(path: Path) -> None:
-    """Print robust accuracy after each attack, seeds pooled and one by one."""
+    """Print robust accuracy after each attack of every cell that both have finished, and the largest differences."""
     lines = read(path)
-    print("| model | ε | seed | " + " | ".join(STAGES) + " | ours − theirs | seconds ours, theirs |")
-    print("|---|---|---|" + "---|" * (len(STAGES) + 2))
+    print("| model | ε | seed | images | " + " | ".join(STAGES) + " | ours − theirs | seconds ours, theirs |")
+    print("|---|---|---|---|" + "---|" * (len(STAGES) + 2))
     worst: dict[str, list[float]] = {stage: [] for stage in STAGES}
-    for name, eps, seed in sorted({(line["model"], line["eps"], line["seed"]) for line in lines}):
+    columns = ("model", "eps", "seed", "images")
+    for cell in sorted({tuple(line[column] for column in columns) for line in lines}):
+        same = [line for line in lines if tuple(line[column] for column in columns) == cell]
         of = {
-            who: {line["stage"]: line for line in lines
-                  if (line["model"], line["eps"], line["seed"], line["who"]) == (name, eps, seed, who)}
+            who: {line["stage"]: line for line in same if line["who"] == who}
             for who in ("antiphase", "pyautoattack")
-        }  # fmt: skip
+        }
         if any(len(found) < len(STAGES) for found in of.values()):
             continue
         shares = {
@@ -127,7 +129,7 @@ def show(path: Path) -> None:
             worst[stage].append(one - two)
         seconds = ", ".join(f"{sum(line['seconds'] for line in found.values()):.0f}" for found in of.values())
         cells = " | ".join(f"{one:.1f}, {two:.1f}" for one, two in pairs)
-        print(f"| {name} | {eps} | {seed} | {cells} | {pairs[-1][0] - pairs[-1][1]:+.1f} | {seconds} |")
+        print(f"| {' | '.join(map(str, cell))} | {cells} | {pairs[-1][0] - pairs[-1][1]:+.1f} | {seconds} |")
     for stage, found in worst.items():
         if found:
             print(f"after {stage}: {min(found):+.1f} to {max(found):+.1f} points, mean {np.mean(found):+.2f}")

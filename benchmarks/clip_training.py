@@ -2,8 +2,8 @@
 
 Towers' forward and backward passes, the loss and AdamW, at ViT-B/16 and 224 pixels with random weights. The models
 take turns, step by step, within one process; a ratio is the median over the rounds, its interval a bootstrap over
-them. ``--tokens 77`` fills the texts; ours leave out
-the places behind the longest text of a batch, open_clip computes all 77 always.
+them. ``--tokens 77`` fills the texts; ours leave out the places behind the longest text of a batch, open_clip computes
+all 77 always.
 
     uv run python benchmarks/clip_training.py                      # batch 8, bf16, captions of 12 tokens
     uv run python benchmarks/clip_training.py --tokens 77 --rounds 8

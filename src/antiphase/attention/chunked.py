@@ -96,7 +96,7 @@ class _Layer:
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
         self.queries, self.keys, self.v = parts
         self.count = len(self.queries)
-        self.lam = lam if lam.ndim or self.count == 1 else lam.item()
+        self.lam = lam if lam.ndim else lam.item()
         self.shape = torch.Size((*self.queries[0].shape[:3], self.v.shape[2]))
         self.scale = self.queries[0].shape[-1] ** -0.5
         self.bias = self.dead = None
