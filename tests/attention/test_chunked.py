@@ -55,7 +55,7 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
     draw, tensors, weight = _draw(shape, seed, dtype, lam)
     mask = MASKS[mask](draw, shape[2], shape[3])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked, "_CACHE", piece)
+        patch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
         out, grads = _values_and_gradients(tensors, weight, mask, "chunked")
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     exact, exact_grads = _values_and_gradients(wide, weight, mask, "eager")
@@ -74,7 +74,7 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_first_and_second_derivatives_by_finite_differences(inputs, monkeypatch, piece, masked):
-    monkeypatch.setattr(chunked, "_CACHE", piece)
+    monkeypatch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
     mask = torch.tensor([[True, False, True], [True, True, False], [False, False, False]]) if masked else None
     args = [x.requires_grad_() for x in inputs(1, 2, queries=3, keys=3, width=2, value_width=5)]
     lam = torch.tensor([0.7, 0.3], dtype=torch.float64, requires_grad=True)
@@ -88,7 +88,7 @@ def test_first_and_second_derivatives_by_finite_differences(inputs, monkeypatch,
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_standard_attention_is_cut_by_the_same_code(inputs, monkeypatch, piece):
-    monkeypatch.setattr(chunked, "_CACHE", piece)
+    monkeypatch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
     q, k, _, _, v = (tensor.requires_grad_() for tensor in inputs())
     found, expected = (standard_attention(q, k, v, backend=name) for name in ("chunked", "eager"))
     assert_close(found, expected, rtol=0, atol=1e-14)

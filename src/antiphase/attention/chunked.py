@@ -15,9 +15,11 @@ from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_
 from antiphase.attention.modes import plain_backward
 from antiphase.attention.views import Branches, Parts, View, join
 
-_CACHE = 9 << 19  # bytes of scores in a piece: 1 MiB costs too many calls, 8 MiB leave the cache
+# bytes of scores in a piece, by the width of a number: fewer cost too many calls, more leave the cache
+_CACHE = {2: 9 << 19, 4: 9 << 18, 8: 9 << 18}
 
 Piece = tuple[slice, ...]  # samples, heads and, of what has them, queries
+Part = list[Tensor]  # (batch, heads, branches, rows, width): one tensor, or one for each branch
 
 
 def chunked_attention(view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
@@ -48,13 +50,11 @@ class _Chunked(torch.autograd.Function):
         layer = _Layer(view(*sources), lam, mask)
         out = layer.v.new_empty(*layer.shape[:3], layer.v.shape[-1])
         for group, pieces in layer.pieces():
-            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.v[None], group)
+            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.values, group)
             for piece in pieces:
                 maps = layer.maps(layer.load("queries", layer.queries, piece), keys, piece)
                 place = out[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
-                torch.bmm(
-                    layer.combine(maps, piece, out=maps[0]), values, out=place.view(-1, *place.shape[2:])
-                )
+                torch.bmm(layer.combine(maps, piece), values, out=place.view(-1, *place.shape[2:]))
         return out
 
     @staticmethod
@@ -64,41 +64,44 @@ class _Chunked(torch.autograd.Function):
             return None, *_plain_backward(grads[0], ctx.view, lam, mask, sources)
         layer = _Layer(ctx.view(*sources), lam, mask)
         found = [torch.empty_like(source) for source in sources]
-        to_queries, to_keys, to_v = ctx.view(*found)
+        to_queries, to_keys, to_values = _parts(ctx.view(*found))
         to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
         for group, pieces in layer.pieces():
-            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.v[None], group)
+            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.values, group)
             of_keys, of_values = layer.take("of keys", *keys.shape), layer.take("of values", *values.shape)
             for piece in pieces:
                 more = float(piece is not pieces[0])
                 queries = layer.load("queries", layer.queries, piece)
-                grad = layer.load("grad", grads[0][None], piece)
+                grad = layer.load("grad", _part(grads), piece)
                 maps = layer.maps(queries, keys, piece)
-                inner = torch.bmm(grad, values.mT, out=layer.take("inner", *maps.shape[1:]))
-                combined = layer.combine(maps, piece, out=layer.take("combined", *maps.shape[1:]))
+                combined = layer.combine(maps, piece, keep=True)
                 torch.baddbmm(of_values, combined.mT, grad, beta=more, out=of_values)
+                inner = torch.bmm(grad, values.mT, out=layer.take("inner", *combined.shape))
                 if ctx.needs_input_grad[1]:
-                    layer.correlate(inner, maps[1], piece, to_lam)
-                for one in maps:
-                    torch.ops.aten._softmax_backward_data.out(inner, one, -1, one.dtype, grad_input=one)
-                of_scores = maps.view(-1, *maps.shape[2:])
+                    layer.correlate(inner, maps, piece, to_lam)
+                of_scores = layer.of_scores(inner, maps, piece)
                 torch.baddbmm(of_keys, of_scores.mT, queries, beta=more, alpha=layer.scale, out=of_keys)
                 torch.baddbmm(queries, of_scores, keys, beta=0, alpha=layer.scale, out=queries)
                 layer.store(to_queries, piece, queries)
             layer.store(to_keys, group, of_keys)
-            _store(to_v, group, of_values)
+            layer.store(to_values, group, of_values)
         return None, to_lam.to(lam.dtype) if ctx.needs_input_grad[1] else None, None, *found
 
 
 class _Layer:
-    """One call: its parts, and how they are cut into pieces."""
+    """One call: its parts, and how they are cut into pieces.
+
+    In a piece the branches of a head lie next to each other, so that each thread, which takes a stretch of every
+    operation, finds in its own cache what it wrote there.
+    """
 
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
-        self.queries, self.keys, self.v = parts
-        self.count = len(self.queries)
+        queries, _, self.v = parts
+        self.queries, self.keys, self.values = _parts(parts)
+        self.count = len(queries)
         self.lam = lam if lam.ndim else lam.item()
-        self.shape = torch.Size((*self.queries[0].shape[:3], self.v.shape[2]))
-        self.scale = self.queries[0].shape[-1] ** -0.5
+        self.shape = torch.Size((*queries[0].shape[:3], self.v.shape[2]))
+        self.scale = queries[0].shape[-1] ** -0.5
         self.bias = self.dead = None
         if mask is not None:
             bias, dead = open_dead_rows(mask, self.v.dtype)
@@ -117,70 +120,105 @@ class _Layer:
             self.taken[key] = self.memory[name][:size].view(shape)
         return self.taken[key]
 
-    def load(self, name: str, branches: Branches, piece: Piece) -> Tensor:
-        """Return a piece of each branch, ``(branches · samples · heads, rows, width)``, in memory of its own."""
-        count, (rows, width) = len(branches), branches[0].shape[2:]
-        samples, heads, rows = (part.stop - part.start for part in (*piece, slice(0, rows))[:3])
-        held = self.take(name, count, samples, heads, rows, width)
-        if isinstance(branches, Tensor):
-            held.copy_(branches[:, *piece])
-        else:
-            for place, branch in zip(held, branches, strict=True):
-                place.copy_(branch[piece])
-        return held.view(-1, rows, width)
+    def load(self, name: str, part: Part, piece: Piece) -> Tensor:
+        """Return a piece of a part, ``(samples · heads · branches, rows, width)``, in memory of its own."""
+        some = [_at(whole, piece) for whole in part]
+        samples, heads, _, rows, width = some[0].shape
+        count = sum(one.shape[2] for one in some)
+        held = self.take(name, samples, heads, count, rows, width)
+        for one, place in zip(some, held.split(some[0].shape[2], 2), strict=True):
+            place.copy_(one)
+        return self.take(name, samples * heads * count, rows, width)
 
     def pieces(self) -> Iterator[tuple[Piece, list[Piece]]]:
         """Yield samples and heads, and these with each group of their queries."""
         batch, heads, queries, keys = self.shape
-        row = self.count * keys * self.v.element_size()
-        fit = _CACHE // (queries * row)  # heads whose scores fit
-        for samples in _cut(batch, fit // heads):
-            for some in _cut(heads, fit):
-                yield (samples, some), [(samples, some, rows) for rows in _cut(queries, _CACHE // row)]
+        width = self.v.element_size()
+        fit = _CACHE[width] // (self.count * keys * width)  # rows of scores
+        for samples in _cut(batch, fit // (heads * queries)):
+            for some in _cut(heads, fit // queries):
+                # rows of a single head: shorter products cost more than leaving the cache
+                yield (samples, some), [(samples, some, rows) for rows in _cut(queries, 2 * fit)]
 
     def maps(self, queries: Tensor, keys: Tensor, piece: Piece) -> Tensor:
-        """Return the maps of a piece, ``(branches, samples · heads, queries, keys)``, in memory used again."""
+        """Return the maps of a piece, ``(samples · heads, branches, queries, keys)``, in memory used again."""
         shape = len(queries), queries.shape[1], keys.shape[1]
         flat = self.take("maps", *shape)
         torch.baddbmm(flat, queries, keys.mT, beta=0, alpha=self.scale, out=flat)
         if self.bias is not None:
-            bias = self.bias[piece]
-            flat.view(self.count, *bias.shape).add_(bias)
+            bias = self.bias[piece][:, :, None]
+            flat.view(*bias.shape[:2], -1, *shape[1:]).add_(bias)
         torch.softmax(flat, -1, out=flat)
         if self.dead is not None:
-            dead = self.dead[piece]
-            flat.view(self.count, *dead.shape[:3], -1).masked_fill_(dead, 0.0)
-        return flat.view(self.count, -1, *shape[1:])
+            dead = self.dead[piece][:, :, None]
+            flat.view(*dead.shape[:2], -1, *shape[1:]).masked_fill_(dead, 0.0)
+        return self.take("maps", shape[0] // self.count, self.count, *shape[1:])
 
-    def combine(self, maps: Tensor, piece: Piece, out: Tensor) -> Tensor:
-        """Return A1 − λ·A2 of a piece, or A1 where there is no other."""
+    def combine(self, maps: Tensor, piece: Piece, *, keep: bool = False) -> Tensor:
+        """Return A1 − λ·A2 of a piece, or A1 where there is no other; ``keep``: the maps are wanted again."""
         if self.count == 1:
-            return maps[0]
+            return maps[:, 0]
+        # in bf16 a product copies what is not one stretch of memory
+        over = maps.element_size() > 2 and not keep
+        out = maps[:, 0] if over else self.take("combined", len(maps), *maps.shape[2:])
         if not isinstance(self.lam, Tensor):
-            return torch.sub(maps[0], maps[1], alpha=self.lam, out=out)
+            return torch.sub(maps[:, 0], maps[:, 1], alpha=self.lam, out=out)
         # as numbers: a tensor would first be rounded to the maps' dtype
         lambdas = self.lam[piece[1]].tolist()
         for head, lam in enumerate(lambdas):
             one = slice(head, None, len(lambdas))
-            torch.sub(maps[0, one], maps[1, one], alpha=lam, out=out[one])
+            torch.sub(maps[one, 0], maps[one, 1], alpha=lam, out=out[one])
         return out
 
-    def correlate(self, inner: Tensor, negative: Tensor, piece: Piece, to_lam: Tensor) -> None:
+    def correlate(self, inner: Tensor, maps: Tensor, piece: Piece, to_lam: Tensor) -> None:
         """Subtract Σ inner · A2 of a piece from λ's gradient."""
+        product = torch.mul(inner, maps[:, 1], out=self.take("combined", *inner.shape))
+        of_rows = product.sum(-1)  # in the maps' dtype: a sum into another first makes a copy
         if to_lam.ndim:
             share = to_lam[piece[1]]
-            share -= (inner * negative).view(-1, len(share), inner[0].numel()).sum((0, 2))
+            share -= of_rows.view(-1, len(share), of_rows.shape[1]).sum((0, 2), dtype=to_lam.dtype)
         else:
-            to_lam -= torch.dot(inner.view(-1), negative.view(-1))
+            to_lam -= of_rows.sum(dtype=to_lam.dtype)
 
-    def store(self, places: Branches, piece: Piece, found: Tensor) -> None:
-        """Write each branch's gradient to its place; the second's lacks its factor −λ."""
-        first, *second = found.chunk(self.count)
-        _store(places[0], piece, first)
-        for one in second:
-            place = places[1][piece]
+    def of_scores(self, inner: Tensor, maps: Tensor, piece: Piece) -> Tensor:
+        """Return the scores' gradients, shaped as the scores, in the maps' memory."""
+        if self.count == 2:
+            both = self.take("both", *maps.shape)
+            both[:, 0].copy_(inner)
             lam = self.lam[piece[1]][:, None, None] if isinstance(self.lam, Tensor) else self.lam
-            torch.mul(one.view(place.shape), -lam, out=place)
+            samples = piece[0].stop - piece[0].start
+            torch.mul(
+                inner.view(samples, -1, *inner.shape[1:]),
+                -lam,
+                out=both.view(samples, -1, *maps.shape[1:])[:, :, 1],
+            )
+            inner = both.flatten(0, 1)
+        maps = maps.flatten(0, 1)
+        return torch.ops.aten._softmax_backward_data.out(inner, maps, -1, maps.dtype, grad_input=maps)
+
+    def store(self, part: Part, piece: Piece, found: Tensor) -> None:
+        """Write the gradient of a piece of a part to its place."""
+        places = [_at(whole, piece) for whole in part]
+        samples, heads, count, rows, width = places[0].shape
+        held = found.view(samples, heads, -1, rows, width)
+        for place, one in zip(places, held.split(count, 2), strict=True):
+            place.copy_(one)
+
+
+def _parts(parts: Parts) -> tuple[Part, Part, Part]:
+    queries, keys, values = parts
+    return _part(queries), _part(keys), _part([values])
+
+
+def _part(branches: Branches) -> Part:
+    if isinstance(branches, Tensor):
+        return [branches.permute(1, 2, 0, 3, 4)]
+    return [branch[:, :, None] for branch in branches]
+
+
+def _at(whole: Tensor, piece: Piece) -> Tensor:
+    """Return a piece of all branches."""
+    return whole[(*piece[:2], slice(None), *piece[2:])]
 
 
 def _cut(length: int, most: int) -> list[slice]:
@@ -188,12 +226,6 @@ def _cut(length: int, most: int) -> list[slice]:
     count = -(-length // max(1, most))
     step = -(-length // count)
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-
-def _store(whole: Tensor, piece: Piece, value: Tensor) -> None:
-    """Write what was computed for a piece to its place."""
-    place = whole[piece]
-    place.copy_(value.view(place.shape))
 
 
 def _plain_backward(
