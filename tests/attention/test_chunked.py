@@ -98,6 +98,39 @@ def test_standard_attention_is_cut_by_the_same_code(inputs, monkeypatch, piece):
         assert_close(one, other, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("make", [DifferentialAttention, SoftmaxAttention])
+def test_parts_of_one_projection_are_cut_like_tensors_of_their_own(monkeypatch, piece, masked, make):
+    monkeypatch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 7, 24, generator=draw, dtype=torch.float64).requires_grad_()
+    mask = torch.rand(3, 1, 7, 7, generator=draw) < 0.6 if masked else None
+    module = make(24, 6).double()
+    upstream = torch.randn(x.shape, generator=draw, dtype=torch.float64)
+    found = {}
+    for backend in ("chunked", "eager"):
+        module.backend = backend
+        out = module(x, mask)
+        found[backend] = (out, *torch.autograd.grad(out, [x, *module.parameters()], upstream))
+    for one, other in zip(found["chunked"], found["eager"], strict=True):
+        assert_close(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", ["auto", "chunked", "eager", "sdpa"])
+@pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 0, 3, 5), (2, 2, 0, 5), (2, 2, 3, 0)])
+def test_nothing_attends_and_nothing_is_attended_to(backend, shape):
+    batch, heads, queries, keys = shape
+    q, k, v = (
+        torch.ones(batch, heads, queries, 4),
+        torch.ones(batch, heads, keys, 4),
+        torch.ones(batch, heads, keys, 8),
+    )
+    lam = 0.5 if heads == 0 else torch.full((heads,), 0.5)
+    found = differential_attention(q, k, q, k, v, lam, backend=backend)
+    assert_close(found, torch.zeros(batch, heads, queries, 8))
+
+
 def test_gradients_may_be_asked_for_in_a_batch(inputs):
     args = [tensor.requires_grad_() for tensor in inputs()]
     upstream = torch.randn(4, 2, 3, 5, 13, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

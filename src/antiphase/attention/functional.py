@@ -100,6 +100,8 @@ def attend(
         )
     if backend == "auto":
         backend = _quickest(queries, keys, v, lam, mask)
+    if backend == "chunked" and 0 in (*queries[0].shape, *v.shape):
+        backend = "eager"  # there is nothing to cut
     if backend == "triton":
         if len(queries) == 1:
             raise ValueError(
@@ -131,7 +133,7 @@ def _quickest(
         return "sdpa"
     differentiated = any(x.requires_grad for x in (*queries, *keys, v, lam) if isinstance(x, Tensor))
     heads = {x.shape[:-2] for x in (*queries, *keys, v)}
-    if plain_forward() or len(heads) > 1 or v.numel() == 0 or (mask is not None and mask.requires_grad):
+    if plain_forward() or len(heads) > 1 or (mask is not None and mask.requires_grad):
         return "eager"
     if len(queries) == 1 and v.dtype != torch.bfloat16:
         return "sdpa"
