@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, chunked, differential_attention
-from antiphase.attention.functional import standard_attention
+from antiphase.attention.functional import attend, standard_attention
 
 # torch warns of its own torch.jit.script when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
@@ -23,6 +23,10 @@ MASKS = {
     "additive": lambda draw, q, k: torch.randn(q, k, generator=draw),
     "nothing": lambda draw, q, k: torch.zeros(q, k, dtype=torch.bool),
 }
+
+
+def _of(piece):
+    return dict.fromkeys((2, 4, 8), piece)
 
 
 def _draw(shape, seed, dtype, lam):
@@ -55,7 +59,7 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
     draw, tensors, weight = _draw(shape, seed, dtype, lam)
     mask = MASKS[mask](draw, shape[2], shape[3])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
+        patch.setattr(chunked, "_CACHE", _of(piece))
         out, grads = _values_and_gradients(tensors, weight, mask, "chunked")
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     exact, exact_grads = _values_and_gradients(wide, weight, mask, "eager")
@@ -74,7 +78,7 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_first_and_second_derivatives_by_finite_differences(inputs, monkeypatch, piece, masked):
-    monkeypatch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
+    monkeypatch.setattr(chunked, "_CACHE", _of(piece))
     mask = torch.tensor([[True, False, True], [True, True, False], [False, False, False]]) if masked else None
     args = [x.requires_grad_() for x in inputs(1, 2, queries=3, keys=3, width=2, value_width=5)]
     lam = torch.tensor([0.7, 0.3], dtype=torch.float64, requires_grad=True)
@@ -88,7 +92,7 @@ def test_first_and_second_derivatives_by_finite_differences(inputs, monkeypatch,
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_standard_attention_is_cut_by_the_same_code(inputs, monkeypatch, piece):
-    monkeypatch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
+    monkeypatch.setattr(chunked, "_CACHE", _of(piece))
     q, k, _, _, v = (tensor.requires_grad_() for tensor in inputs())
     found, expected = (standard_attention(q, k, v, backend=name) for name in ("chunked", "eager"))
     assert_close(found, expected, rtol=0, atol=1e-14)
@@ -100,13 +104,23 @@ def test_standard_attention_is_cut_by_the_same_code(inputs, monkeypatch, piece):
 
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("make", [DifferentialAttention, SoftmaxAttention])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DifferentialAttention(24, 6),
+        lambda: DifferentialAttention(24, 6, parameterisation="scalar"),
+        lambda: SoftmaxAttention(24, 6),
+    ],
+    ids=["one λ", "each head's λ", "standard"],
+)
 def test_parts_of_one_projection_are_cut_like_tensors_of_their_own(monkeypatch, piece, masked, make):
-    monkeypatch.setattr(chunked, "_CACHE", dict.fromkeys((2, 4, 8), piece))
+    monkeypatch.setattr(chunked, "_CACHE", _of(piece))
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 7, 24, generator=draw, dtype=torch.float64).requires_grad_()
-    mask = torch.rand(3, 1, 7, 7, generator=draw) < 0.6 if masked else None
-    module = make(24, 6).double()
+    x = torch.randn(7, 7, 24, generator=draw, dtype=torch.float64).requires_grad_()
+    mask = torch.rand(7, 1, 7, 7, generator=draw) < 0.6 if masked else None
+    module = make().double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, generator=draw)  # λ of each head another
     upstream = torch.randn(x.shape, generator=draw, dtype=torch.float64)
     found = {}
     for backend in ("chunked", "eager"):
@@ -129,6 +143,35 @@ def test_nothing_attends_and_nothing_is_attended_to(backend, shape):
     lam = 0.5 if heads == 0 else torch.full((heads,), 0.5)
     found = differential_attention(q, k, q, k, v, lam, backend=backend)
     assert_close(found, torch.zeros(batch, heads, queries, 8))
+
+
+def test_heads_that_are_broadcast_are_left_to_the_plain_form():
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(1, 2, 3, 4), (2, 2, 5, 4), (1, 1, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6)]
+    args = [torch.randn(shape, generator=draw).double().requires_grad_() for shape in shapes]
+    (found, gradients), (expected, others) = (
+        _values_and_gradients(args, 0.8, None, backend) for backend in ("chunked", "eager")
+    )
+    assert found.shape == (2, 2, 3, 6)
+    assert_close(found, expected)
+    assert_close(gradients, others)
+
+
+def test_one_branch_does_not_look_at_lambda():
+    q, k, v = (torch.ones(1, 2, 3, 4, requires_grad=True) for _ in range(3))
+    lam = torch.tensor(0.5, requires_grad=True)
+    for backend in ("chunked", "eager", "sdpa"):
+        out = attend(lambda q, k, v: ((q,), (k,), v), lam, None, backend, q, k, v)
+        assert torch.autograd.grad(out.sum(), [q, lam], allow_unused=True)[1] is None
+
+
+@pytest.mark.parametrize("backend", ["auto", "chunked", "eager", "sdpa"])
+@pytest.mark.parametrize("wrong", ["q2", "k1", "k2", "v"])
+def test_numbers_of_tokens_that_differ_are_named(backend, wrong):
+    parts = {name: torch.ones(1, 1, 3 if name[0] == "q" else 5, 2) for name in ("q1", "k1", "q2", "k2", "v")}
+    parts[wrong] = torch.ones(1, 1, 1, 2)
+    with pytest.raises(ValueError, match=r"queries, keys and values of .* tokens: expected one number"):
+        differential_attention(**parts, lam=0.5, backend=backend)
 
 
 def test_gradients_may_be_asked_for_in_a_batch(inputs):

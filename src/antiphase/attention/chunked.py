@@ -15,11 +15,12 @@ from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_
 from antiphase.attention.modes import plain_backward
 from antiphase.attention.views import Branches, Parts, View, join
 
-# bytes of scores in a piece, by the width of a number: fewer cost too many calls, more leave the cache
+# bytes of scores in a piece of whole heads, by the bytes of a number: with fewer the calls cost more than they save (in
+# bf16, whose operations are the quickest, first), more leave the cache (dev/LOG.md)
 _CACHE = {2: 9 << 19, 4: 9 << 18, 8: 9 << 18}
 
 Piece = tuple[slice, ...]  # samples, heads and, of what has them, queries
-Part = list[Tensor]  # (batch, heads, branches, rows, width): one tensor, or one for each branch
+Stack = list[Tensor]  # (batch, heads, branches, rows, width): one tensor, or one for each branch
 
 
 def chunked_attention(view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
@@ -64,7 +65,8 @@ class _Chunked(torch.autograd.Function):
             return None, *_plain_backward(grads[0], ctx.view, lam, mask, sources)
         layer = _Layer(ctx.view(*sources), lam, mask)
         found = [torch.empty_like(source) for source in sources]
-        to_queries, to_keys, to_values = _parts(ctx.view(*found))
+        to_queries, to_keys, to_values = map(_stack, ctx.view(*found))
+        needs_lam = layer.count == 2 and ctx.needs_input_grad[1]
         to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
         for group, pieces in layer.pieces():
             keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.values, group)
@@ -72,12 +74,12 @@ class _Chunked(torch.autograd.Function):
             for piece in pieces:
                 more = float(piece is not pieces[0])
                 queries = layer.load("queries", layer.queries, piece)
-                grad = layer.load("grad", _part(grads), piece)
+                grad = layer.load("grad", _stack(grads[0]), piece)
                 maps = layer.maps(queries, keys, piece)
                 combined = layer.combine(maps, piece, keep=True)
                 torch.baddbmm(of_values, combined.mT, grad, beta=more, out=of_values)
                 inner = torch.bmm(grad, values.mT, out=layer.take("inner", *combined.shape))
-                if ctx.needs_input_grad[1]:
+                if needs_lam:
                     layer.correlate(inner, maps, piece, to_lam)
                 of_scores = layer.of_scores(inner, maps, piece)
                 torch.baddbmm(of_keys, of_scores.mT, queries, beta=more, alpha=layer.scale, out=of_keys)
@@ -85,7 +87,7 @@ class _Chunked(torch.autograd.Function):
                 layer.store(to_queries, piece, queries)
             layer.store(to_keys, group, of_keys)
             layer.store(to_values, group, of_values)
-        return None, to_lam.to(lam.dtype) if ctx.needs_input_grad[1] else None, None, *found
+        return None, to_lam.to(lam.dtype) if needs_lam else None, None, *found
 
 
 class _Layer:
@@ -97,7 +99,7 @@ class _Layer:
 
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
         queries, _, self.v = parts
-        self.queries, self.keys, self.values = _parts(parts)
+        self.queries, self.keys, self.values = map(_stack, parts)
         self.count = len(queries)
         self.lam = lam if lam.ndim else lam.item()
         self.shape = torch.Size((*queries[0].shape[:3], self.v.shape[2]))
@@ -111,30 +113,33 @@ class _Layer:
         self.taken: dict[tuple[str | int, ...], Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return memory of a shape, the same for the same name: what is in use stays in the cache."""
+        """Return memory of a shape, the same for the same name: what is in use stays in the cache.
+
+        The first piece, which makes it, is the largest.
+        """
         key = (name, *shape)
         if key not in self.taken:
             size = math.prod(shape)
-            if name not in self.memory or self.memory[name].numel() < size:
+            if name not in self.memory:
                 self.memory[name] = self.v.new_empty(size)
             self.taken[key] = self.memory[name][:size].view(shape)
         return self.taken[key]
 
-    def load(self, name: str, part: Part, piece: Piece) -> Tensor:
-        """Return a piece of a part, ``(samples · heads · branches, rows, width)``, in memory of its own."""
-        some = [_at(whole, piece) for whole in part]
+    def load(self, name: str, stack: Stack, piece: Piece) -> Tensor:
+        """Return a piece of each branch, ``(samples · heads · branches, rows, width)``, in memory of its own."""
+        some = [_at(whole, piece) for whole in stack]
         samples, heads, _, rows, width = some[0].shape
-        count = sum(one.shape[2] for one in some)
-        held = self.take(name, samples, heads, count, rows, width)
+        branches = sum(one.shape[2] for one in some)
+        held = self.take(name, samples, heads, branches, rows, width)
         for one, place in zip(some, held.split(some[0].shape[2], 2), strict=True):
             place.copy_(one)
-        return self.take(name, samples * heads * count, rows, width)
+        return held.view(-1, rows, width)
 
     def pieces(self) -> Iterator[tuple[Piece, list[Piece]]]:
         """Yield samples and heads, and these with each group of their queries."""
         batch, heads, queries, keys = self.shape
-        width = self.v.element_size()
-        fit = _CACHE[width] // (self.count * keys * width)  # rows of scores
+        size = self.v.element_size()
+        fit = _CACHE[size] // (self.count * keys * size)  # rows of scores
         for samples in _cut(batch, fit // (heads * queries)):
             for some in _cut(heads, fit // queries):
                 # rows of a single head: shorter products cost more than leaving the cache
@@ -152,7 +157,7 @@ class _Layer:
         if self.dead is not None:
             dead = self.dead[piece][:, :, None]
             flat.view(*dead.shape[:2], -1, *shape[1:]).masked_fill_(dead, 0.0)
-        return self.take("maps", shape[0] // self.count, self.count, *shape[1:])
+        return flat.view(-1, self.count, *shape[1:])
 
     def combine(self, maps: Tensor, piece: Piece, *, keep: bool = False) -> Tensor:
         """Return A1 − λ·A2 of a piece, or A1 where there is no other; ``keep``: the maps are wanted again."""
@@ -182,38 +187,32 @@ class _Layer:
 
     def of_scores(self, inner: Tensor, maps: Tensor, piece: Piece) -> Tensor:
         """Return the scores' gradients, shaped as the scores, in the maps' memory."""
+        of_maps = inner
         if self.count == 2:
-            both = self.take("both", *maps.shape)
-            both[:, 0].copy_(inner)
-            lam = self.lam[piece[1]][:, None, None] if isinstance(self.lam, Tensor) else self.lam
             samples = piece[0].stop - piece[0].start
-            torch.mul(
-                inner.view(samples, -1, *inner.shape[1:]),
-                -lam,
-                out=both.view(samples, -1, *maps.shape[1:])[:, :, 1],
-            )
-            inner = both.flatten(0, 1)
-        maps = maps.flatten(0, 1)
-        return torch.ops.aten._softmax_backward_data.out(inner, maps, -1, maps.dtype, grad_input=maps)
+            inner = inner.view(samples, -1, *inner.shape[1:])
+            of_maps = self.take("both", *inner.shape[:2], *maps.shape[1:])
+            of_maps[:, :, 0] = inner
+            lam = self.lam[piece[1]][:, None, None] if isinstance(self.lam, Tensor) else self.lam
+            torch.mul(inner, -lam, out=of_maps[:, :, 1])
+        flat = maps.view(-1, *maps.shape[2:])
+        of_maps = of_maps.view(flat.shape)
+        return torch.ops.aten._softmax_backward_data.out(of_maps, flat, -1, flat.dtype, grad_input=flat)
 
-    def store(self, part: Part, piece: Piece, found: Tensor) -> None:
-        """Write the gradient of a piece of a part to its place."""
-        places = [_at(whole, piece) for whole in part]
-        samples, heads, count, rows, width = places[0].shape
+    def store(self, stack: Stack, piece: Piece, found: Tensor) -> None:
+        """Write the gradients of a piece, laid out as :meth:`load` does, to their places."""
+        places = [_at(whole, piece) for whole in stack]
+        samples, heads, branches, rows, width = places[0].shape
         held = found.view(samples, heads, -1, rows, width)
-        for place, one in zip(places, held.split(count, 2), strict=True):
+        for place, one in zip(places, held.split(branches, 2), strict=True):
             place.copy_(one)
 
 
-def _parts(parts: Parts) -> tuple[Part, Part, Part]:
-    queries, keys, values = parts
-    return _part(queries), _part(keys), _part([values])
-
-
-def _part(branches: Branches) -> Part:
-    if isinstance(branches, Tensor):
-        return [branches.permute(1, 2, 0, 3, 4)]
-    return [branch[:, :, None] for branch in branches]
+def _stack(branches: Branches) -> Stack:
+    """Return what :data:`Stack` says, as views; values and other single tensors are one branch."""
+    if not isinstance(branches, Tensor):
+        return [branch[:, :, None] for branch in branches]
+    return [branches[:, :, None] if branches.ndim == 4 else branches.permute(1, 2, 0, 3, 4)]
 
 
 def _at(whole: Tensor, piece: Piece) -> Tensor:

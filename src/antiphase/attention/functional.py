@@ -100,8 +100,15 @@ def attend(
         )
     if backend == "auto":
         backend = _quickest(queries, keys, v, lam, mask)
-    if backend == "chunked" and 0 in (*queries[0].shape, *v.shape):
-        backend = "eager"  # there is nothing to cut
+    shapes = [x.shape for x in (*queries, *keys, v)]
+    tokens = {shape[-2] for shape in shapes[len(queries) :]}
+    if len(tokens) > 1 or len({shape[-2] for shape in shapes[: len(queries)]}) > 1:
+        raise ValueError(
+            f"queries, keys and values of {', '.join(str(shape[-2]) for shape in shapes)} tokens: expected one "
+            "number for all queries and one for all keys and values"
+        )
+    if backend == "chunked" and (0 in (*shapes[0], *shapes[-1]) or len({shape[:-2] for shape in shapes}) > 1):
+        backend = "eager"  # nothing to cut, or heads that are broadcast
     if backend == "triton":
         if len(queries) == 1:
             raise ValueError(
@@ -132,8 +139,7 @@ def _quickest(
     if v.device.type != "cpu":
         return "sdpa"
     differentiated = any(x.requires_grad for x in (*queries, *keys, v, lam) if isinstance(x, Tensor))
-    heads = {x.shape[:-2] for x in (*queries, *keys, v)}
-    if plain_forward() or len(heads) > 1 or (mask is not None and mask.requires_grad):
+    if plain_forward() or (mask is not None and mask.requires_grad):
         return "eager"
     if len(queries) == 1 and v.dtype != torch.bfloat16:
         return "sdpa"
