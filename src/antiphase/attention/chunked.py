@@ -66,6 +66,7 @@ class _Chunked(torch.autograd.Function):
         layer = _Layer(ctx.view(*sources), lam, mask)
         found = [torch.empty_like(source) for source in sources]
         to_queries, to_keys, to_values = map(_stack, ctx.view(*found))
+        upstream = _stack(grads[0])
         needs_lam = layer.count == 2 and ctx.needs_input_grad[1]
         to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
         for group, pieces in layer.pieces():
@@ -74,7 +75,7 @@ class _Chunked(torch.autograd.Function):
             for piece in pieces:
                 more = float(piece is not pieces[0])
                 queries = layer.load("queries", layer.queries, piece)
-                grad = layer.load("grad", _stack(grads[0]), piece)
+                grad = layer.load("grad", upstream, piece)
                 maps = layer.maps(queries, keys, piece)
                 combined = layer.combine(maps, piece, keep=True)
                 torch.baddbmm(of_values, combined.mT, grad, beta=more, out=of_values)
