@@ -4,8 +4,7 @@ One code for standard attention (one branch) and differential attention (two). T
 but its inputs; the backward pass makes the maps again, piece by piece, so that no whole map is ever held.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +12,8 @@ from torch import Tensor
 
 from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
 from antiphase.attention.modes import plain_backward
+from antiphase.attention.pieces import Index, Memory, Pieces, Sizes, Stack
 from antiphase.attention.views import Branches, Parts, View, join
-
-# bytes of scores in a piece of whole heads, by the bytes of a number: with fewer the calls cost more than they save (in
-# bf16, whose operations are the quickest, first), more leave the cache (dev/LOG.md)
-_CACHE = {2: 9 << 19, 4: 9 << 18, 8: 9 << 18}
-
-Piece = tuple[slice, ...]  # samples, heads and, of what has them, queries
-Stack = list[Tensor]  # (batch, heads, branches, rows, width): one tensor, or one for each branch
 
 
 def chunked_attention(view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
@@ -49,13 +42,14 @@ class _Chunked(torch.autograd.Function):
         ctx.view = view
         ctx.save_for_backward(lam, mask, *sources)
         layer = _Layer(view(*sources), lam, mask)
-        out = layer.v.new_empty(*layer.shape[:3], layer.v.shape[-1])
-        for group, pieces in layer.pieces():
-            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.values, group)
-            for piece in pieces:
-                maps = layer.maps(layer.load("queries", layer.queries, piece), keys, piece)
-                place = out[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
-                torch.bmm(layer.combine(maps, piece), values, out=place.view(-1, *place.shape[2:]))
+        out = layer.v.new_empty(*layer.sizes[:2], layer.sizes.queries, layer.sizes.value_width)
+        (places,) = _stack(out)
+        for group, pieces in Pieces(layer.sizes, layer.v):
+            layer.load_keys(group, pieces[0][1])
+            for piece, memory in pieces:
+                layer.make_maps(piece, memory)
+                # one stretch of memory: of heads only one sample's, of rows one head's
+                torch.bmm(memory.combined, memory.values, out=places[piece].flatten(0, 2))
         return out
 
     @staticmethod
@@ -67,146 +61,103 @@ class _Chunked(torch.autograd.Function):
         found = [torch.empty_like(source) for source in sources]
         to_queries, to_keys, to_values = map(_stack, ctx.view(*found))
         upstream = _stack(grads[0])
-        needs_lam = layer.count == 2 and ctx.needs_input_grad[1]
+        needs_lam = layer.sizes.branches == 2 and ctx.needs_input_grad[1]
         to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
-        for group, pieces in layer.pieces():
-            keys, values = layer.load("keys", layer.keys, group), layer.load("values", layer.values, group)
-            of_keys, of_values = layer.take("of keys", *keys.shape), layer.take("of values", *values.shape)
-            for piece in pieces:
-                more = float(piece is not pieces[0])
-                queries = layer.load("queries", layer.queries, piece)
-                grad = layer.load("grad", upstream, piece)
-                maps = layer.maps(queries, keys, piece)
-                combined = layer.combine(maps, piece, keep=True)
-                torch.baddbmm(of_values, combined.mT, grad, beta=more, out=of_values)
-                inner = torch.bmm(grad, values.mT, out=layer.take("inner", *combined.shape))
+        for group, pieces in Pieces(layer.sizes, layer.v, backward=True):
+            first = pieces[0][1]
+            layer.load_keys(group, first)
+            more = 0.0
+            for piece, memory in pieces:
+                layer.make_maps(piece, memory)
+                _load(memory.upstream_stack, upstream, piece)
+                torch.baddbmm(
+                    memory.of_values, memory.combined.mT, memory.upstream, beta=more, out=memory.of_values
+                )
+                torch.bmm(memory.upstream, memory.values.mT, out=memory.of_each_map[0])
                 if needs_lam:
-                    layer.correlate(inner, maps, piece, to_lam)
-                of_scores = layer.of_scores(inner, maps, piece)
-                torch.baddbmm(of_keys, of_scores.mT, queries, beta=more, alpha=layer.scale, out=of_keys)
-                torch.baddbmm(queries, of_scores, keys, beta=0, alpha=layer.scale, out=queries)
-                layer.store(to_queries, piece, queries)
-            layer.store(to_keys, group, of_keys)
-            layer.store(to_values, group, of_values)
+                    _correlate(memory, to_lam[piece[1]] if to_lam.ndim else to_lam)
+                layer.make_gradient_of_scores(piece, memory)
+                scale, queries = layer.scale, memory.queries
+                torch.baddbmm(
+                    memory.of_keys, memory.scores.mT, queries, beta=more, alpha=scale, out=memory.of_keys
+                )
+                torch.baddbmm(queries, memory.scores, memory.keys, beta=0, alpha=scale, out=queries)
+                _store(memory.queries_stack, to_queries, piece)
+                more = 1.0
+            _store(first.of_keys_stack, to_keys, group)
+            _store(first.of_values_stack, to_values, group)
         return None, to_lam.to(lam.dtype) if needs_lam else None, None, *found
 
 
 class _Layer:
-    """One call: its parts, and how they are cut into pieces.
-
-    In a piece the branches of a head lie next to each other, so that each thread, which takes a stretch of every
-    operation, finds in its own cache what it wrote there.
-    """
+    """What all pieces of a call are cut from."""
 
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
-        queries, _, self.v = parts
         self.queries, self.keys, self.values = map(_stack, parts)
-        self.count = len(queries)
-        self.lam = lam if lam.ndim else lam.item()
-        self.shape = torch.Size((*queries[0].shape[:3], self.v.shape[2]))
-        self.scale = queries[0].shape[-1] ** -0.5
+        self.v = parts[2]
+        batch, heads, _, queries, width = self.queries[0].shape
+        keys, apart = self.v.shape[2], len(self.queries) > 1
+        self.sizes = Sizes(batch, heads, len(parts[0]), queries, keys, width, self.v.shape[3], apart)
+        self.scale = width**-0.5
+        # as numbers: a tensor would first be rounded to the maps' dtype
+        self.lam = [lam.item()] if lam.ndim == 0 else lam.tolist()
+        self.by_head = lam.ndim == 1
         self.bias = self.dead = None
         if mask is not None:
             bias, dead = open_dead_rows(mask, self.v.dtype)
-            self.bias = bias.expand(self.shape)
-            self.dead = dead.expand(*self.shape[:3], 1) if dead.any() else None
-        self.memory: dict[str, Tensor] = {}
-        self.taken: dict[tuple[str | int, ...], Tensor] = {}
+            self.bias = bias.expand(batch, heads, queries, keys)[:, :, None]
+            self.dead = dead.expand(batch, heads, queries, 1)[:, :, None] if dead.any() else None
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Return memory of a shape, the same for the same name: what is in use stays in the cache.
+    def load_keys(self, group: Index, memory: Memory) -> None:
+        """Copy the keys and values of a group into memory."""
+        _load(memory.keys_stack, self.keys, group)
+        _load(memory.values_stack, self.values, group)
 
-        The first piece, which makes it, is the largest.
-        """
-        key = (name, *shape)
-        if key not in self.taken:
-            size = math.prod(shape)
-            if name not in self.memory:
-                self.memory[name] = self.v.new_empty(size)
-            self.taken[key] = self.memory[name][:size].view(shape)
-        return self.taken[key]
-
-    def load(self, name: str, stack: Stack, piece: Piece) -> Tensor:
-        """Return a piece of each branch, ``(samples · heads · branches, rows, width)``, in memory of its own."""
-        some = [_at(whole, piece) for whole in stack]
-        samples, heads, _, rows, width = some[0].shape
-        branches = sum(one.shape[2] for one in some)
-        held = self.take(name, samples, heads, branches, rows, width)
-        for one, place in zip(some, held.split(some[0].shape[2], 2), strict=True):
-            place.copy_(one)
-        return held.view(-1, rows, width)
-
-    def pieces(self) -> Iterator[tuple[Piece, list[Piece]]]:
-        """Yield samples and heads, and these with each group of their queries."""
-        batch, heads, queries, keys = self.shape
-        size = self.v.element_size()
-        fit = _CACHE[size] // (self.count * keys * size)  # rows of scores
-        for samples in _cut(batch, fit // (heads * queries)):
-            for some in _cut(heads, fit // queries):
-                # rows of a single head: shorter products cost more than leaving the cache
-                yield (samples, some), [(samples, some, rows) for rows in _cut(queries, 2 * fit)]
-
-    def maps(self, queries: Tensor, keys: Tensor, piece: Piece) -> Tensor:
-        """Return the maps of a piece, ``(samples · heads, branches, queries, keys)``, in memory used again."""
-        shape = len(queries), queries.shape[1], keys.shape[1]
-        flat = self.take("maps", *shape)
-        torch.baddbmm(flat, queries, keys.mT, beta=0, alpha=self.scale, out=flat)
+    def make_maps(self, piece: Index, memory: Memory) -> None:
+        """Make the maps of a piece, and what is combined of them."""
+        _load(memory.queries_stack, self.queries, piece)
+        scores = memory.scores
+        torch.baddbmm(scores, memory.queries, memory.keys.mT, beta=0, alpha=self.scale, out=scores)
         if self.bias is not None:
-            bias = self.bias[piece][:, :, None]
-            flat.view(*bias.shape[:2], -1, *shape[1:]).add_(bias)
-        torch.softmax(flat, -1, out=flat)
+            _whole(memory).add_(self.bias[piece])
+        torch.softmax(scores, -1, out=scores)
         if self.dead is not None:
-            dead = self.dead[piece][:, :, None]
-            flat.view(*dead.shape[:2], -1, *shape[1:]).masked_fill_(dead, 0.0)
-        return flat.view(-1, self.count, *shape[1:])
+            _whole(memory).masked_fill_(self.dead[piece], 0.0)
+        if self.sizes.branches == 1:
+            return
+        first, second = memory.maps
+        for lam, out, one, other in self.by_lambda(piece, memory, memory.combined, first, second):
+            torch.sub(one, other, alpha=lam, out=out)
 
-    def combine(self, maps: Tensor, piece: Piece, *, keep: bool = False) -> Tensor:
-        """Return A1 − λ·A2 of a piece, or A1 where there is no other; ``keep``: the maps are wanted again."""
-        if self.count == 1:
-            return maps[:, 0]
-        # in bf16 a product copies what is not one stretch of memory
-        over = maps.element_size() > 2 and not keep
-        out = maps[:, 0] if over else self.take("combined", len(maps), *maps.shape[2:])
-        if not isinstance(self.lam, Tensor):
-            return torch.sub(maps[:, 0], maps[:, 1], alpha=self.lam, out=out)
-        # as numbers: a tensor would first be rounded to the maps' dtype
-        lambdas = self.lam[piece[1]].tolist()
-        for head, lam in enumerate(lambdas):
-            one = slice(head, None, len(lambdas))
-            torch.sub(maps[one, 0], maps[one, 1], alpha=lam, out=out[one])
-        return out
+    def make_gradient_of_scores(self, piece: Index, memory: Memory) -> None:
+        """Make the gradient of the scores from that of A1, in the memory of the maps."""
+        if self.sizes.branches == 2:
+            first, second = memory.of_each_map
+            for lam, out, one in self.by_lambda(piece, memory, second, first):
+                torch.mul(one, -lam, out=out)
+        scores = memory.scores
+        torch.ops.aten._softmax_backward_data.out(memory.of_maps, scores, -1, scores.dtype, grad_input=scores)
 
-    def correlate(self, inner: Tensor, maps: Tensor, piece: Piece, to_lam: Tensor) -> None:
-        """Subtract Σ inner · A2 of a piece from λ's gradient."""
-        product = torch.mul(inner, maps[:, 1], out=self.take("combined", *inner.shape))
-        of_rows = product.sum(-1)  # in the maps' dtype: a sum into another first makes a copy
-        if to_lam.ndim:
-            share = to_lam[piece[1]]
-            share -= of_rows.view(-1, len(share), of_rows.shape[1]).sum((0, 2), dtype=to_lam.dtype)
-        else:
-            to_lam -= of_rows.sum(dtype=to_lam.dtype)
+    def by_lambda(self, piece: Index, memory: Memory, *each: Tensor) -> Iterable[tuple[Any, ...]]:
+        """Yield each λ of a piece with its part of tensors of ``(samples · heads, …)``."""
+        if not self.by_head:
+            return [(self.lam[0], *each)]
+        return zip(self.lam[piece[1]], *map(memory.each_head, each), strict=True)
 
-    def of_scores(self, inner: Tensor, maps: Tensor, piece: Piece) -> Tensor:
-        """Return the scores' gradients, shaped as the scores, in the maps' memory."""
-        of_maps = inner
-        if self.count == 2:
-            samples = piece[0].stop - piece[0].start
-            inner = inner.view(samples, -1, *inner.shape[1:])
-            of_maps = self.take("both", *inner.shape[:2], *maps.shape[1:])
-            of_maps[:, :, 0] = inner
-            lam = self.lam[piece[1]][:, None, None] if isinstance(self.lam, Tensor) else self.lam
-            torch.mul(inner, -lam, out=of_maps[:, :, 1])
-        flat = maps.view(-1, *maps.shape[2:])
-        of_maps = of_maps.view(flat.shape)
-        return torch.ops.aten._softmax_backward_data.out(of_maps, flat, -1, flat.dtype, grad_input=flat)
 
-    def store(self, stack: Stack, piece: Piece, found: Tensor) -> None:
-        """Write the gradients of a piece, laid out as :meth:`load` does, to their places."""
-        places = [_at(whole, piece) for whole in stack]
-        samples, heads, branches, rows, width = places[0].shape
-        held = found.view(samples, heads, -1, rows, width)
-        for place, one in zip(places, held.split(branches, 2), strict=True):
-            place.copy_(one)
+def _whole(memory: Memory) -> Tensor:
+    """Return the scores of a piece as what a mask is seen as: ``(samples, heads, branches, queries, keys)``."""
+    return memory.scores.unflatten(0, (memory.samples, memory.heads, -1))
+
+
+def _correlate(memory: Memory, to_lam: Tensor) -> None:
+    """Subtract Σ ∂/∂(A1 − λ·A2) · A2 of a piece from the gradient of its λ."""
+    product = torch.mul(memory.of_each_map[0], memory.maps[1], out=memory.combined)
+    of_rows = product.sum(-1)  # in the maps' dtype: a sum into another first makes a copy
+    if to_lam.ndim:
+        to_lam -= of_rows.view(-1, len(to_lam), of_rows.shape[1]).sum((0, 2), dtype=to_lam.dtype)
+    else:
+        to_lam -= of_rows.sum(dtype=to_lam.dtype)
 
 
 def _stack(branches: Branches) -> Stack:
@@ -216,16 +167,16 @@ def _stack(branches: Branches) -> Stack:
     return [branches[:, :, None] if branches.ndim == 4 else branches.permute(1, 2, 0, 3, 4)]
 
 
-def _at(whole: Tensor, piece: Piece) -> Tensor:
-    """Return a piece of all branches."""
-    return whole[(*piece[:2], slice(None), *piece[2:])]
+def _load(memory: Stack, stack: Stack, piece: Index) -> None:
+    """Copy a piece of a stack into memory."""
+    for place, whole in zip(memory, stack, strict=True):
+        place.copy_(whole[piece])
 
 
-def _cut(length: int, most: int) -> list[slice]:
-    """Return slices of at most ``most`` (at least one), as even as can be."""
-    count = -(-length // max(1, most))
-    step = -(-length // count)
-    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+def _store(memory: Stack, stack: Stack, piece: Index) -> None:
+    """Copy memory to its places in a stack."""
+    for place, whole in zip(memory, stack, strict=True):
+        whole[piece].copy_(place)
 
 
 def _plain_backward(

@@ -4,6 +4,7 @@ Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used by *Underst
 Differential Attention through the Lens of Adversarial Robustness* (2025), Section 3.2.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -99,15 +100,15 @@ def attend(
             f"lam of shape {tuple(lam.shape)}: expected () or one for each of {queries[0].shape[-3]} heads"
         )
     if backend == "auto":
-        backend = _quickest(queries, keys, v, lam, mask)
-    shapes = [x.shape for x in (*queries, *keys, v)]
-    tokens = {shape[-2] for shape in shapes[len(queries) :]}
-    if len(tokens) > 1 or len({shape[-2] for shape in shapes[: len(queries)]}) > 1:
+        backend = _quickest(len(queries), v, lam, mask, sources)
+    of_queries, of_keys = _shapes(queries), _shapes(keys)
+    shapes = [*of_queries, *of_keys, v.shape]
+    if len({shape[-2] for shape in of_queries}) > 1 or len({shape[-2] for shape in (*of_keys, v.shape)}) > 1:
         raise ValueError(
             f"queries, keys and values of {', '.join(str(shape[-2]) for shape in shapes)} tokens: expected one "
             "number for all queries and one for all keys and values"
         )
-    if backend == "chunked" and (0 in (*shapes[0], *shapes[-1]) or len({shape[:-2] for shape in shapes}) > 1):
+    if backend == "chunked" and (0 in (*shapes[0], *v.shape) or len({shape[:-2] for shape in shapes}) > 1):
         backend = "eager"  # nothing to cut, or heads that are broadcast
     if backend == "triton":
         if len(queries) == 1:
@@ -132,19 +133,26 @@ def attend(
     return combine(outs[0], outs[1], lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
 
 
+def _shapes(branches: Branches) -> list[torch.Size]:
+    """Return the shapes of the branches; one where they lie in one tensor."""
+    return [branches.shape[1:]] if isinstance(branches, Tensor) else [branch.shape for branch in branches]
+
+
 def _quickest(
-    queries: Branches, keys: Branches, v: Tensor, lam: float | Tensor, mask: Tensor | None
+    branches: int, v: Tensor, lam: float | Tensor, mask: Tensor | None, sources: Sequence[Tensor]
 ) -> Backend:
     """Return the backend that was the quickest on a CPU of those that can do what is asked."""
     if v.device.type != "cpu":
         return "sdpa"
-    differentiated = any(x.requires_grad for x in (*queries, *keys, v, lam) if isinstance(x, Tensor))
     if plain_forward() or (mask is not None and mask.requires_grad):
         return "eager"
-    if len(queries) == 1 and v.dtype != torch.bfloat16:
+    if branches == 1 and v.dtype != torch.bfloat16:
         return "sdpa"
-    few = v.shape[-2] <= _FEW  # keeping such small maps is quicker than making them again
-    return "eager" if few and differentiated and torch.is_grad_enabled() else "chunked"
+    if v.shape[-2] > _FEW or not torch.is_grad_enabled():
+        return "chunked"
+    # keeping such small maps is quicker than making them again
+    kept = any(isinstance(x, Tensor) and x.requires_grad for x in (lam, *sources))
+    return "eager" if kept else "chunked"
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -31,10 +31,13 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         out = torch.empty(x.shape, dtype=wide)
-        out = torch.mul(x, inverse, out=out).mul_(weight).to(x.dtype)
+        values = x if x.dtype == wide else out.copy_(x)
+        norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        out = torch.mul(values, inverse, out=out).mul_(weight).to(x.dtype)
+        if not any(ctx.needs_input_grad):
+            return out, inverse
         limits = torch.finfo(out.dtype)
         ctx.divide = weight.abs().amin().item() > limits.tiny / limits.eps  # else digits went with underflow
         ctx.save_for_backward(out if ctx.divide else x, inverse, weight)
