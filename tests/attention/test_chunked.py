@@ -142,7 +142,9 @@ def test_parts_of_one_projection_are_cut_like_tensors_of_their_own(monkeypatch, 
 
 def test_the_memory_of_a_call_is_given_back_at_once():
     """What refers in a circle waits for the garbage collector, while every call takes memory anew."""
-    call = pieces.Pieces(pieces.Sizes(3, 2, 2, 5, 5, 4, 8, apart=False), torch.empty(0), backward=True)
+    call = pieces.Pieces(
+        pieces.Sizes(3, 2, 2, 5, 5, 4, 8, queries_apart=False, keys_apart=True), torch.empty(0), backward=True
+    )
     memories = [weakref.ref(memory) for _, within in call for _, memory in within]
     gc.disable()
     try:
@@ -193,6 +195,40 @@ def test_numbers_of_tokens_that_differ_are_named(backend, wrong):
     parts[wrong] = torch.ones(1, 1, 1, 2)
     with pytest.raises(ValueError, match=r"queries, keys and values of .* tokens: expected one number"):
         differential_attention(**parts, lam=0.5, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["auto", "chunked", "eager", "sdpa"])
+@pytest.mark.parametrize("wrong", ["q1", "q2", "k1", "k2"])
+def test_widths_that_differ_are_named(backend, wrong):
+    """A width of 1 could be broadcast in silence."""
+    parts = {name: torch.ones(1, 1, 3, 4) for name in ("q1", "k1", "q2", "k2", "v")}
+    parts[wrong] = torch.ones(1, 1, 3, 1)
+    with pytest.raises(ValueError, match=r"queries and keys .*1.* wide: expected one width for all"):
+        differential_attention(**parts, lam=0.5, backend=backend)
+
+
+@pytest.mark.parametrize("together", ["queries", "keys"])
+@pytest.mark.parametrize("backend", ["chunked", "eager"])
+def test_branches_may_lie_in_one_tensor_or_in_several(inputs, together, backend):
+    q1, k1, q2, k2, v = (tensor.requires_grad_() for tensor in inputs())
+
+    def view(*parts):
+        return (parts[0], parts[1:3], parts[3]) if together == "queries" else (parts[:2], parts[2], parts[3])
+
+    one = torch.stack((q1, q2) if together == "queries" else (k1, k2))
+    parts = (one, k1, k2, v) if together == "queries" else (q1, q2, one, v)
+    found = attend(view, 0.5, None, backend, *parts)
+    expected = differential_attention(q1, k1, q2, k2, v, 0.5, backend="eager")
+    assert_close(found, expected, rtol=0, atol=1e-13)
+    grads = [torch.autograd.grad(out.cos().sum(), (q1, k1, q2, k2, v)) for out in (found, expected)]
+    for one, other in zip(*grads, strict=True):
+        assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_compiler_sees_standard_attention_in_pieces_whole():
+    torch.manual_seed(0)
+    module, x = SoftmaxAttention(8, 4, backend="chunked"), torch.randn(2, 7, 8)
+    assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), module(x))
 
 
 def test_gradients_may_be_asked_for_in_a_batch(inputs):

@@ -44,12 +44,12 @@ class _Chunked(torch.autograd.Function):
         layer = _Layer(view(*sources), lam, mask)
         out = layer.v.new_empty(*layer.sizes[:2], layer.sizes.queries, layer.sizes.value_width)
         (places,) = _stack(out)
-        for group, pieces in Pieces(layer.sizes, layer.v):
-            layer.load_keys(group, pieces[0][1])
+        for group, shared, pieces in Pieces(layer.sizes, layer.v):
+            layer.load_keys_and_values(group, shared)
             for piece, memory in pieces:
                 layer.make_maps(piece, memory)
-                # one stretch of memory: of heads only one sample's, of rows one head's
-                torch.bmm(memory.combined, memory.values, out=places[piece].flatten(0, 2))
+                place = places[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
+                torch.bmm(memory.combined, memory.values, out=place.view(-1, *place.shape[3:]))
         return out
 
     @staticmethod
@@ -63,10 +63,9 @@ class _Chunked(torch.autograd.Function):
         upstream = _stack(grads[0])
         needs_lam = layer.sizes.branches == 2 and ctx.needs_input_grad[1]
         to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
-        for group, pieces in Pieces(layer.sizes, layer.v, backward=True):
-            first = pieces[0][1]
-            layer.load_keys(group, first)
-            more = 0.0
+        for group, shared, pieces in Pieces(layer.sizes, layer.v, backward=True):
+            layer.load_keys_and_values(group, shared)
+            more = 0.0  # the weight of what the group's pieces before have found
             for piece, memory in pieces:
                 layer.make_maps(piece, memory)
                 _load(memory.upstream_stack, upstream, piece)
@@ -76,7 +75,7 @@ class _Chunked(torch.autograd.Function):
                 torch.bmm(memory.upstream, memory.values.mT, out=memory.of_each_map[0])
                 if needs_lam:
                     _correlate(memory, to_lam[piece[1]] if to_lam.ndim else to_lam)
-                layer.make_gradient_of_scores(piece, memory)
+                layer.differentiate_maps(piece, memory)
                 scale, queries = layer.scale, memory.queries
                 torch.baddbmm(
                     memory.of_keys, memory.scores.mT, queries, beta=more, alpha=scale, out=memory.of_keys
@@ -84,20 +83,21 @@ class _Chunked(torch.autograd.Function):
                 torch.baddbmm(queries, memory.scores, memory.keys, beta=0, alpha=scale, out=queries)
                 _store(memory.queries_stack, to_queries, piece)
                 more = 1.0
-            _store(first.of_keys_stack, to_keys, group)
-            _store(first.of_values_stack, to_values, group)
+            _store(shared.of_keys_stack, to_keys, group)
+            _store(shared.of_values_stack, to_values, group)
         return None, to_lam.to(lam.dtype) if needs_lam else None, None, *found
 
 
 class _Layer:
-    """What all pieces of a call are cut from."""
+    """What all pieces of a call are cut from, and what is done with each in its memory."""
 
     def __init__(self, parts: Parts, lam: Tensor, mask: Tensor | None) -> None:
         self.queries, self.keys, self.values = map(_stack, parts)
         self.v = parts[2]
         batch, heads, _, queries, width = self.queries[0].shape
-        keys, apart = self.v.shape[2], len(self.queries) > 1
-        self.sizes = Sizes(batch, heads, len(parts[0]), queries, keys, width, self.v.shape[3], apart)
+        keys, value_width = self.v.shape[2:]
+        apart = len(self.queries) > 1, len(self.keys) > 1
+        self.sizes = Sizes(batch, heads, len(parts[0]), queries, keys, width, value_width, *apart)
         self.scale = width**-0.5
         # as numbers: a tensor would first be rounded to the maps' dtype
         self.lam = [lam.item()] if lam.ndim == 0 else lam.tolist()
@@ -108,13 +108,13 @@ class _Layer:
             self.bias = bias.expand(batch, heads, queries, keys)[:, :, None]
             self.dead = dead.expand(batch, heads, queries, 1)[:, :, None] if dead.any() else None
 
-    def load_keys(self, group: Index, memory: Memory) -> None:
+    def load_keys_and_values(self, group: Index, memory: Memory) -> None:
         """Copy the keys and values of a group into memory."""
         _load(memory.keys_stack, self.keys, group)
         _load(memory.values_stack, self.values, group)
 
     def make_maps(self, piece: Index, memory: Memory) -> None:
-        """Make the maps of a piece, and what is combined of them."""
+        """Copy the queries of a piece into memory; make its maps and what is combined of them."""
         _load(memory.queries_stack, self.queries, piece)
         scores = memory.scores
         torch.baddbmm(scores, memory.queries, memory.keys.mT, beta=0, alpha=self.scale, out=scores)
@@ -129,8 +129,8 @@ class _Layer:
         for lam, out, one, other in self.by_lambda(piece, memory, memory.combined, first, second):
             torch.sub(one, other, alpha=lam, out=out)
 
-    def make_gradient_of_scores(self, piece: Index, memory: Memory) -> None:
-        """Make the gradient of the scores from that of A1, in the memory of the maps."""
+    def differentiate_maps(self, piece: Index, memory: Memory) -> None:
+        """Put the gradient of the scores in their place, given that of A1 in its own."""
         if self.sizes.branches == 2:
             first, second = memory.of_each_map
             for lam, out, one in self.by_lambda(piece, memory, second, first):
@@ -139,7 +139,7 @@ class _Layer:
         torch.ops.aten._softmax_backward_data.out(memory.of_maps, scores, -1, scores.dtype, grad_input=scores)
 
     def by_lambda(self, piece: Index, memory: Memory, *each: Tensor) -> Iterable[tuple[Any, ...]]:
-        """Yield each λ of a piece with its part of tensors of ``(samples · heads, …)``."""
+        """Return each λ of a piece with its part of tensors of ``(samples · heads, …)``."""
         if not self.by_head:
             return [(self.lam[0], *each)]
         return zip(self.lam[piece[1]], *map(memory.each_head, each), strict=True)
@@ -167,16 +167,16 @@ def _stack(branches: Branches) -> Stack:
     return [branches[:, :, None] if branches.ndim == 4 else branches.permute(1, 2, 0, 3, 4)]
 
 
-def _load(memory: Stack, stack: Stack, piece: Index) -> None:
+def _load(held: Stack, stack: Stack, piece: Index) -> None:
     """Copy a piece of a stack into memory."""
-    for place, whole in zip(memory, stack, strict=True):
-        place.copy_(whole[piece])
+    for one, whole in zip(held, stack, strict=True):
+        one.copy_(whole[piece])
 
 
-def _store(memory: Stack, stack: Stack, piece: Index) -> None:
-    """Copy memory to its places in a stack."""
-    for place, whole in zip(memory, stack, strict=True):
-        whole[piece].copy_(place)
+def _store(held: Stack, stack: Stack, piece: Index) -> None:
+    """Copy memory to its place in a stack."""
+    for one, whole in zip(held, stack, strict=True):
+        whole[piece].copy_(one)
 
 
 def _plain_backward(

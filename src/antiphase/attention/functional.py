@@ -108,6 +108,9 @@ def attend(
             f"queries, keys and values of {', '.join(str(shape[-2]) for shape in shapes)} tokens: expected one "
             "number for all queries and one for all keys and values"
         )
+    widths = [shape[-1] for shape in (*of_queries, *of_keys)]
+    if len(set(widths)) > 1:
+        raise ValueError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
     if backend == "chunked" and (0 in (*shapes[0], *v.shape) or len({shape[:-2] for shape in shapes}) > 1):
         backend = "eager"  # nothing to cut, or heads that are broadcast
     if backend == "triton":
@@ -134,8 +137,10 @@ def attend(
 
 
 def _shapes(branches: Branches) -> list[torch.Size]:
-    """Return the shapes of the branches; one where they lie in one tensor."""
-    return [branches.shape[1:]] if isinstance(branches, Tensor) else [branch.shape for branch in branches]
+    """Return the shape of each branch, without making views of those that lie in one tensor."""
+    if isinstance(branches, Tensor):
+        return [branches.shape[1:]] * len(branches)
+    return [branch.shape for branch in branches]
 
 
 def _quickest(

@@ -32,12 +32,12 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(x.dtype, torch.float32)
         out = torch.empty(x.shape, dtype=wide)
-        values = x if x.dtype == wide else out.copy_(x)
+        values = x if x.dtype == wide else out.copy_(x)  # in bf16 the rest happens in place
         norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         out = torch.mul(values, inverse, out=out).mul_(weight).to(x.dtype)
         if not any(ctx.needs_input_grad):
-            return out, inverse
+            return out, inverse  # nothing will ask for what the backward pass needs
         limits = torch.finfo(out.dtype)
         ctx.divide = weight.abs().amin().item() > limits.tiny / limits.eps  # else digits went with underflow
         ctx.save_for_backward(out if ctx.divide else x, inverse, weight)

@@ -15,7 +15,7 @@ Index = tuple[slice, ...]  # of a stack
 
 
 class Sizes(NamedTuple):
-    """What a call has of everything; ``apart``: whether each branch's queries and keys are a tensor of their own."""
+    """What a call has of everything; ``…_apart``: whether each branch's are a tensor of their own."""
 
     batch: int
     heads: int
@@ -24,7 +24,8 @@ class Sizes(NamedTuple):
     keys: int
     width: int
     value_width: int
-    apart: bool
+    queries_apart: bool
+    keys_apart: bool
 
 
 class Pieces:
@@ -35,10 +36,10 @@ class Pieces:
         self.held: dict[str, Tensor] = {}
         self.memories: dict[tuple[int, int, int], Memory] = {}
 
-    def __iter__(self) -> "Iterator[tuple[Index, list[tuple[Index, Memory]]]]":
-        """Yield where the keys and values of some pieces lie, and of each piece where its queries lie and its memory.
+    def __iter__(self) -> "Iterator[tuple[Index, Memory, list[tuple[Index, Memory]]]]":
+        """Yield where keys and values lie, a memory for them, and each of their pieces: where its queries lie, and its.
 
-        The first piece is the largest.
+        The first piece is the largest. The memories of pieces with the same keys and values have these in common.
         """
         batch, heads, branches, queries, keys, *_ = self.sizes
         size = self.like.element_size()
@@ -50,7 +51,7 @@ class Pieces:
                 within = [
                     ((samples, some, slice(None), each), self.memory(samples, some, each)) for each in rows
                 ]
-                yield (samples, some), within
+                yield (samples, some), within[0][1], within
 
     def memory(self, *index: slice) -> "Memory":
         """Return the memory of pieces of a shape."""
@@ -61,7 +62,7 @@ class Pieces:
         return found
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return memory of a shape, the same for the same name; the first that is asked for is the largest."""
+        """Return memory of a shape, the same for the same name; the first that is asked for must be the largest."""
         size = math.prod(shape)
         if name not in self.held:
             self.held[name] = self.like.new_empty(size)
@@ -78,34 +79,39 @@ class Memory:
         queries, keys, values: copies of a piece's, ``(batch of a product, rows, width)``; ``…_stack``: as a stack.
         scores: the scores, and in their place their softmax and their gradient.
         maps: the part of each branch, ``(samples · heads, queries, keys)``.
-        combined: for A1 − λ·A2: A1's own place where nothing wants A1 again and a product reads it without a copy.
+        combined: A1 − λ·A2, or A1 where there is no other; in A1's own place where nothing wants A1 again and a product
+            reads it without a copy. The backward pass uses it again.
         upstream, of_maps, of_each_map, of_keys, of_values: of the backward pass, the gradient that arrives and those of
             the maps, of each branch's map, the keys and the values.
     """
 
     def __init__(self, pieces: Pieces, samples: int, heads: int, rows: int) -> None:
-        def take(name: str, branches: int, rows: int, width: int) -> tuple[Tensor, Stack]:
-            held = pieces.take(name, samples, heads, branches, rows, width)
-            apart = branches > 1 and pieces.sizes.apart
-            return held.view(-1, rows, width), held.split(1, 2) if apart else (held,)
-
-        # not the pieces: what refers in a circle is not freed at once
+        # keeps no reference to the pieces, which hold it: a circle waits for the garbage collector
         self.samples, self.heads = samples, heads
-        _, _, branches, _, keys, width, value_width, _ = pieces.sizes
-        self.queries, self.queries_stack = take("queries", branches, rows, width)
-        self.keys, self.keys_stack = take("keys", branches, keys, width)
-        self.values, self.values_stack = take("values", 1, keys, value_width)
-        self.scores, _ = take("scores", branches, rows, keys)
+        _, _, branches, _, keys, width, value_width, queries_apart, keys_apart = pieces.sizes
+        self.queries, self.queries_stack = self._take(pieces, "queries", branches, rows, width, queries_apart)
+        self.keys, self.keys_stack = self._take(pieces, "keys", branches, keys, width, keys_apart)
+        self.values, self.values_stack = self._take(pieces, "values", 1, keys, value_width)
+        self.scores, _ = self._take(pieces, "scores", branches, rows, keys)
         self.maps = self.scores.unflatten(0, (-1, branches)).unbind(1)
         self.combined = self.maps[0]
         if branches > 1 and (pieces.backward or self.scores.element_size() == 2):
-            self.combined, _ = take("combined", 1, rows, keys)
+            self.combined, _ = self._take(pieces, "combined", 1, rows, keys)
         if pieces.backward:
-            self.upstream, self.upstream_stack = take("upstream", 1, rows, value_width)
-            self.of_maps, _ = take("of maps", branches, rows, keys)
+            self.upstream, self.upstream_stack = self._take(pieces, "upstream", 1, rows, value_width)
+            self.of_maps, _ = self._take(pieces, "of maps", branches, rows, keys)
             self.of_each_map = self.of_maps.unflatten(0, (-1, branches)).unbind(1)
-            self.of_keys, self.of_keys_stack = take("of keys", branches, keys, width)
-            self.of_values, self.of_values_stack = take("of values", 1, keys, value_width)
+            self.of_keys, self.of_keys_stack = self._take(
+                pieces, "of keys", branches, keys, width, keys_apart
+            )
+            self.of_values, self.of_values_stack = self._take(pieces, "of values", 1, keys, value_width)
+
+    def _take(
+        self, pieces: Pieces, name: str, branches: int, rows: int, width: int, apart: bool = False
+    ) -> tuple[Tensor, Stack]:
+        """Return memory as products see it and as a stack."""
+        held = pieces.take(name, self.samples, self.heads, branches, rows, width)
+        return held.view(-1, rows, width), held.split(1, 2) if apart else (held,)
 
     def each_head(self, x: Tensor) -> list[Tensor]:
         """Return the part of each head of what is ``(samples · heads, …)``."""
