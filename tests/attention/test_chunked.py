@@ -145,7 +145,7 @@ def test_the_memory_of_a_call_is_given_back_at_once():
     call = pieces.Pieces(
         pieces.Sizes(3, 2, 2, 5, 5, 4, 8, queries_apart=False, keys_apart=True), torch.empty(0), backward=True
     )
-    memories = [weakref.ref(memory) for _, within in call for _, memory in within]
+    memories = [weakref.ref(memory) for _, _, within in call for _, memory in within]
     gc.disable()
     try:
         del call
