@@ -27,8 +27,8 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 
-_ROWS = {"cpu": 64}  # at once where nothing is said; on a CPU more are no faster (dev/LOG.md)
-_ROWS_ELSEWHERE = 128
+_ROWS = 128  # at once where nothing is said
+_ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/LOG.md)
 _PATIENCE = 20  # steps that an ended search waits for others to be confirmed with
 _PIXELS = 2**21  # at once, which keeps a ViT-B at 224×224 to about 2 GB
 
@@ -125,7 +125,7 @@ class _Work:
     ) -> None:  # fmt: skip
         self.oracle, self.images, self.threat, self.search = oracle, images, threat, search
         self.options, self.ids = options, ids
-        self.size = options.batch_size or _default_size(oracle.device, images)
+        self.size = options.batch_size or _default_size(oracle.device, options.precision, images)
         count = len(images)
         logits = torch.cat(
             [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.size)]
@@ -280,8 +280,9 @@ _SETTLED = (
 )  # fmt: skip
 
 
-def _default_size(device: torch.device, images: Tensor) -> int:
-    return max(QUANTUM, min(_ROWS.get(device.type, _ROWS_ELSEWHERE), _PIXELS // images[0].numel()))
+def _default_size(device: torch.device, precision: str, images: Tensor) -> int:
+    rows = _ROWS_OF_FLOAT32_ON_CPU if device.type == "cpu" and precision == "float32" else _ROWS
+    return max(QUANTUM, min(rows, _PIXELS // images[0].numel()))
 
 
 def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:
