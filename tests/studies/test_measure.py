@@ -135,8 +135,8 @@ def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
 
 def test_a_killed_ensemble_goes_on_and_does_nothing_twice(tmp_path, victim):
     command = [
-        sys.executable, "-m", "antiphase", "attack", victim.card.spec, "--eps", "2/255,8/255", "--limit", "150",
-        "--steps", "30", "--queries", "300", "--quiet", "--batch-size", "16", "--out",
+        sys.executable, "-m", "antiphase", "attack", victim.card.spec, "--eps", "2/255,8/255", "--limit", "60",
+        "--steps", "20", "--queries", "200", "--quiet", "--batch-size", "16", "--out",
     ]  # fmt: skip
     killed = tmp_path / "killed"
     process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL)
