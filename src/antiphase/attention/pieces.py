@@ -37,7 +37,7 @@ class Pieces:
         self.memories: dict[tuple[int, int, int], Memory] = {}
 
     def __iter__(self) -> "Iterator[tuple[Index, Memory, list[tuple[Index, Memory]]]]":
-        """Yield where keys and values lie, a memory for them, and each of their pieces: where its queries lie, and its.
+        """Yield the place of keys and values, a memory for them, and for each of their pieces a place and a memory.
 
         The first piece is the largest. The memories of pieces with the same keys and values have these in common.
         """
