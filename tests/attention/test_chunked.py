@@ -260,7 +260,7 @@ def test_auto_takes_pieces_unless_something_else_is_asked_for(tokens, monkeypatc
     seen = []
     plain, real = DifferentialAttention(8, 4).double(), chunked.chunked_attention
     monkeypatch.setattr(
-        "antiphase.attention.functional.chunked_attention", lambda *a: (seen.append(1), real(*a))[1]
+        "antiphase.attention.functional.chunked_attention", lambda *a, **b: (seen.append(1), real(*a, **b))[1]
     )
 
     def used(call):

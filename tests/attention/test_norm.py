@@ -6,10 +6,17 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention import DifferentialAttention, SoftmaxAttention, norm
 from antiphase.attention.norm import rms_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+
+
+@pytest.fixture(params=["kernels", "plain"], autouse=True)
+def form(request, monkeypatch):
+    """Make every test one of the kernels, where there are some, and one of the operations that stand in for them."""
+    if request.param == "plain":
+        monkeypatch.setattr(norm, "kernels", lambda: None)
 
 
 def _draw(*shape, dtype=torch.float64):
@@ -39,6 +46,42 @@ def test_derivatives_by_finite_differences(least):
     args = (_draw(2, 3, 5).requires_grad_(), weight.requires_grad_())
     assert gradcheck(lambda *a: rms_norm(*a, 0.1), args, check_forward_ad=True)
     assert gradgradcheck(lambda *a: rms_norm(*a, 0.1), args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 4), (3, 5), (2, 700, 16), (300, 2, 33), (5, 130)])
+@pytest.mark.parametrize("least", [None, 0.0])
+def test_rows_of_any_number_and_width_are_those_of_float64(shape, dtype, least):
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, generator=draw).to(dtype) for size in (shape, shape[-1:]))
+    weight = weight.sign() * weight.abs().clamp(min=0.1)
+    if least is not None:
+        weight[0] = least
+    upstream = torch.randn(shape, generator=draw).to(dtype)
+    found, exact = [], []
+    for into, wide in ((found, dtype), (exact, torch.float64)):
+        args = [each.to(wide).requires_grad_() for each in (x.mT.contiguous().mT, weight)]
+        out = rms_norm(*args, 1e-5)
+        into += [out, *torch.autograd.grad(out, args, upstream.to(wide))]
+    tolerance = {torch.float32: 3e-6, torch.bfloat16: 0.03}[dtype]
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == dtype
+        assert_close(
+            one.double(), other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max()))
+        )
+
+
+def test_the_weights_gradient_does_not_depend_on_the_number_of_threads(form):
+    x, weight = _draw(1500, 20, dtype=torch.float32), _draw(20, dtype=torch.float32).requires_grad_()
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), weight)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert_close(found[1], found[0], rtol=0, atol=1e-4 if norm.kernels() is None else 0)
+    assert_close(found[2], found[0], rtol=0, atol=1e-4 if norm.kernels() is None else 0)
 
 
 def test_a_backward_pass_under_autocast_stays_in_float32():

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.attention.compiled import compiled_attention
 from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
 from antiphase.attention.modes import plain_backward
 from antiphase.attention.pieces import Index, Memory, Pieces, Sizes, Stack
 from antiphase.attention.views import Branches, Parts, View, join
 
 
-def chunked_attention(view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
+def chunked_attention(
+    view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor, native: bool = False
+) -> Tensor:
     """Return A1 v for one branch, (A1 − λ·A2) v for two: ``(batch, heads, queries, value width)``.
 
     First and second derivatives exist, batched ones (vmap) too; forward mode does not.
@@ -28,19 +31,24 @@ def chunked_attention(view: View, lam: float | Tensor, mask: Tensor | None, *sou
         lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
         mask: as in :func:`~antiphase.attention.maps.softmax_maps`, without a gradient of its own.
         sources: what the parts are seen in.
+        native: whether the forward pass is the compiled kernel's, which must take them.
     """
     if not isinstance(lam, Tensor):
         lam = torch.tensor(lam, dtype=torch.float64)
-    out = _Chunked.apply(view, lam, mask, *sources)
+    out = _Chunked.apply(view, lam, mask, native, *sources)
     assert isinstance(out, Tensor)
     return out
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, view: View, lam: Tensor, mask: Tensor | None, *sources: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, view: View, lam: Tensor, mask: Tensor | None, native: bool, *sources: Tensor
+    ) -> Tensor:
         ctx.view = view
         ctx.save_for_backward(lam, mask, *sources)
+        if native:
+            return compiled_attention(view(*sources), lam, mask)
         layer = _Layer(view(*sources), lam, mask)
         out = layer.v.new_empty(*layer.sizes[:2], layer.sizes.queries, layer.sizes.value_width)
         (places,) = _stack(out)
@@ -56,7 +64,8 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lam, mask, *sources = ctx.saved_tensors
         if plain_backward(grads[0]):
-            return None, *_plain_backward(grads[0], ctx.view, lam, mask, sources)
+            to_lam, found = _plain_backward(grads[0], ctx.view, lam, mask, sources)
+            return None, to_lam, None, None, *found
         layer = _Layer(ctx.view(*sources), lam, mask)
         found = [torch.empty_like(source) for source in sources]
         to_queries, to_keys, to_values = map(_stack, ctx.view(*found))
@@ -85,7 +94,7 @@ class _Chunked(torch.autograd.Function):
                 more = 1.0
             _store(shared.of_keys_stack, to_keys, group)
             _store(shared.of_values_stack, to_values, group)
-        return None, to_lam.to(lam.dtype) if needs_lam else None, None, *found
+        return None, to_lam.to(lam.dtype) if needs_lam else None, None, None, *found
 
 
 class _Layer:
@@ -181,8 +190,8 @@ def _store(held: Stack, stack: Stack, piece: Index) -> None:
 
 def _plain_backward(
     grad: Tensor, view: View, lam: Tensor, mask: Tensor | None, sources: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients in plain operations, which can be differentiated and batched themselves."""
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return λ's and the sources' gradients in plain operations, to be differentiated and batched themselves."""
     queries, keys, v = view(*sources)
     maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
     combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
@@ -199,4 +208,4 @@ def _plain_backward(
         *(one.mT @ q for one, q in zip(of_scores, queries, strict=True)),
         combined.to(v.dtype).mT @ grad,
     )
-    return to_lam, None, *join(view, [(source.shape, source.dtype) for source in sources], gradients)
+    return to_lam, join(view, [(source.shape, source.dtype) for source in sources], gradients)

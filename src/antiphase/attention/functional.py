@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.attention import compiled
 from antiphase.attention.chunked import chunked_attention
 from antiphase.attention.maps import combine, open_dead_rows, softmax_maps
 from antiphase.attention.modes import plain_forward
 from antiphase.attention.views import Branches, Parts, View, split
 
-Backend = Literal["auto", "eager", "chunked", "sdpa", "triton"]
+Backend = Literal["auto", "eager", "chunked", "native", "sdpa", "triton"]
 _FEW = 64  # keys
-BACKENDS: tuple[Backend, ...] = ("auto", "eager", "chunked", "sdpa", "triton")
+BACKENDS: tuple[Backend, ...] = ("auto", "eager", "chunked", "native", "sdpa", "triton")
 
 
 def differential_attention(
@@ -87,6 +88,8 @@ def attend(
             a CPU (dev/LOG.md); on other devices torch's attention, unmeasured. ``"eager"`` forms the maps,
             subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
             ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
+            ``"native"`` is ``"chunked"`` with a forward pass in C++, float32 and bfloat16, built at first use on
+            Linux on x86-64 with AVX-512 and a C++ compiler.
             ``"sdpa"`` calls torch's fused attention for each branch. ``"triton"`` is one kernel for both
             branches; it has only been run in Triton's interpreter, so that nothing but asking for it
             chooses it.
@@ -99,9 +102,9 @@ def attend(
         raise ValueError(
             f"lam of shape {tuple(lam.shape)}: expected () or one for each of {queries[0].shape[-3]} heads"
         )
-    if backend == "auto":
-        backend = _quickest(len(queries), v, lam, mask, sources)
     of_queries, of_keys = _shapes(queries), _shapes(keys)
+    if backend == "auto":
+        backend = _quickest(of_queries, v, lam, mask, sources)
     shapes = [*of_queries, *of_keys, v.shape]
     if len({shape[-2] for shape in of_queries}) > 1 or len({shape[-2] for shape in (*of_keys, v.shape)}) > 1:
         raise ValueError(
@@ -111,7 +114,9 @@ def attend(
     widths = [shape[-1] for shape in (*of_queries, *of_keys)]
     if len(set(widths)) > 1:
         raise ValueError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
-    if backend == "chunked" and (0 in (*shapes[0], *v.shape) or len({shape[:-2] for shape in shapes}) > 1):
+    if backend in ("chunked", "native") and (
+        0 in (*shapes[0], *v.shape) or len({shape[:-2] for shape in shapes}) > 1
+    ):
         backend = "eager"  # nothing to cut, or heads that are broadcast
     if backend == "triton":
         if len(queries) == 1:
@@ -122,11 +127,16 @@ def attend(
 
         (q1, q2), (k1, k2) = queries, keys
         return triton_differential_attention(q1, k1, q2, k2, v, lam, mask)
-    if backend == "chunked":
+    if backend in ("chunked", "native"):
         if torch.is_autocast_enabled(v.device.type):
             dtype = torch.get_autocast_dtype(v.device.type)
             sources = tuple(source.to(dtype) for source in sources)
-        return chunked_attention(view, lam, mask, *sources)
+        if backend == "native" and not compiled.takes(sources[0].dtype, widths[0]):
+            raise ValueError(
+                f"backend 'native' for {sources[0].dtype}, {widths[0]} wide: expected float32 or bfloat16 of even "
+                "width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what there is"
+            )
+        return chunked_attention(view, lam, mask, *sources, native=backend == "native")
     if backend == "eager":
         queries, keys, v = split(view, sources)
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
@@ -144,20 +154,24 @@ def _shapes(branches: Branches) -> list[torch.Size]:
 
 
 def _quickest(
-    branches: int, v: Tensor, lam: float | Tensor, mask: Tensor | None, sources: Sequence[Tensor]
+    queries: Sequence[torch.Size],
+    v: Tensor,
+    lam: float | Tensor,
+    mask: Tensor | None,
+    sources: Sequence[Tensor],
 ) -> Backend:
     """Return the backend that was the quickest on a CPU of those that can do what is asked."""
     if v.device.type != "cpu":
         return "sdpa"
     if plain_forward() or (mask is not None and mask.requires_grad):
         return "eager"
-    if branches == 1 and v.dtype != torch.bfloat16:
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else v.dtype
+    if len(queries) == 1 and dtype != torch.bfloat16:
         return "sdpa"
-    if v.shape[-2] > _FEW or not torch.is_grad_enabled():
-        return "chunked"
-    # keeping such small maps is quicker than making them again
-    kept = any(isinstance(x, Tensor) and x.requires_grad for x in (lam, *sources))
-    return "eager" if kept else "chunked"
+    kept = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (lam, *sources))
+    if kept and v.shape[-2] <= _FEW:
+        return "eager"  # keeping such small maps is quicker than making them again
+    return "native" if compiled.takes(dtype, queries[0][-1]) else "chunked"
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphase.attention.modes import plain_backward, plain_forward
+from antiphase.native import kernels
 
 _CACHE = 1 << 20  # bytes of rows that are finished together
 
@@ -30,12 +31,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        out = torch.empty(x.shape, dtype=wide)
-        values = x if x.dtype == wide else out.copy_(x)  # in bf16 the rest happens in place
-        norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        out = torch.mul(values, inverse, out=out).mul_(weight).to(x.dtype)
+        out, inverse = _normalise(x, weight, eps)
         if not any(ctx.needs_input_grad):
             return out, inverse  # nothing will ask for what the backward pass needs
         limits = torch.finfo(out.dtype)
@@ -54,10 +50,30 @@ class _RMSNorm(torch.autograd.Function):
             return *_gradients(grad, kept, inverse, weight, ctx.divide, ctx.needs_input_grad[1]), None
 
 
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm's output in x's dtype and 1 / √(mean(x²) + eps), at least in float32."""
+    if (native := _native(x, weight)) is not None:
+        return native.rms_norm(x.contiguous(), weight.contiguous(), eps)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    out = torch.empty(x.shape, dtype=wide)
+    values = x if x.dtype == wide else out.copy_(x)  # in bf16 the rest happens in place
+    norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return torch.mul(values, inverse, out=out).mul_(weight).to(x.dtype), inverse
+
+
+def _native(x: Tensor, weight: Tensor) -> Any | None:
+    """Return the kernels, where there are some for x."""
+    return kernels() if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16) else None
+
+
 def _gradients(
     grad: Tensor, kept: Tensor, inverse: Tensor, weight: Tensor, divide: bool, trained: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of x and, where it is trained, the weight."""
+    if (native := _native(kept, weight)) is not None:
+        rows = (grad.contiguous(), kept.contiguous(), inverse, weight.contiguous())
+        return native.rms_norm_backward(*rows, divide, trained)
     to_x = torch.empty_like(kept, memory_format=torch.contiguous_format)
     to_weight = torch.zeros_like(weight) if trained else None
     size = kept.shape[-1]

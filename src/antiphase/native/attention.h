@@ -1,0 +1,175 @@
+// Attention: each thread takes some queries of a head, makes the maps of both branches in its own cache, subtracts them
+// and multiplies the values once. Sums are made in float32, products by oneDNN through ATen. What a query gets depends
+// on nothing but its own head.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "lanes.h"
+
+namespace {
+
+namespace blas = at::native::cpublas;
+
+constexpr int64_t kTile = 16;  // rows that a matrix unit takes together
+constexpr int64_t kScores = 1 << 16;  // of a branch that are held at once: 256 KiB of a core's own cache
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+// One head's rows of a tensor (samples, heads, rows, width) whose rows lie anywhere, each in one stretch.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t step;
+  T* operator[](int64_t row) const { return data + row * step; }
+};
+template <typename T>
+Rows<T> rows_of(const Tensor& x, int64_t sample, int64_t head) {
+  const int64_t start = sample * x.stride(0) + head * x.stride(1);
+  if constexpr (std::is_const_v<T>)
+    return {x.const_data_ptr<std::remove_const_t<T>>() + start, x.stride(2)};
+  else
+    return {x.mutable_data_ptr<T>() + start, x.stride(2)};
+}
+
+// Keys as a product takes its right side: (width, keys); of bf16 two neighbours of a key's numbers stay together.
+template <typename T>
+void transpose_keys(Rows<const T> keys, int64_t count, int64_t width, T* out) {
+  constexpr int64_t kWord = sizeof(float) / sizeof(T);
+  const auto *from = reinterpret_cast<const float*>(keys.data);
+  auto* to = reinterpret_cast<float*>(out);
+  at::vec::transpose_mxn<float>(
+      from, keys.step / kWord, to, count, static_cast<int>(count), static_cast<int>(width / kWord));
+}
+
+// Values as a product takes its right side: float32 as it lies, of bf16 two keys' together.
+Rows<const float> pair_values(Rows<const float> values, int64_t, int64_t, float*) { return values; }
+Rows<const BFloat16> pair_values(Rows<const BFloat16> values, int64_t count, int64_t width, BFloat16* out) {
+  auto* to = reinterpret_cast<uint32_t*>(out);
+  for (int64_t key = 0; key < count; key += 2, to += width) {
+    const auto* one = reinterpret_cast<const uint16_t*>(values[key]);
+    const auto* two = reinterpret_cast<const uint16_t*>(values[std::min(key + 1, count - 1)]);
+    const uint32_t there = key + 1 < count ? 0xffffffff : 0xffff;  // behind the last of an odd number stands 0
+    for (int64_t i = 0; i < width; i++) to[i] = (static_cast<uint32_t>(two[i]) << 16 | one[i]) & there;
+  }
+  return {out, width};
+}
+
+// Writes exp(scale · scores + bias − their maximum) over the scores and returns the sum; what is not finite gives NaN.
+template <typename T>
+float exponentiate(float* scores, int64_t count, float scale, const float* bias) {
+  const int64_t padded = round_up(count, kLanes);
+  std::fill(scores + count, scores + padded, -kInfinity);  // their exponential is 0
+  if (bias) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Floats shift = load(bias + i, std::min(kLanes, count - i));
+      at::vec::fmadd(Floats::loadu(scores + i), Floats(scale), shift).store(scores + i);
+    }
+    scale = 1;
+  }
+  const auto larger = [](Floats a, Floats b) { return at::vec::maximum(a, b); };
+  const float top =
+      scale * fold(padded, -kInfinity, [&](int64_t i) { return Floats::loadu(scores + i); }, larger);
+  const auto power = [&](int64_t i) {
+    const Floats x = at::vec::fmsub(Floats::loadu(scores + i), Floats(scale), Floats(top));
+    const Floats found = sizeof(T) == 2 ? x.fexp_u20() : x.exp_u20();  // to 13 or 20 bits
+    found.store(scores + i);
+    return found;
+  };
+  const float sum = fold(padded, 0, power, std::plus<>());
+  return std::isfinite(top) ? sum : std::numeric_limits<float>::quiet_NaN();
+}
+
+template <typename T>
+void attend(
+    at::TensorList queries, at::TensorList keys, const Tensor& values, const float* lam,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& dead, const Tensor& out) {
+  constexpr bool kPairs = sizeof(T) == 2;
+  const int64_t branches = queries.size(), heads = out.size(1), count = out.size(2), width = queries[0].size(3);
+  const int64_t key_count = values.size(2), value_width = values.size(3);
+  const int64_t padded = round_up(key_count, kLanes), paired = kPairs ? round_up(key_count, 2) : key_count;
+  const int64_t at_most = std::clamp<int64_t>(kScores / padded / kTile * kTile, kTile, 128);
+  const int64_t parts = (count + at_most - 1) / at_most;
+  const int64_t most = round_up((count + parts - 1) / parts, kTile);  // queries of a head that are held at once
+  const float scale = 1 / std::sqrt(static_cast<float>(width));
+
+  at::parallel_for(0, out.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
+    std::vector<T> right(branches * width * key_count), paired_values(kPairs ? paired * value_width : 0);
+    std::vector<T> maps(most * padded);
+    std::vector<float> scores(branches * most * padded), products(kPairs ? most * value_width : 0);
+    Rows<const T> v{};
+    for (int64_t item = begin, held = -1; item < end; item++) {
+      const int64_t first = item % parts * most, head = item / parts % heads, sample = item / parts / heads;
+      const int64_t rows = std::min(most, count - first);
+      if (item / parts != held) {
+        held = item / parts;
+        for (int64_t branch = 0; branch < branches; branch++)
+          transpose_keys<T>(
+              rows_of<const T>(keys[branch], sample, head), key_count, width,
+              right.data() + branch * width * key_count);
+        v = pair_values(rows_of<const T>(values, sample, head), key_count, value_width, paired_values.data());
+      }
+      for (int64_t branch = 0; branch < branches; branch++) {
+        const auto q = rows_of<const T>(queries[branch], sample, head);
+        blas::brgemm(
+            rows, key_count, width, q.step, key_count, padded, false, q[first],
+            right.data() + branch * width * key_count, scores.data() + branch * most * padded, kPairs);
+      }
+      for (int64_t row = 0; row < rows; row++) {
+        T* map = maps.data() + row * padded;
+        if (dead && *rows_of<const bool>(*dead, sample, head)[first + row]) {
+          std::fill(map, map + padded, T(0));
+          continue;
+        }
+        const float* shift = bias ? rows_of<const float>(*bias, sample, head)[first + row] : nullptr;
+        float* one = scores.data() + row * padded;
+        const Floats share(1 / exponentiate<T>(one, key_count, scale, shift));
+        if (branches == 1) {
+          for (int64_t i = 0; i < padded; i += kLanes) store(map + i, Floats::loadu(one + i) * share, kLanes);
+          continue;
+        }
+        float* two = one + most * padded;
+        const Floats other(-lam[head] / exponentiate<T>(two, key_count, scale, shift));
+        for (int64_t i = 0; i < padded; i += kLanes)
+          store(map + i, at::vec::fmadd(Floats::loadu(two + i), other, Floats::loadu(one + i) * share), kLanes);
+      }
+      const auto to = rows_of<T>(out, sample, head);
+      if constexpr (kPairs) {
+        blas::brgemm(
+            rows, value_width, paired, padded, value_width, value_width, false, maps.data(), v.data, products.data(),
+            true);
+        for (int64_t row = 0; row < rows; row++)
+          for (int64_t i = 0; i < value_width; i += kLanes) {
+            const int64_t some = std::min(kLanes, value_width - i);
+            store(to[first + row] + i, load(products.data() + row * value_width + i, some), some);
+          }
+      } else {
+        blas::brgemm(
+            rows, value_width, key_count, padded, v.step, to.step, false, maps.data(), v.data, to[first], false);
+      }
+    }
+    blas::brgemm_release(kPairs);
+  });
+}
+
+// Queries and keys: one tensor a branch, (samples, heads, tokens, width); bias and dead rows as broadcast views.
+Tensor attention(
+    at::TensorList queries, at::TensorList keys, const Tensor& values, const Tensor& lam,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& dead) {
+  const auto &q = queries[0], &v = values;
+  Tensor out = at::empty({v.size(0), q.size(2), v.size(1), v.size(3)}, v.options()).transpose(1, 2);
+  const auto run = v.scalar_type() == at::kFloat ? attend<float> : attend<BFloat16>;
+  run(queries, keys, values, lam.const_data_ptr<float>(), bias, dead, out);
+  return out;
+}
+
+}  // namespace

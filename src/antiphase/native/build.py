@@ -1,0 +1,92 @@
+"""Compiles the kernels, once for each torch, compiler and source, into the user's cache."""
+
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from antiphase.files import digest, replacing
+
+_SOURCES = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
+_MAIN = Path(__file__).with_name("kernels.cpp")
+_TORCH = Path(torch.__file__).parent
+# the name that torch gives these instructions, and what it builds its own kernels with
+_FLAGS = (
+    "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512",
+    "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c",
+)  # fmt: skip
+_SECONDS = 300
+
+
+class CannotBuildError(RuntimeError):
+    """The compiler did not build the kernels."""
+
+
+def missing() -> str | None:
+    """Return what stands against building here, or None."""
+    if os.environ.get("ANTIPHASE_NATIVE") == "0":
+        return "ANTIPHASE_NATIVE=0"
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"they are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return f"they need AVX512, torch sees {torch.backends.cpu.get_cpu_capability()}"
+    if _compiler() is None:
+        return "no C++ compiler: neither g++ nor c++ is on the PATH, and CXX does not name one"
+    return None
+
+
+def library(folder: Path | None = None) -> Path:
+    """Return the compiled kernels, built if they are not in the folder yet; some ten seconds, once.
+
+    Args:
+        folder: where they are kept; else ``antiphase/native`` in XDG_CACHE_HOME, else in ``~/.cache``.
+
+    Raises:
+        CannotBuildError: if the compiler fails or nothing can be written there.
+    """
+    folder = (
+        folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "antiphase" / "native"
+    )
+    compiler = _compiler()
+    if compiler is None:
+        raise CannotBuildError("no C++ compiler")
+    name = digest(
+        *(source.read_bytes() for source in _SOURCES), torch.__version__, str(_TORCH), compiler, *_FLAGS
+    )[:16]
+    path = folder / f"kernels-{name}.so"
+    if path.exists():
+        return path
+    logging.getLogger(__name__).info("building %s, once for this torch", path)
+    try:
+        with replacing(path) as temporary:
+            _compile(compiler, temporary)
+    except OSError as error:
+        raise CannotBuildError(
+            f"cannot write to {folder} ({error.strerror}); XDG_CACHE_HOME may name another"
+        ) from error
+    return path
+
+
+def _compile(compiler: str, into: Path) -> None:
+    command = [
+        compiler, *_FLAGS, f"-I{_TORCH / 'include'}", str(_MAIN), "-o", str(into),
+        f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotBuildError(f"{compiler} did not run to its end ({error})") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        raise CannotBuildError(
+            f"{compiler} failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}"
+        )
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "c++")))), None)

@@ -1,0 +1,25 @@
+// What Python sees of the kernels: torch.ops.antiphase.
+#include <torch/library.h>
+
+#include "attention.h"
+#include "norm.h"
+
+namespace {
+
+bool multiplies_bf16() { return blas::could_pack(at::kBFloat16); }
+
+}  // namespace
+
+TORCH_LIBRARY(antiphase, library) {
+  library.def(
+      "attention(Tensor[] queries, Tensor[] keys, Tensor values, Tensor lam, Tensor? bias, Tensor? dead) -> Tensor");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.def(
+      "rms_norm_backward(Tensor grad, Tensor kept, Tensor inverse, Tensor weight, bool divide, bool trained) "
+      "-> (Tensor, Tensor?)");
+  library.def("multiplies_bf16() -> bool");
+  library.impl("attention", c10::DispatchKey::CPU, attention);
+  library.impl("rms_norm", c10::DispatchKey::CPU, rms_norm);
+  library.impl("rms_norm_backward", c10::DispatchKey::CPU, rms_norm_backward);
+  library.impl("multiplies_bf16", c10::DispatchKey::CompositeExplicitAutograd, multiplies_bf16);
+}

@@ -1,0 +1,193 @@
+"""The compiled forward pass: eager's values in float64, whatever is asked, and each query by itself."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from antiphase.attention import DifferentialAttention, SoftmaxAttention, compiled, differential_attention
+from antiphase.attention.functional import standard_attention
+from antiphase.native import kernels
+from antiphase.native.build import missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
+
+DTYPES = [torch.float32, torch.bfloat16]
+MASKS = {
+    "none": lambda draw, q, k: None,
+    "boolean": lambda draw, q, k: torch.rand(2, 1, q, k, generator=draw) < 0.6,
+    "causal": lambda draw, q, k: torch.ones(q, k, dtype=torch.bool).tril(),
+    "padding": lambda draw, q, k: torch.rand(2, 1, 1, k, generator=draw) < 0.5,
+    "queries": lambda draw, q, k: torch.rand(q, 1, generator=draw) < 0.5,
+    "additive": lambda draw, q, k: torch.randn(3, q, k, generator=draw),
+    "nothing": lambda draw, q, k: torch.zeros(q, k, dtype=torch.bool),
+}
+
+
+def _takes(dtype):
+    if dtype == torch.bfloat16 and not kernels().multiplies_bf16():
+        pytest.skip("this processor multiplies no bfloat16")
+
+
+def _near(found, exact, dtype):
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+    size = max(1.0, float(exact.abs().max()))
+    assert_close(
+        found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * size
+    )
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.sampled_from([1, 2, 15, 16, 17, 50, 130]), st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
+    st.sampled_from([2, 6, 16, 34, 64]), st.sampled_from([1, 3, 16, 34, 65, 128]),
+    st.sampled_from(sorted(MASKS)), st.sampled_from(["number", "one", "each head"]), st.sampled_from(DTYPES),
+    st.integers(0, 2**31),
+)  # fmt: skip
+def test_values_are_eagers(queries, keys, width, value_width, mask, lam, dtype, seed):
+    _takes(dtype)
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [(queries, width), (keys, width), (queries, width), (keys, width), (keys, value_width)]
+    args = [torch.randn(2, 3, *size, generator=draw).to(dtype) for size in sizes]
+    mask = MASKS[mask](draw, queries, keys)
+    weight = {"number": 0.8, "one": torch.tensor(0.7), "each head": torch.tensor([0.2, 0.8, 1.3])}[lam]
+    exact = differential_attention(*(x.double() for x in args), weight, mask=mask, backend="eager")
+    _near(differential_attention(*args, weight, mask=mask, backend="native"), exact, dtype)
+    q, k, _, _, v = args
+    exact = standard_attention(*(x.double() for x in (q, k, v)), mask=mask, backend="eager")
+    _near(standard_attention(q, k, v, mask=mask, backend="native"), exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_odd_widths_of_queries_are_taken_in_float32_only(inputs, dtype):
+    args = inputs(width=11, dtype=dtype)
+    if dtype == torch.float32:
+        exact = differential_attention(*(x.double() for x in args), 0.8, backend="eager")
+        return _near(differential_attention(*args, 0.8, backend="native"), exact, dtype)
+    with pytest.raises(
+        ValueError, match=r"backend 'native' for torch.bfloat16, 11 wide: expected .* even width"
+    ):
+        differential_attention(*args, 0.8, backend="native")
+    assert differential_attention(*args, 0.8).dtype == dtype
+
+
+def test_other_numbers_are_refused(inputs):
+    with pytest.raises(ValueError, match=r"backend 'native' for torch.float64, 11 wide: expected float32"):
+        differential_attention(*inputs(), 0.8, backend="native")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seen", ["transposed", "every second", "shifted", "broadcast"])
+def test_parts_may_lie_anywhere(dtype, seen):
+    _takes(dtype)
+    draw = torch.Generator().manual_seed(0)
+
+    def part(*shape):
+        if seen == "transposed":
+            return torch.randn(*shape[:2], shape[3], shape[2], generator=draw).to(dtype).mT
+        if seen == "every second":
+            return torch.randn(*shape[:3], 2 * shape[3] + 1, generator=draw).to(dtype)[..., 1::2]
+        if seen == "shifted":
+            return torch.randn(*shape[:3], shape[3] + 1, generator=draw).to(dtype)[..., 1:]
+        return torch.randn(1, *shape[1:], generator=draw).to(dtype).expand(shape)
+
+    args = [part(2, 3, 37, 6) for _ in range(4)] + [part(2, 3, 37, 10)]
+    exact = differential_attention(*(x.double() for x in args), 0.8, backend="eager")
+    _near(differential_attention(*args, 0.8, backend="native"), exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_sample_gets_the_same_in_any_batch_and_with_any_number_of_threads(inputs, dtype):
+    _takes(dtype)
+    args = inputs(batch=7, heads=3, queries=300, keys=70, width=16, value_width=32, dtype=dtype)
+    lam = torch.tensor([0.2, 0.8, 1.3])
+    whole = differential_attention(*args, lam, backend="native")
+    for samples in (slice(2, 3), slice(3, 7)):
+        part = differential_attention(*(x[samples] for x in args), lam, backend="native")
+        assert torch.equal(part, whole[samples])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(differential_attention(*args, lam, backend="native"), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("part", range(5))
+def test_what_is_not_finite_is_seen_where_eager_sees_it(inputs, dtype, value, part):
+    _takes(dtype)
+    args = [x.abs() + 0.1 for x in inputs(keys=37, queries=5, width=6, dtype=dtype)]
+    args[part][1, 2, 3, 4] = value
+    exact = differential_attention(*args, 0.8, backend="eager")
+    found = differential_attention(*args, 0.8, backend="native")
+    assert torch.equal(found.isfinite(), exact.isfinite())
+    nothing = value == -math.inf and part in (1, 3)  # a key whose score is −∞ is not attended to
+    assert found.isfinite().all() == nothing
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_query_that_may_attend_to_nothing_gets_zeros_even_where_it_is_not_a_number(inputs, dtype):
+    _takes(dtype)
+    args = inputs(queries=5, keys=7, width=6, dtype=dtype)
+    args[0][:, :, 2] = math.nan
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    out = differential_attention(*args, 0.8, mask=mask, backend="native")
+    assert (out[:, :, 2] == 0).all()
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_scores_neither_overflow_nor_vanish(inputs, dtype):
+    _takes(dtype)
+    args = [1e3 * x for x in inputs(keys=37, width=6, dtype=dtype)[:4]] + [inputs(keys=37, dtype=dtype)[4]]
+    exact = differential_attention(*(x.double() for x in args), 0.8, backend="eager")
+    _near(differential_attention(*args, 0.8, backend="native"), exact, dtype)
+
+
+@pytest.mark.parametrize("make", [DifferentialAttention, SoftmaxAttention])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_behind_it_are_eagers(tokens, redraw, make, masked):
+    x = tokens(3, 70, 24, dtype=torch.float32).requires_grad_()
+    mask = torch.rand(3, 1, 70, 70, generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
+    found = {}
+    for backend in ("native", "eager"):
+        module = redraw(make(24, 4, backend=backend))
+        if backend == "eager":
+            module, x, mask = module.double(), x.detach().double().requires_grad_(), mask
+        found[backend] = torch.autograd.grad(module(x, mask).cos().sum(), (x, *module.parameters()))
+    for one, other in zip(found["native"], found["eager"], strict=True):
+        assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_auto_takes_it_where_it_can(tokens, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "antiphase.attention.chunked.compiled_attention",
+        lambda *a: (seen.append(a[0][2].dtype), compiled.compiled_attention(*a))[1],
+    )
+    few, many = tokens(2, 64, 8, dtype=torch.float32), tokens(2, 65, 8, dtype=torch.float32)
+    layer = DifferentialAttention(8, 4)
+    layer(few)  # its maps are kept for the backward pass
+    layer.double()(many.double())
+    assert not seen
+    layer.float()(many)
+    with torch.no_grad():
+        layer(few)
+    assert seen == [torch.float32] * 2
+    if kernels().multiplies_bf16():
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(many)
+        SoftmaxAttention(8, 4).bfloat16()(many.bfloat16())
+        assert seen[2:] == [torch.bfloat16] * 2
+    SoftmaxAttention(8, 4)(many)  # torch's own is as quick
+    monkeypatch.setattr(compiled, "kernels", lambda: None)
+    layer(many)
+    assert seen[2:] in ([], [torch.bfloat16] * 2)
