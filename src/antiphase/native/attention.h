@@ -89,6 +89,20 @@ float exponentiate(float* scores, int64_t count, float scale, const float* bias)
   return std::isfinite(top) ? sum : std::numeric_limits<float>::quiet_NaN();
 }
 
+// Writes softmax(scale · one + bias) − λ · softmax(scale · two + bias), over the scores its exponentials; two may be null.
+template <typename T>
+void make_map(float* one, float* two, int64_t count, float scale, const float* bias, float lam, T* map) {
+  const int64_t padded = round_up(count, kLanes);
+  const Floats share(1 / exponentiate<T>(one, count, scale, bias));
+  if (!two) {
+    for (int64_t i = 0; i < padded; i += kLanes) store(map + i, Floats::loadu(one + i) * share, kLanes);
+    return;
+  }
+  const Floats other(-lam / exponentiate<T>(two, count, scale, bias));
+  for (int64_t i = 0; i < padded; i += kLanes)
+    store(map + i, at::vec::fmadd(Floats::loadu(two + i), other, Floats::loadu(one + i) * share), kLanes);
+}
+
 template <typename T>
 void attend(
     at::TensorList queries, at::TensorList keys, const Tensor& values, const float* lam,
@@ -124,23 +138,15 @@ void attend(
             rows, key_count, width, q.step, key_count, padded, false, q[first],
             right.data() + branch * width * key_count, scores.data() + branch * most * padded, kPairs);
       }
+      const auto shift = bias ? rows_of<const float>(*bias, sample, head) : Rows<const float>{};
+      const auto closed = dead ? rows_of<const bool>(*dead, sample, head) : Rows<const bool>{};
       for (int64_t row = 0; row < rows; row++) {
+        float *one = scores.data() + row * padded, *two = branches == 2 ? one + most * padded : nullptr;
         T* map = maps.data() + row * padded;
-        if (dead && *rows_of<const bool>(*dead, sample, head)[first + row]) {
+        if (dead && *closed[first + row])
           std::fill(map, map + padded, T(0));
-          continue;
-        }
-        const float* shift = bias ? rows_of<const float>(*bias, sample, head)[first + row] : nullptr;
-        float* one = scores.data() + row * padded;
-        const Floats share(1 / exponentiate<T>(one, key_count, scale, shift));
-        if (branches == 1) {
-          for (int64_t i = 0; i < padded; i += kLanes) store(map + i, Floats::loadu(one + i) * share, kLanes);
-          continue;
-        }
-        float* two = one + most * padded;
-        const Floats other(-lam[head] / exponentiate<T>(two, key_count, scale, shift));
-        for (int64_t i = 0; i < padded; i += kLanes)
-          store(map + i, at::vec::fmadd(Floats::loadu(two + i), other, Floats::loadu(one + i) * share), kLanes);
+        else
+          make_map(one, two, key_count, scale, bias ? shift[first + row] : nullptr, lam[head], map);
       }
       const auto to = rows_of<T>(out, sample, head);
       if constexpr (kPairs) {

@@ -20,6 +20,7 @@ _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512",
     "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c",
 )  # fmt: skip
+_CPU = Path("/proc/cpuinfo")
 _SECONDS = 300
 
 
@@ -55,6 +56,9 @@ def library(folder: Path | None = None) -> Path:
     compiler = _compiler()
     if compiler is None:
         raise CannotBuildError("no C++ compiler")
+    flags = (
+        [*_FLAGS, "-mavx512bf16"] if "avx512_bf16" in _CPU.read_text() else _FLAGS
+    )  # rounds to bfloat16 in one go
     name = digest(
         *(source.read_bytes() for source in _SOURCES), torch.__version__, str(_TORCH), compiler, *_FLAGS
     )[:16]
@@ -64,7 +68,7 @@ def library(folder: Path | None = None) -> Path:
     logging.getLogger(__name__).info("building %s, once for this torch", path)
     try:
         with replacing(path) as temporary:
-            _compile(compiler, temporary)
+            _compile([compiler, *flags], temporary)
     except OSError as error:
         raise CannotBuildError(
             f"cannot write to {folder} ({error.strerror}); XDG_CACHE_HOME may name another"
@@ -72,19 +76,19 @@ def library(folder: Path | None = None) -> Path:
     return path
 
 
-def _compile(compiler: str, into: Path) -> None:
+def _compile(compiler: list[str], into: Path) -> None:
     command = [
-        compiler, *_FLAGS, f"-I{_TORCH / 'include'}", str(_MAIN), "-o", str(into),
+        *compiler, f"-I{_TORCH / 'include'}", str(_MAIN), "-o", str(into),
         f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotBuildError(f"{compiler} did not run to its end ({error})") from error
+        raise CannotBuildError(f"{compiler[0]} did not run to its end ({error})") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line]
         raise CannotBuildError(
-            f"{compiler} failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}"
+            f"{compiler[0]} failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}"
         )
 
 

@@ -1,4 +1,4 @@
-// Numbers as the processor takes them, some at a time, in float32 whatever they are kept in.
+// Numbers as AVX-512 takes them, sixteen at a time, in float32 whatever they are kept in.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,10 +18,25 @@ constexpr int64_t kLanes = Floats::size();
 
 Floats load(const float* from, int64_t count) { return Floats::loadu(from, count); }
 Floats load(const BFloat16* from, int64_t count) {
-  return at::vec::convert<float>(at::vec::Vectorized<BFloat16>::loadu(from, count));
+  __m512 found;
+  at::vec::cvtbf16_fp32(
+      count == kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
+                      : _mm256_maskz_loadu_epi16((1 << count) - 1, from),
+      found);
+  return found;
 }
 void store(float* to, Floats x, int64_t count) { x.store(to, count); }
-void store(BFloat16* to, Floats x, int64_t count) { at::vec::convert<BFloat16>(x).store(to, count); }
+void store(BFloat16* to, Floats x, int64_t count) {
+#ifdef __AVX512BF16__
+  const auto found = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+#else
+  const __m256i found = at::vec::cvtfp32_bf16(x);
+#endif
+  if (count == kLanes)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), found);
+  else
+    _mm256_mask_storeu_epi16(to, (1 << count) - 1, found);
+}
 
 // Folds what ``each`` returns of 0, kLanes, … below ``count``, in four chains: each step waits for the one before it.
 template <typename Each, typename Two>

@@ -16,62 +16,77 @@ namespace {
 
 constexpr int64_t kRows = 256;  // summed together, whatever the number of threads: the weight's gradient stays the same
 
+// Rows are done in functions of their own: what a thread shares would be read again behind every writing.
+
+// Returns inverse = 1 / √(mean(x²) + eps) and writes x · inverse · weight.
+template <typename T>
+float normalise_row(const T* x, const T* weight, int64_t width, float eps, T* out) {
+  const auto square = [&](int64_t i) {
+    const Floats some = load(x + i, std::min(kLanes, width - i));
+    return some * some;
+  };
+  const float inverse = 1 / std::sqrt(fold(width, 0, square, std::plus<>()) / static_cast<float>(width) + eps);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t some = std::min(kLanes, width - i);
+    store(out + i, load(x + i, some) * Floats(inverse) * load(weight + i, some), some);
+  }
+  return inverse;
+}
+
 template <typename T>
 void normalise(const Tensor& x, const Tensor& weight, double eps, const Tensor& out, const Tensor& inverse) {
   const int64_t width = x.size(-1);
   const T *from = x.const_data_ptr<T>(), *by = weight.const_data_ptr<T>();
   T* to = out.mutable_data_ptr<T>();
-  float* kept = inverse.mutable_data_ptr<float>();
-  at::parallel_for(0, inverse.numel(), std::max<int64_t>(1, (1 << 15) / width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-      const T* values = from + row * width;
-      const auto square = [&](int64_t i) {
-        const Floats some = load(values + i, std::min(kLanes, width - i));
-        return some * some;
-      };
-      const float mean = fold(width, 0, square, std::plus<>()) / static_cast<float>(width);
-      kept[row] = 1 / std::sqrt(mean + static_cast<float>(eps));
-      for (int64_t i = 0; i < width; i += kLanes) {
-        const int64_t some = std::min(kLanes, width - i);
-        store(to + row * width + i, load(values + i, some) * Floats(kept[row]) * load(by + i, some), some);
-      }
-    }
+  float* found = inverse.mutable_data_ptr<float>();
+  at::parallel_for(0, inverse.numel(), kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++)
+      found[row] = normalise_row(from + row * width, by, width, static_cast<float>(eps), to + row * width);
   });
 }
 
-// unit = x · inverse is kept / weight where the output is kept, kept · inverse where x is. With u = unit:
-// ∂x = inverse · (grad · weight − u · mean(grad · weight · u)), ∂weight = Σ grad · u, here a sum for each kRows rows.
+// With u = kept · of_kept · of_row, which is x · inverse: ∂x = inverse · (grad · weight − u · mean(grad · weight · u)), and
+// ∂weight = Σ grad · u, which is added to sums unless these are null.
+template <typename T>
+void differentiate_row(
+    const T* grad, const T* kept, const float* of_kept, float of_row, float inverse, const float* weight, int64_t width,
+    T* to_x, float* sums) {
+  const auto unit = [&](int64_t i, int64_t some) {
+    return load(kept + i, some) * load(of_kept + i, some) * Floats(of_row);
+  };
+  const auto correlate = [&](int64_t i) {
+    const int64_t some = std::min(kLanes, width - i);
+    const Floats along = load(grad + i, some) * unit(i, some);
+    if (sums) store(sums + i, load(sums + i, some) + along, some);
+    return along * load(weight + i, some);
+  };
+  const Floats mean(fold(width, 0, correlate, std::plus<>()) / static_cast<float>(width));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t some = std::min(kLanes, width - i);
+    const Floats along = load(grad + i, some) * load(weight + i, some);
+    store(to_x + i, (along - unit(i, some) * mean) * Floats(inverse), some);
+  }
+}
+
+// kept: the output, where it can be divided by the weight, or x; to_weight: a sum for each kRows rows, or null.
 template <typename T>
 void differentiate(
     const Tensor& grad, const Tensor& kept, const Tensor& inverse, const Tensor& weight, bool divide, const Tensor& to_x,
     float* to_weight) {
   const int64_t width = kept.size(-1), rows = inverse.numel();
+  const T *arrived = grad.const_data_ptr<T>(), *held = kept.const_data_ptr<T>();
+  const float* over = inverse.const_data_ptr<float>();
+  T* found = to_x.mutable_data_ptr<T>();
   std::vector<float> by(width), of_kept(width);
   for (int64_t i = 0; i < width; i++) {
     by[i] = weight.const_data_ptr<T>()[i];
     of_kept[i] = divide ? 1 / by[i] : 1;
   }
   at::parallel_for(0, (rows + kRows - 1) / kRows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin * kRows; row < std::min(rows, end * kRows); row++) {
-      const T *arrived = grad.const_data_ptr<T>() + row * width, *held = kept.const_data_ptr<T>() + row * width;
-      const float over = inverse.const_data_ptr<float>()[row];
-      float* sums = to_weight ? to_weight + row / kRows * width : nullptr;
-      const auto unit = [&](int64_t i, int64_t some) {
-        return load(held + i, some) * load(of_kept.data() + i, some) * Floats(divide ? 1 : over);
-      };
-      const auto correlate = [&](int64_t i) {
-        const int64_t some = std::min(kLanes, width - i);
-        const Floats along = load(arrived + i, some) * unit(i, some);
-        if (sums) store(sums + i, load(sums + i, some) + along, some);
-        return along * load(by.data() + i, some);
-      };
-      const Floats mean(fold(width, 0, correlate, std::plus<>()) / static_cast<float>(width));
-      for (int64_t i = 0; i < width; i += kLanes) {
-        const int64_t some = std::min(kLanes, width - i);
-        const Floats found = load(arrived + i, some) * load(by.data() + i, some) - unit(i, some) * mean;
-        store(to_x.mutable_data_ptr<T>() + row * width + i, found * Floats(over), some);
-      }
-    }
+    for (int64_t row = begin * kRows; row < std::min(rows, end * kRows); row++)
+      differentiate_row(
+          arrived + row * width, held + row * width, of_kept.data(), divide ? 1 : over[row], over[row], by.data(), width,
+          found + row * width, to_weight ? to_weight + row / kRows * width : nullptr);
   });
 }
 
