@@ -1,4 +1,4 @@
-"""The mechanism: differential attention as functions and modules. Imports nothing else of the package but its kernels."""
+"""The mechanism: differential attention as functions and modules. Imports nothing of the package but kernels."""
 
 from antiphase.attention.functional import differential_attention
 from antiphase.attention.lambdas import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
