@@ -96,6 +96,12 @@ def test_a_backward_pass_under_autocast_stays_in_float32():
         assert_close(one, other, rtol=0, atol=1e-5)
 
 
+def test_a_weight_of_another_width_is_torchs_error():
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        rms_norm(torch.ones(3, 8), torch.ones(4), 1e-5)
+    assert_close(rms_norm(torch.ones(3, 8), torch.ones(1), 0.0), torch.ones(3, 8))
+
+
 def test_a_zero_row_stays_finite():
     x = torch.zeros(1, 7, requires_grad=True)
     (grad,) = torch.autograd.grad(rms_norm(x, torch.ones(7), 1e-5).sum(), x)

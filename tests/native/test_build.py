@@ -57,7 +57,12 @@ def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch
     changed.write_text("// another")
     monkeypatch.setattr(build, "_SOURCES", [changed])
     names.append(build.library(tmp_path))
-    assert len(set(names)) == 3
+    monkeypatch.setattr(build, "_CPU", tmp_path / "cpuinfo")
+    for flags in ("avx512f", "avx512f avx512_bf16"):  # a home that several kinds of machine share
+        build._CPU.write_text(f"flags: {flags}")
+        names.append(build.library(tmp_path))
+    assert len(set(names)) == 4
+    assert names[2] in names[3:]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,7 @@ def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch
             "failed: a.cpp:1: error: no such",
         ),
         ("exit 3", "failed: no message"),
+        (r"printf 'error: \344\n' >&2; exit 1", "failed: error: \ufffd"),
         (f"{_WRITES}; kill -9 $$", "failed: no message"),
     ],
 )
@@ -85,6 +91,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, compiler):
         build.CannotBuildError, match=r"cannot write to .*file/kept .*; XDG_CACHE_HOME may name"
     ):
         build.library(tmp_path / "file" / "kept")
+
+
+def test_no_home_is_said(tmp_path, compiler, monkeypatch):
+    compiler(_WRITES)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "home", homeless)
+    with pytest.raises(build.CannotBuildError, match="no home directory; XDG_CACHE_HOME may name a folder"):
+        build.library()
 
 
 def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch):

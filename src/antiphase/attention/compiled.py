@@ -12,7 +12,7 @@ from antiphase.native import kernels
 
 def takes(dtype: torch.dtype, width: int) -> bool:
     """Return whether there is a kernel for queries and keys of a dtype and width."""
-    if dtype == torch.bfloat16 and width % 2 == 0:  # numbers go in pairs
+    if dtype == torch.bfloat16 and width % 2 == 0:  # numbers go in pairs, to a matrix unit
         found = kernels()
         return found is not None and found.multiplies_bf16()
     return dtype == torch.float32 and kernels() is not None
@@ -35,9 +35,8 @@ def compiled_attention(parts: Parts, lam: Tensor, mask: Tensor | None) -> Tensor
     if mask is not None:
         shape = batch, heads, queries[0].shape[-2]
         bias, dead = open_dead_rows(mask, v.dtype)
-        bias = bias.float().expand(*shape, keys_held)
-        if bias.stride(-1) != 1:
-            bias = bias.contiguous()
+        bias = bias.float().expand(*bias.shape[:-1], keys_held)  # only a row of it is read in one stretch
+        bias = (bias if bias.stride(-1) == 1 else bias.contiguous()).expand(*shape, keys_held)
         dead = dead.expand(*shape, 1) if dead.any() else None
     lam = lam.to(torch.float32).expand(heads).contiguous()
     found = kernels()

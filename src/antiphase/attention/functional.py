@@ -88,8 +88,8 @@ def attend(
             a CPU (dev/LOG.md); on other devices torch's attention, unmeasured. ``"eager"`` forms the maps,
             subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
             ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
-            ``"native"`` is ``"chunked"`` with a forward pass in C++, float32 and bfloat16, built at first use on
-            Linux on x86-64 with AVX-512 and a C++ compiler.
+            ``"native"`` is ``"chunked"`` with a forward pass in C++, built at first use: float32 on Linux on x86-64
+            with AVX-512 and a C++ compiler, bfloat16 where there is AMX too.
             ``"sdpa"`` calls torch's fused attention for each branch. ``"triton"`` is one kernel for both
             branches; it has only been run in Triton's interpreter, so that nothing but asking for it
             chooses it.
@@ -133,8 +133,8 @@ def attend(
             sources = tuple(source.to(dtype) for source in sources)
         if backend == "native" and not compiled.takes(sources[0].dtype, widths[0]):
             raise ValueError(
-                f"backend 'native' for {sources[0].dtype}, {widths[0]} wide: expected float32 or bfloat16 of even "
-                "width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what there is"
+                f"backend 'native' for {sources[0].dtype}, {widths[0]} wide: expected float32 or, with AMX, "
+                "bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what there is"
             )
         return chunked_attention(view, lam, mask, *sources, native=backend == "native")
     if backend == "eager":

@@ -64,7 +64,8 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def _native(x: Tensor, weight: Tensor) -> Any | None:
     """Return the kernels, where there are some for x."""
-    return kernels() if x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16) else None
+    fits = x.dtype == weight.dtype and x.shape[-1:] == weight.shape
+    return kernels() if fits and x.dtype in (torch.float32, torch.bfloat16) else None
 
 
 def _gradients(

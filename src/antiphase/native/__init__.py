@@ -14,6 +14,7 @@ from antiphase.native.build import CannotBuildError, library, missing
 def kernels() -> Any | None:
     """Return the kernels of ``kernels.cpp``, or None where there are none; a process asks once.
 
+    What is kept was built for this torch and this kind of processor; the next process tries again what failed.
     Without a compiler, on another machine or with ``ANTIPHASE_NATIVE=0`` that is said at level INFO; a compiler
     that fails is a warning.
     """

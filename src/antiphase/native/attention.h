@@ -21,6 +21,7 @@ namespace blas = at::native::cpublas;
 
 constexpr int64_t kTile = 16;  // rows that a matrix unit takes together
 constexpr int64_t kScores = 1 << 16;  // of a branch that are held at once: 256 KiB of a core's own cache
+constexpr int64_t kSummed = 512;  // keys of a product: of more, float32 loses digits in one chain of sums
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
@@ -77,10 +78,9 @@ float exponentiate(float* scores, int64_t count, float scale, const float* bias)
     scale = 1;
   }
   const auto larger = [](Floats a, Floats b) { return at::vec::maximum(a, b); };
-  const float top =
-      scale * fold(padded, -kInfinity, [&](int64_t i) { return Floats::loadu(scores + i); }, larger);
+  const float top = fold(padded, -kInfinity, [&](int64_t i) { return Floats::loadu(scores + i); }, larger);
   const auto power = [&](int64_t i) {
-    const Floats x = at::vec::fmsub(Floats::loadu(scores + i), Floats(scale), Floats(top));
+    const Floats x = (Floats::loadu(scores + i) - Floats(top)) * Floats(scale);  // the largest is 0, however large
     const Floats found = sizeof(T) == 2 ? x.fexp_u20() : x.exp_u20();  // to 13 or 20 bits
     found.store(scores + i);
     return found;
@@ -119,7 +119,7 @@ void attend(
   at::parallel_for(0, out.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
     std::vector<T> right(branches * width * key_count), paired_values(kPairs ? paired * value_width : 0);
     std::vector<T> maps(most * padded);
-    std::vector<float> scores(branches * most * padded), products(kPairs ? most * value_width : 0);
+    std::vector<float> scores(branches * most * padded), sums(kPairs ? most * value_width : 0);
     Rows<const T> v{};
     for (int64_t item = begin, held = -1; item < end; item++) {
       const int64_t first = item % parts * most, head = item / parts % heads, sample = item / parts / heads;
@@ -149,19 +149,21 @@ void attend(
           make_map(one, two, key_count, scale, bias ? shift[first + row] : nullptr, lam[head], map);
       }
       const auto to = rows_of<T>(out, sample, head);
-      if constexpr (kPairs) {
+      float* products = nullptr;
+      if constexpr (kPairs)
+        products = sums.data();
+      else
+        products = to[first];
+      for (int64_t key = 0; key < key_count; key += kSummed)
         blas::brgemm(
-            rows, value_width, paired, padded, value_width, value_width, false, maps.data(), v.data, products.data(),
-            true);
+            rows, value_width, std::min(kSummed, paired - key), padded, v.step, kPairs ? value_width : to.step, key > 0,
+            maps.data() + key, v[key], products, kPairs);
+      if constexpr (kPairs)
         for (int64_t row = 0; row < rows; row++)
           for (int64_t i = 0; i < value_width; i += kLanes) {
             const int64_t some = std::min(kLanes, value_width - i);
-            store(to[first + row] + i, load(products.data() + row * value_width + i, some), some);
+            store(to[first + row] + i, load(products + row * value_width + i, some), some);
           }
-      } else {
-        blas::brgemm(
-            rows, value_width, key_count, padded, v.step, to.step, false, maps.data(), v.data, to[first], false);
-      }
     }
     blas::brgemm_release(kPairs);
   });

@@ -48,20 +48,17 @@ def library(folder: Path | None = None) -> Path:
         folder: where they are kept; else ``antiphase/native`` in XDG_CACHE_HOME, else in ``~/.cache``.
 
     Raises:
-        CannotBuildError: if the compiler fails or nothing can be written there.
+        CannotBuildError: if the compiler fails, or nothing can be written there.
+        OSError: if what the processor can do cannot be read.
     """
-    folder = (
-        folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "antiphase" / "native"
-    )
+    folder = folder or _cache() / "antiphase" / "native"
     compiler = _compiler()
     if compiler is None:
         raise CannotBuildError("no C++ compiler")
-    flags = (
-        [*_FLAGS, "-mavx512bf16"] if "avx512_bf16" in _CPU.read_text() else _FLAGS
-    )  # rounds to bfloat16 in one go
-    name = digest(
-        *(source.read_bytes() for source in _SOURCES), torch.__version__, str(_TORCH), compiler, *_FLAGS
-    )[:16]
+    # bfloat16 rounded in one instruction
+    flags = [*_FLAGS, "-mavx512bf16"] if "avx512_bf16" in _CPU.read_text() else _FLAGS
+    sources = (source.read_bytes() for source in _SOURCES)
+    name = digest(*sources, torch.__version__, str(_TORCH), compiler, *flags)[:16]
     path = folder / f"kernels-{name}.so"
     if path.exists():
         return path
@@ -76,13 +73,22 @@ def library(folder: Path | None = None) -> Path:
     return path
 
 
+def _cache() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise CannotBuildError("no home directory; XDG_CACHE_HOME may name a folder") from error
+
+
 def _compile(compiler: list[str], into: Path) -> None:
     command = [
         *compiler, f"-I{_TORCH / 'include'}", str(_MAIN), "-o", str(into),
         f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotBuildError(f"{compiler[0]} did not run to its end ({error})") from error
     if done.returncode:
