@@ -118,23 +118,22 @@ def test_the_users_cache_is_where_they_are_kept(tmp_path, compiler, monkeypatch)
         (lambda m: m.setattr(sys, "platform", "darwin"), "this is darwin"),
         (lambda m: m.setattr(build.platform, "machine", lambda: "aarch64"), "on aarch64"),
         (lambda m: m.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2"), "torch sees AVX2"),
-        (lambda m: (m.setenv("PATH", ""), m.delenv("CXX", raising=False)), "no C\\+\\+ compiler"),
+        (lambda m: (m.setenv("PATH", ""), m.delenv("CXX", raising=False)), "no C++ compiler"),
     ],
 )
 def test_where_there_are_none_pieces_answer_and_the_log_says_why(
     monkeypatch, caplog, asked_anew, inputs, patch, why
 ):
-    args = inputs
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     patch(monkeypatch)
     with caplog.at_level(logging.INFO, "antiphase"):
         assert native.kernels() is None
-    assert pytest.approx(1) == len(caplog.messages)
-    assert why.replace("\\", "") in caplog.messages[0]
-    assert differential_attention(*args, 0.8).shape == (1, 2, 70, 6)
+    assert len(caplog.messages) == 1
+    assert why in caplog.messages[0]
+    assert differential_attention(*inputs, 0.8).shape == (1, 2, 70, 6)
     with pytest.raises(ValueError, match=r"backend 'native' for torch\.float32"):
-        differential_attention(*args, 0.8, backend="native")
+        differential_attention(*inputs, 0.8, backend="native")
 
 
 @pytest.fixture
@@ -143,9 +142,8 @@ def inputs():
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "script", ["echo 'error: no' >&2; exit 1", _WRITES]
-)  # does not build; builds what cannot be loaded
+# one does not build, one builds what cannot be loaded
+@pytest.mark.parametrize("script", ["echo 'error: no' >&2; exit 1", _WRITES])
 def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
     tmp_path, monkeypatch, compiler, asked_anew, inputs, script
 ):

@@ -31,6 +31,11 @@ class FeatureGradients(NamedTuple):
     logit_bias: Float[Tensor, ""] | None
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in float32, or as it is where that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def feature_gradients(
     image: Float[Tensor, "batch embed"],
     text: Float[Tensor, "batch embed"],
@@ -58,10 +63,8 @@ def feature_gradients(
         bias = None if logit_bias is None else torch.zeros_like(logit_bias)
         return FeatureGradients(image.new_zeros(()), image, text, torch.zeros_like(logit_scale), bias)
     with torch.enable_grad():
-        leaves = [image.detach().float(), text.detach().float(), logit_scale.detach().float()]
-        leaves += [] if logit_bias is None else [logit_bias.detach().float()]
-        for leaf in leaves:
-            leaf.requires_grad_()
+        given = (image, text, logit_scale, *([] if logit_bias is None else [logit_bias]))
+        leaves = [at_least_float32(each.detach()).requires_grad_() for each in given]
         one, two = (F.normalize(leaf, dim=-1) for leaf in leaves[:2])
         loss = _LOSSES[kind](one, two, leaves[2].exp(), leaves[3] if logit_bias is not None else None)
         found = torch.autograd.grad(loss, leaves, allow_unused=True)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from antiphase.models.clip import CLIP
-from antiphase.training.contrastive_loss import FeatureGradients, Kind, feature_gradients
+from antiphase.training.contrastive_loss import FeatureGradients, Kind, at_least_float32, feature_gradients
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def accumulate(
         part: samples of a part; None for one part.
     """
     size = part or len(share.images)
-    parts = list(_parts(share, size, accelerator.device))
+    parts = list(_parts(share, size, accelerator.device, model.logit_scale.dtype))
 
     def features(images: Tensor, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=bf16):
             image, text = model(images, tokens, keep)
-        return image.float(), text.float()
+        return at_least_float32(image), at_least_float32(text)
 
     kept = features(*parts[0]()) if len(parts) == 1 else None
     if kept is not None:
@@ -81,7 +81,7 @@ def accumulate(
 
 
 def _parts(
-    share: Share, size: int, device: torch.device
+    share: Share, size: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor | None]]]:
     """Yield a function for each part that brings it to the device, so that one part is there at a time."""
     for start in range(0, len(share.images), size):
@@ -89,7 +89,7 @@ def _parts(
 
         def bring(rows: slice = rows) -> tuple[Tensor, Tensor, Tensor | None]:
             keep = None if share.keep is None else share.keep[rows].to(device)
-            images = share.images[rows].to(device, non_blocking=True).float() / 255
+            images = share.images[rows].to(device, non_blocking=True).to(dtype) / 255
             return images, share.tokens[rows].to(device), keep
 
         yield bring
