@@ -187,12 +187,68 @@ def test_gradients_behind_it_are_eagers(tokens, redraw, make, masked):
         assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from([1, 17, 130]), st.sampled_from([2, 6, 16, 34]), st.sampled_from(sorted(MASKS)),
+    st.sampled_from(["vector", "scalar", "fixed"]), st.booleans(), st.booleans(), st.sampled_from(DTYPES),
+    st.integers(0, 2**31),
+)  # fmt: skip
+def test_a_layer_without_a_gradient_is_the_layer_with_one(
+    tokens_each, width, mask, kind, head_norm, rescale, dtype, seed
+):
+    assume(dtype == torch.float32 or kernels().multiplies_bf16())
+    draw = torch.Generator().manual_seed(seed)
+    options = {"parameterisation": kind, "head_norm": head_norm, "rescale": rescale}
+    layer = DifferentialAttention(6 * width, 6, backend="native", **options)
+    for parameter in layer.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw).div_(parameter.shape[-1] ** 0.5)
+    layer.to(dtype)
+    x = torch.randn(2, tokens_each, 6 * width, generator=draw).to(dtype)
+    mask = MASKS[mask](draw, tokens_each, tokens_each)
+    with torch.no_grad():
+        fused = layer(x, mask)
+    assert torch.equal(layer(x, mask), fused)
+    layer.double().backend = "eager"
+    mask = mask.double() if mask is not None and mask.is_floating_point() else mask
+    _near(fused, layer(x.double(), mask).detach(), dtype)
+
+
+def test_only_the_norms_weight_may_be_trained(tokens, redraw):
+    x, found = tokens(3, 70, 24, dtype=torch.float32), {}
+    for backend in ("native", "eager"):
+        layer = redraw(DifferentialAttention(24, 4, backend=backend)).requires_grad_(False)
+        layer.norm.weight.requires_grad_()
+        (found[backend],) = torch.autograd.grad(layer(x).cos().sum(), layer.norm.weight)
+    assert_close(found["native"], found["eager"], rtol=1e-4, atol=1e-4)
+
+
+def test_autocast_leaves_the_norm_in_float32(tokens, redraw):
+    _takes(torch.bfloat16)
+    layer, x = redraw(DifferentialAttention(24, 4, backend="native")), tokens(3, 70, 24, dtype=torch.float32)
+    seen = []
+    layer.proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            layer(x)
+        layer(x)
+    assert [rows.dtype for rows in seen] == [torch.float32] * 2
+    assert torch.equal(*seen)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+def test_forward_mode_is_not_lost_without_a_word(tokens):
+    layer, x = DifferentialAttention(24, 4, backend="native"), tokens(3, 70, 24, dtype=torch.float32)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"setup_context|forward"):
+        torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+
+
 def test_auto_takes_it_where_it_can(tokens, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        "antiphase.attention.chunked.compiled_attention",
-        lambda *a: (seen.append(a[0][2].dtype), compiled.compiled_attention(*a))[1],
-    )
+    for module in ("chunked", "functional"):
+        monkeypatch.setattr(
+            f"antiphase.attention.{module}.compiled_attention",
+            lambda *a: (seen.append(a[0][2].dtype), compiled.compiled_attention(*a))[1],
+        )
     few, many = tokens(2, 64, 8, dtype=torch.float32), tokens(2, 65, 8, dtype=torch.float32)
     layer = DifferentialAttention(8, 4)
     layer(few)  # its maps are kept for the backward pass

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from antiphase.attention.maps import open_dead_rows
+from antiphase.attention.norm import HeadNorm
 from antiphase.attention.views import Branches, Parts
 from antiphase.native import kernels
 
@@ -18,18 +19,23 @@ def takes(dtype: torch.dtype, width: int) -> bool:
     return dtype == torch.float32 and kernels() is not None
 
 
-def compiled_attention(parts: Parts, lam: Tensor, mask: Tensor | None) -> Tensor:
+def compiled_attention(
+    parts: Parts, lam: float | Tensor, mask: Tensor | None, norm: HeadNorm | None = None
+) -> Tensor:
     """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative.
 
     Args:
         parts: queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values.
         lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
         mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
+        norm: what each query's row of a head passes last: before it leaves the cache, where dtypes agree.
 
     Returns:
         ``(batch, heads, queries, value width)``, a view of ``(batch, queries, heads, value width)``.
     """
     queries, keys, v = _rows(parts[0]), _rows(parts[1]), _row(parts[2])
+    if norm is not None and (norm.weight.dtype != v.dtype or norm.weight.shape != v.shape[-1:]):
+        return norm(compiled_attention(parts, lam, mask))
     batch, heads, keys_held, _ = v.shape
     bias = dead = None
     if mask is not None:
@@ -38,10 +44,11 @@ def compiled_attention(parts: Parts, lam: Tensor, mask: Tensor | None) -> Tensor
         bias = bias.float().expand(*bias.shape[:-1], keys_held)  # only a row of it is read in one stretch
         bias = (bias if bias.stride(-1) == 1 else bias.contiguous()).expand(*shape, keys_held)
         dead = dead.expand(*shape, 1) if dead.any() else None
-    lam = lam.to(torch.float32).expand(heads).contiguous()
+    lam = torch.as_tensor(lam, dtype=torch.float32).expand(heads).contiguous()
     found = kernels()
     assert found is not None
-    return found.attention(queries, keys, v, lam, bias, dead)
+    weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
+    return found.attention(queries, keys, v, lam, bias, dead, weight, eps)
 
 
 def _rows(branches: Branches) -> Sequence[Tensor]:

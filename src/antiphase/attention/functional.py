@@ -14,8 +14,10 @@ from torch import Tensor
 
 from antiphase.attention import compiled
 from antiphase.attention.chunked import chunked_attention
+from antiphase.attention.compiled import compiled_attention
 from antiphase.attention.maps import combine, open_dead_rows, softmax_maps
 from antiphase.attention.modes import plain_forward
+from antiphase.attention.norm import HeadNorm
 from antiphase.attention.views import Branches, Parts, View, split
 
 Backend = Literal["auto", "eager", "chunked", "native", "sdpa", "triton"]
@@ -76,7 +78,12 @@ def _two_branches(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor) -> 
 
 
 def attend(
-    view: View, lam: float | Tensor, mask: Tensor | None, backend: Backend, *sources: Tensor
+    view: View,
+    lam: float | Tensor,
+    mask: Tensor | None,
+    backend: Backend,
+    *sources: Tensor,
+    norm: HeadNorm | None = None,
 ) -> Tensor:
     """Return the attended values of parts that are views of some tensors, such as one projection.
 
@@ -94,6 +101,7 @@ def attend(
             branches; it has only been run in Triton's interpreter, so that nothing but asking for it
             chooses it.
         sources: what is viewed.
+        norm: what each query's row of a head passes last, if anything.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
@@ -118,32 +126,49 @@ def attend(
         0 in (*shapes[0], *v.shape) or len({shape[:-2] for shape in shapes}) > 1
     ):
         backend = "eager"  # nothing to cut, or heads that are broadcast
-    if backend == "triton":
-        if len(queries) == 1:
+    if backend == "triton" and len(queries) == 1:
+        raise ValueError("backend 'triton' computes differential attention only: take 'auto' for standard")
+    if backend in ("chunked", "native") and torch.is_autocast_enabled(v.device.type):
+        sources = tuple(source.to(torch.get_autocast_dtype(v.device.type)) for source in sources)
+        queries, keys, v = view(*sources)
+    if backend == "native":
+        if not compiled.takes(v.dtype, widths[0]):
             raise ValueError(
-                "backend 'triton' computes differential attention only: take 'auto' for standard"
-            )
-        from antiphase.attention.triton_attention import triton_differential_attention
-
-        (q1, q2), (k1, k2) = queries, keys
-        return triton_differential_attention(q1, k1, q2, k2, v, lam, mask)
-    if backend in ("chunked", "native"):
-        if torch.is_autocast_enabled(v.device.type):
-            dtype = torch.get_autocast_dtype(v.device.type)
-            sources = tuple(source.to(dtype) for source in sources)
-        if backend == "native" and not compiled.takes(sources[0].dtype, widths[0]):
-            raise ValueError(
-                f"backend 'native' for {sources[0].dtype}, {widths[0]} wide: expected float32 or, with AMX, "
+                f"backend 'native' for {v.dtype}, {widths[0]} wide: expected float32 or, with AMX, "
                 "bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what there is"
             )
+        if not plain_forward() and not _differentiated(lam, norm, sources):
+            return compiled_attention((queries, keys, v), lam, mask, norm)
+    heads = _heads(backend, view, lam, mask, sources)
+    return heads if norm is None else norm(heads)
+
+
+def _heads(
+    backend: Backend, view: View, lam: float | Tensor, mask: Tensor | None, sources: Sequence[Tensor]
+) -> Tensor:
+    """Return what a backend makes of parts that it can take."""
+    if backend in ("chunked", "native"):
         return chunked_attention(view, lam, mask, *sources, native=backend == "native")
     if backend == "eager":
         queries, keys, v = split(view, sources)
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
         combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
         return combined.to(v.dtype) @ v
+    queries, keys, v = view(*sources)
+    if backend == "triton":
+        from antiphase.attention.triton_attention import triton_differential_attention
+
+        (q1, q2), (k1, k2) = queries, keys
+        return triton_differential_attention(q1, k1, q2, k2, v, lam, mask)
     outs = [_fused(q, k, v, mask) for q, k in zip(queries, keys, strict=True)]
     return combine(outs[0], outs[1], lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
+
+
+def _differentiated(lam: float | Tensor, norm: HeadNorm | None, sources: Sequence[Tensor]) -> bool:
+    """Return whether any gradient may be asked for."""
+    weights = () if norm is None else (norm.weight,)
+    inputs = (x for x in (lam, *weights, *sources) if isinstance(x, Tensor))
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def _shapes(branches: Branches) -> list[torch.Size]:
@@ -168,8 +193,7 @@ def _quickest(
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else v.dtype
     if len(queries) == 1 and dtype != torch.bfloat16:
         return "sdpa"
-    kept = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (lam, *sources))
-    if kept and v.shape[-2] <= _FEW:
+    if v.shape[-2] <= _FEW and _differentiated(lam, None, sources):
         return "eager"  # keeping such small maps is quicker than making them again
     return "native" if compiled.takes(dtype, queries[0][-1]) else "chunked"
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from antiphase.attention.functional import Backend, attend
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, Parameterisation, make_lambda
 from antiphase.attention.maps import combine, softmax_maps
-from antiphase.attention.norm import rms_norm
+from antiphase.attention.norm import HeadNorm
 from antiphase.attention.views import Parts
 
 _EPS = 1e-5  # of the norm behind each head, as in the released DiffCLIP
@@ -149,15 +149,22 @@ class DifferentialAttention(nn.Module):
         self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
         """Return the attended tokens; ``mask`` as in ``differential_attention``."""
-        return self.finish(attend(self.parts, self.lam(), mask, self.backend, self.qkv(x)))
+        norm = self.head_norm()
+        return self._project(attend(self.parts, self.lam(), mask, self.backend, self.qkv(x), norm=norm))
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
         """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
-        heads = heads.transpose(1, 2)
+        norm = self.head_norm()
+        return self._project(heads if norm is None else norm(heads))
+
+    def head_norm(self) -> HeadNorm | None:
+        """Return the norm behind the product, with the factor 1 − λ_init in its weight."""
+        return None if self.norm is None else HeadNorm(self.norm.weight * self.scale, _EPS)
+
+    def _project(self, heads: Tensor) -> Tensor:
         if self.norm is None:
-            return self.proj((heads * self.scale).flatten(2))
-        heads = heads.to(self.norm.weight.dtype)  # autocast leaves the weight in float32
-        return self.proj(rms_norm(heads, self.norm.weight * self.scale, _EPS).flatten(2))
+            heads = heads * self.scale
+        return self.proj(heads.transpose(1, 2).flatten(2))
 
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
         """Return both maps and λ, differentiable in ``x``."""

@@ -1,6 +1,6 @@
 """The RMSNorm behind each differential head, with a backward pass of its own on a CPU."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,23 @@ from antiphase.attention.modes import plain_backward, plain_forward
 from antiphase.native import kernels
 
 _CACHE = 1 << 20  # bytes of rows that are finished together
+
+
+class HeadNorm(NamedTuple):
+    """The norm that every query's row of a head passes.
+
+    Attributes:
+        weight: ``(value width,)``, shared by the heads.
+        eps: as in :func:`rms_norm`.
+    """
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Return the normed rows of ``(batch, heads, queries, width)``, each query's heads next to each other."""
+        rows = heads.transpose(1, 2).to(self.weight.dtype)  # autocast leaves the weight in float32
+        return rms_norm(rows, self.weight, self.eps).transpose(1, 2)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

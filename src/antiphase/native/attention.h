@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "norm.h"
 
 namespace {
 
@@ -106,7 +107,8 @@ void make_map(float* one, float* two, int64_t count, float scale, const float* b
 template <typename T>
 void attend(
     at::TensorList queries, at::TensorList keys, const Tensor& values, const float* lam,
-    const std::optional<Tensor>& bias, const std::optional<Tensor>& dead, const Tensor& out) {
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& dead, const std::optional<Tensor>& weight,
+    float eps, const Tensor& out) {
   constexpr bool kPairs = sizeof(T) == 2;
   const int64_t branches = queries.size(), heads = out.size(1), count = out.size(2), width = queries[0].size(3);
   const int64_t key_count = values.size(2), value_width = values.size(3);
@@ -115,6 +117,7 @@ void attend(
   const int64_t parts = (count + at_most - 1) / at_most;
   const int64_t most = round_up((count + parts - 1) / parts, kTile);  // queries of a head that are held at once
   const float scale = 1 / std::sqrt(static_cast<float>(width));
+  const T* by = weight ? weight->const_data_ptr<T>() : nullptr;
 
   at::parallel_for(0, out.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
     std::vector<T> right(branches * width * key_count), paired_values(kPairs ? paired * value_width : 0);
@@ -164,19 +167,23 @@ void attend(
             const int64_t some = std::min(kLanes, value_width - i);
             store(to[first + row] + i, load(products + row * value_width + i, some), some);
           }
+      if (by)
+        for (int64_t row = first; row < first + rows; row++) normalise_row(to[row], by, value_width, eps, to[row]);
     }
     blas::brgemm_release(kPairs);
   });
 }
 
-// Queries and keys: one tensor a branch, (samples, heads, tokens, width); bias and dead rows as broadcast views.
+// Queries and keys: one tensor a branch, (samples, heads, tokens, width); bias and dead rows as broadcast views; weight:
+// of the norm that each query's row of a head then passes, or none.
 Tensor attention(
     at::TensorList queries, at::TensorList keys, const Tensor& values, const Tensor& lam,
-    const std::optional<Tensor>& bias, const std::optional<Tensor>& dead) {
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& dead, const std::optional<Tensor>& weight,
+    double eps) {
   const auto &q = queries[0], &v = values;
   Tensor out = at::empty({v.size(0), q.size(2), v.size(1), v.size(3)}, v.options()).transpose(1, 2);
   const auto run = v.scalar_type() == at::kFloat ? attend<float> : attend<BFloat16>;
-  run(queries, keys, values, lam.const_data_ptr<float>(), bias, dead, out);
+  run(queries, keys, values, lam.const_data_ptr<float>(), bias, dead, weight, static_cast<float>(eps), out);
   return out;
 }
 

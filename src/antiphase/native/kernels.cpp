@@ -12,7 +12,8 @@ bool multiplies_bf16() { return blas::could_pack(at::kBFloat16); }
 
 TORCH_LIBRARY(antiphase, library) {
   library.def(
-      "attention(Tensor[] queries, Tensor[] keys, Tensor values, Tensor lam, Tensor? bias, Tensor? dead) -> Tensor");
+      "attention(Tensor[] queries, Tensor[] keys, Tensor values, Tensor lam, Tensor? bias, Tensor? dead, "
+      "Tensor? weight, float eps) -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def(
       "rms_norm_backward(Tensor grad, Tensor kept, Tensor inverse, Tensor weight, bool divide, bool trained) "
