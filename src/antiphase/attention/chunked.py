@@ -1,100 +1,81 @@
 """Attention on a CPU, in pieces whose scores stay in the cache from the first product to the last.
 
-One code for standard attention (one branch) and differential attention (two). The forward pass keeps nothing
-but its inputs; the backward pass makes the maps again, piece by piece, so that no whole map is ever held.
+One code for standard attention (one branch) and differential attention (two). No whole map is ever held: for the
+gradients the maps are made again, piece by piece.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphase.attention.compiled import compiled_attention
-from antiphase.attention.maps import combine, open_dead_rows, per_head, softmax_maps
-from antiphase.attention.modes import plain_backward
+from antiphase.attention.maps import open_dead_rows
 from antiphase.attention.pieces import Index, Memory, Pieces, Sizes, Stack
-from antiphase.attention.views import Branches, Parts, View, join
+from antiphase.attention.views import Branches, Parts
 
 
-def chunked_attention(
-    view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor, native: bool = False
-) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two: ``(batch, heads, queries, value width)``.
-
-    First and second derivatives exist, batched ones (vmap) too; forward mode does not.
+def chunked_attention(parts: Parts, lam: Tensor, mask: Tensor | None) -> Tensor:
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative.
 
     Args:
-        view: returns queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values
-            as views of the sources. Gradients are written through the same views of the sources' gradients,
-            so that parts of one projection are never gathered from pieces.
+        parts: queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values.
         lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
-        mask: as in :func:`~antiphase.attention.maps.softmax_maps`, without a gradient of its own.
-        sources: what the parts are seen in.
-        native: whether the forward pass is the compiled kernel's, which must take them.
+        mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
+
+    Returns:
+        ``(batch, heads, queries, value width)``.
     """
-    if not isinstance(lam, Tensor):
-        lam = torch.tensor(lam, dtype=torch.float64)
-    out = _Chunked.apply(view, lam, mask, native, *sources)
-    assert isinstance(out, Tensor)
+    layer = _Layer(parts, lam, mask)
+    out = layer.v.new_empty(*layer.sizes[:2], layer.sizes.queries, layer.sizes.value_width)
+    (places,) = _stack(out)
+    for group, shared, pieces in Pieces(layer.sizes, layer.v):
+        layer.load_keys_and_values(group, shared)
+        for piece, memory in pieces:
+            layer.make_maps(piece, memory)
+            place = places[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
+            torch.bmm(memory.combined, memory.values, out=place.view(-1, *place.shape[3:]))
     return out
 
 
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, view: View, lam: Tensor, mask: Tensor | None, native: bool, *sources: Tensor
-    ) -> Tensor:
-        ctx.view = view
-        ctx.save_for_backward(lam, mask, *sources)
-        if native:
-            return compiled_attention(view(*sources), lam, mask)
-        layer = _Layer(view(*sources), lam, mask)
-        out = layer.v.new_empty(*layer.sizes[:2], layer.sizes.queries, layer.sizes.value_width)
-        (places,) = _stack(out)
-        for group, shared, pieces in Pieces(layer.sizes, layer.v):
-            layer.load_keys_and_values(group, shared)
-            for piece, memory in pieces:
-                layer.make_maps(piece, memory)
-                place = places[piece]  # one stretch of memory: of heads only one sample's, of rows one head's
-                torch.bmm(memory.combined, memory.values, out=place.view(-1, *place.shape[3:]))
-        return out
+def chunked_gradients(
+    grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
+) -> None:
+    """Write the gradients of queries, keys and values to their places, and add that of λ.
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        lam, mask, *sources = ctx.saved_tensors
-        if plain_backward(grads[0]):
-            to_lam, found = _plain_backward(grads[0], ctx.view, lam, mask, sources)
-            return None, to_lam, None, None, *found
-        layer = _Layer(ctx.view(*sources), lam, mask)
-        found = [torch.empty_like(source) for source in sources]
-        to_queries, to_keys, to_values = map(_stack, ctx.view(*found))
-        upstream = _stack(grads[0])
-        needs_lam = layer.sizes.branches == 2 and ctx.needs_input_grad[1]
-        to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(layer.v.dtype, torch.float32))
-        for group, shared, pieces in Pieces(layer.sizes, layer.v, backward=True):
-            layer.load_keys_and_values(group, shared)
-            more = 0.0  # the weight of what the group's pieces before have found
-            for piece, memory in pieces:
-                layer.make_maps(piece, memory)
-                _load(memory.upstream_stack, upstream, piece)
-                torch.baddbmm(
-                    memory.of_values, memory.combined.mT, memory.upstream, beta=more, out=memory.of_values
-                )
-                torch.bmm(memory.upstream, memory.values.mT, out=memory.of_each_map[0])
-                if needs_lam:
-                    _correlate(memory, to_lam[piece[1]] if to_lam.ndim else to_lam)
-                layer.differentiate_maps(piece, memory)
-                scale, queries = layer.scale, memory.queries
-                torch.baddbmm(
-                    memory.of_keys, memory.scores.mT, queries, beta=more, alpha=scale, out=memory.of_keys
-                )
-                torch.baddbmm(queries, memory.scores, memory.keys, beta=0, alpha=scale, out=queries)
-                _store(memory.queries_stack, to_queries, piece)
-                more = 1.0
-            _store(shared.of_keys_stack, to_keys, group)
-            _store(shared.of_values_stack, to_values, group)
-        return None, to_lam.to(lam.dtype) if needs_lam else None, None, None, *found
+    Args:
+        grad: that of the output, ``(batch, heads, queries, value width)``.
+        parts: as in :func:`chunked_attention`.
+        lam: as there.
+        mask: as there.
+        to_parts: where the gradients are written, of the parts' shapes.
+        to_lam: what λ's gradient is added to, of λ's shape, if it is wanted.
+    """
+    layer = _Layer(parts, lam, mask)
+    to_queries, to_keys, to_values = map(_stack, to_parts)
+    upstream = _stack(grad)
+    for group, shared, pieces in Pieces(layer.sizes, layer.v, backward=True):
+        layer.load_keys_and_values(group, shared)
+        more = 0.0  # the weight of what the group's pieces before have found
+        for piece, memory in pieces:
+            layer.make_maps(piece, memory)
+            _load(memory.upstream_stack, upstream, piece)
+            torch.baddbmm(
+                memory.of_values, memory.combined.mT, memory.upstream, beta=more, out=memory.of_values
+            )
+            torch.bmm(memory.upstream, memory.values.mT, out=memory.of_each_map[0])
+            if to_lam is not None:
+                _correlate(memory, to_lam[piece[1]] if to_lam.ndim else to_lam)
+            layer.differentiate_maps(piece, memory)
+            scale, queries = layer.scale, memory.queries
+            torch.baddbmm(
+                memory.of_keys, memory.scores.mT, queries, beta=more, alpha=scale, out=memory.of_keys
+            )
+            torch.baddbmm(queries, memory.scores, memory.keys, beta=0, alpha=scale, out=queries)
+            _store(memory.queries_stack, to_queries, piece)
+            more = 1.0
+        _store(shared.of_keys_stack, to_keys, group)
+        _store(shared.of_values_stack, to_values, group)
 
 
 class _Layer:
@@ -186,26 +167,3 @@ def _store(held: Stack, stack: Stack, piece: Index) -> None:
     """Copy memory to its place in a stack."""
     for one, whole in zip(held, stack, strict=True):
         whole[piece].copy_(one)
-
-
-def _plain_backward(
-    grad: Tensor, view: View, lam: Tensor, mask: Tensor | None, sources: Sequence[Tensor]
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return λ's and the sources' gradients in plain operations, to be differentiated and batched themselves."""
-    queries, keys, v = view(*sources)
-    maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
-    combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
-    inner = grad @ v.mT
-    scale = queries[0].shape[-1] ** -0.5
-    of_scores = [one * (inner - (one * inner).sum(-1, keepdim=True)) * scale for one in maps]
-    to_lam = None
-    if len(maps) > 1:
-        of_scores[1] = of_scores[1] * -per_head(lam)
-        to_lam = -(inner * maps[1]).sum((0, 2, 3) if lam.ndim else None).to(lam.dtype)
-    of_scores = [one.to(v.dtype) for one in of_scores]
-    gradients = (
-        *(one @ k for one, k in zip(of_scores, keys, strict=True)),
-        *(one.mT @ q for one, q in zip(of_scores, queries, strict=True)),
-        combined.to(v.dtype).mT @ grad,
-    )
-    return to_lam, join(view, [(source.shape, source.dtype) for source in sources], gradients)

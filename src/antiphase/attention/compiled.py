@@ -1,6 +1,7 @@
-"""The forward pass of attention by a compiled kernel, on the machines that can have it."""
+"""Attention and its gradients by compiled kernels, on the machines that can have them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +34,46 @@ def compiled_attention(
     Returns:
         ``(batch, heads, queries, value width)``, a view of ``(batch, queries, heads, value width)``.
     """
-    queries, keys, v = _rows(parts[0]), _rows(parts[1]), _row(parts[2])
+    found = kernels()
+    assert found is not None
+    v = parts[2]
     if norm is not None and (norm.weight.dtype != v.dtype or norm.weight.shape != v.shape[-1:]):
         return norm(compiled_attention(parts, lam, mask))
+    weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
+    return found.attention(*_inputs(parts, lam, mask), weight, eps)
+
+
+def compiled_gradients(
+    grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
+) -> None:
+    """Write the gradients of queries, keys and values to their places, and add that of λ.
+
+    Args:
+        grad: that of the output, ``(batch, heads, queries, value width)``; in bf16 of even width.
+        parts: as in :func:`compiled_attention`.
+        lam: as there.
+        mask: as there.
+        to_parts: where the gradients are written, of the parts' shapes.
+        to_lam: what λ's gradient is added to, of λ's shape, if it is wanted.
+    """
+    found = kernels()
+    assert found is not None
+    places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
+    rows = [place if _in_rows(place) else torch.empty_like(place).contiguous() for place in places]
+    count = len(parts[0])
+    of_heads = found.attention_backward(  # (batch, heads)
+        _row(grad), *_inputs(parts, lam, mask), rows[:count], rows[count:-1], rows[-1]
+    )
+    for place, row in zip(places, rows, strict=True):
+        if place is not row:
+            place.copy_(row)
+    if to_lam is not None:
+        to_lam += of_heads.sum(0) if to_lam.ndim else of_heads.sum()
+
+
+def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    """Return queries, keys, values, λ of each head, bias and dead rows as the kernels take them."""
+    queries, keys, v = list(map(_row, _each(parts[0]))), list(map(_row, _each(parts[1]))), _row(parts[2])
     batch, heads, keys_held, _ = v.shape
     bias = dead = None
     if mask is not None:
@@ -44,18 +82,18 @@ def compiled_attention(
         bias = bias.float().expand(*bias.shape[:-1], keys_held)  # only a row of it is read in one stretch
         bias = (bias if bias.stride(-1) == 1 else bias.contiguous()).expand(*shape, keys_held)
         dead = dead.expand(*shape, 1) if dead.any() else None
-    lam = torch.as_tensor(lam, dtype=torch.float32).expand(heads).contiguous()
-    found = kernels()
-    assert found is not None
-    weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
-    return found.attention(queries, keys, v, lam, bias, dead, weight, eps)
+    return queries, keys, v, torch.as_tensor(lam, dtype=torch.float32).expand(heads).contiguous(), bias, dead
 
 
-def _rows(branches: Branches) -> Sequence[Tensor]:
-    return [_row(branch) for branch in (branches.unbind() if isinstance(branches, Tensor) else branches)]
+def _each(branches: Branches) -> Sequence[Tensor]:
+    return branches.unbind() if isinstance(branches, Tensor) else branches
 
 
 def _row(x: Tensor) -> Tensor:
-    """Return a part whose rows are one stretch each, of bf16 an even number of numbers apart."""
+    return x if _in_rows(x) else x.contiguous()
+
+
+def _in_rows(x: Tensor) -> bool:
+    """Return whether each row is one stretch, apart from the next, of bf16 by an even number of numbers."""
     *_, apart, within = x.stride()
-    return x if within == 1 and (apart % 2 == 0 or x.dtype != torch.bfloat16) else x.contiguous()
+    return within == 1 and apart >= x.shape[-1] and (apart % 2 == 0 or x.dtype != torch.bfloat16)

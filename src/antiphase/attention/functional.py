@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.attention import compiled
-from antiphase.attention.chunked import chunked_attention
 from antiphase.attention.compiled import compiled_attention
 from antiphase.attention.maps import combine, open_dead_rows, softmax_maps
 from antiphase.attention.modes import plain_forward
 from antiphase.attention.norm import HeadNorm
+from antiphase.attention.recomputed import recomputed_attention
 from antiphase.attention.views import Branches, Parts, View, split
 
 Backend = Literal["auto", "eager", "chunked", "native", "sdpa", "triton"]
@@ -95,8 +95,8 @@ def attend(
             a CPU (dev/LOG.md); on other devices torch's attention, unmeasured. ``"eager"`` forms the maps,
             subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
             ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
-            ``"native"`` is ``"chunked"`` with a forward pass in C++, built at first use: float32 on Linux on x86-64
-            with AVX-512 and a C++ compiler, bfloat16 where there is AMX too.
+            ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++
+            compiler, bfloat16 where there is AMX too.
             ``"sdpa"`` calls torch's fused attention for each branch. ``"triton"`` is one kernel for both
             branches; it has only been run in Triton's interpreter, so that nothing but asking for it
             chooses it.
@@ -148,7 +148,7 @@ def _heads(
 ) -> Tensor:
     """Return what a backend makes of parts that it can take."""
     if backend in ("chunked", "native"):
-        return chunked_attention(view, lam, mask, *sources, native=backend == "native")
+        return recomputed_attention(view, lam, mask, *sources, native=backend == "native")
     if backend == "eager":
         queries, keys, v = split(view, sources)
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
@@ -193,9 +193,11 @@ def _quickest(
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else v.dtype
     if len(queries) == 1 and dtype != torch.bfloat16:
         return "sdpa"
+    if compiled.takes(dtype, queries[0][-1]):
+        return "native"
     if v.shape[-2] <= _FEW and _differentiated(lam, None, sources):
-        return "eager"  # keeping such small maps is quicker than making them again
-    return "native" if compiled.takes(dtype, queries[0][-1]) else "chunked"
+        return "eager"  # keeping such small maps is quicker than making them again in pieces
+    return "chunked"
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -4,66 +4,29 @@
 #pragma once
 
 #include <ATen/Parallel.h>
-#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "lanes.h"
 #include "norm.h"
+#include "operands.h"
 
 namespace {
-
-namespace blas = at::native::cpublas;
 
 constexpr int64_t kTile = 16;  // rows that a matrix unit takes together
 constexpr int64_t kScores = 1 << 16;  // of a branch that are held at once: 256 KiB of a core's own cache
 constexpr int64_t kSummed = 512;  // keys of a product: of more, float32 loses digits in one chain of sums
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-
-// One head's rows of a tensor (samples, heads, rows, width) whose rows lie anywhere, each in one stretch.
-template <typename T>
-struct Rows {
-  T* data;
-  int64_t step;
-  T* operator[](int64_t row) const { return data + row * step; }
-};
-template <typename T>
-Rows<T> rows_of(const Tensor& x, int64_t sample, int64_t head) {
-  const int64_t start = sample * x.stride(0) + head * x.stride(1);
-  if constexpr (std::is_const_v<T>)
-    return {x.const_data_ptr<std::remove_const_t<T>>() + start, x.stride(2)};
-  else
-    return {x.mutable_data_ptr<T>() + start, x.stride(2)};
-}
-
-// Keys as a product takes its right side: (width, keys); of bf16 two neighbours of a key's numbers stay together.
-template <typename T>
-void transpose_keys(Rows<const T> keys, int64_t count, int64_t width, T* out) {
-  constexpr int64_t kWord = sizeof(float) / sizeof(T);
-  const auto *from = reinterpret_cast<const float*>(keys.data);
-  auto* to = reinterpret_cast<float*>(out);
-  at::vec::transpose_mxn<float>(
-      from, keys.step / kWord, to, count, static_cast<int>(count), static_cast<int>(width / kWord));
-}
-
-// Values as a product takes its right side: float32 as it lies, of bf16 two keys' together.
-Rows<const float> pair_values(Rows<const float> values, int64_t, int64_t, float*) { return values; }
-Rows<const BFloat16> pair_values(Rows<const BFloat16> values, int64_t count, int64_t width, BFloat16* out) {
-  auto* to = reinterpret_cast<uint32_t*>(out);
-  for (int64_t key = 0; key < count; key += 2, to += width) {
-    const auto* one = reinterpret_cast<const uint16_t*>(values[key]);
-    const auto* two = reinterpret_cast<const uint16_t*>(values[std::min(key + 1, count - 1)]);
-    const uint32_t there = key + 1 < count ? 0xffffffff : 0xffff;  // behind the last of an odd number stands 0
-    for (int64_t i = 0; i < width; i++) to[i] = (static_cast<uint32_t>(two[i]) << 16 | one[i]) & there;
-  }
-  return {out, width};
+// How many queries of a head are held at once: whole steps, and as even parts of all as can be.
+int64_t queries_at_once(int64_t count, int64_t keys, int64_t step) {
+  const int64_t at_most = std::clamp<int64_t>(kScores / keys / step * step, step, 128);
+  const int64_t parts = (count + at_most - 1) / at_most;
+  return round_up((count + parts - 1) / parts, step);
 }
 
 // Writes exp(scale · scores + bias − their maximum) over the scores and returns the sum; what is not finite gives NaN.
@@ -112,17 +75,15 @@ void attend(
   constexpr bool kPairs = sizeof(T) == 2;
   const int64_t branches = queries.size(), heads = out.size(1), count = out.size(2), width = queries[0].size(3);
   const int64_t key_count = values.size(2), value_width = values.size(3);
-  const int64_t padded = round_up(key_count, kLanes), paired = kPairs ? round_up(key_count, 2) : key_count;
-  const int64_t at_most = std::clamp<int64_t>(kScores / padded / kTile * kTile, kTile, 128);
-  const int64_t parts = (count + at_most - 1) / at_most;
-  const int64_t most = round_up((count + parts - 1) / parts, kTile);  // queries of a head that are held at once
+  const int64_t padded = round_up(key_count, kUnit<T>), summed = kPairs ? padded : key_count;
+  const int64_t most = queries_at_once(count, padded, kTile), parts = (count + most - 1) / most;
   const float scale = 1 / std::sqrt(static_cast<float>(width));
   const T* by = weight ? weight->const_data_ptr<T>() : nullptr;
 
   at::parallel_for(0, out.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
-    std::vector<T> right(branches * width * key_count), paired_values(kPairs ? paired * value_width : 0);
-    std::vector<T> maps(most * padded);
-    std::vector<float> scores(branches * most * padded), sums(kPairs ? most * value_width : 0);
+    Memory<T> right(branches * width * padded), paired_values(kPairs ? padded * value_width : 0);
+    Memory<T> maps(most * padded);  // what stands behind a row's keys stays 0
+    Memory<float> scores(branches * most * padded), sums(kPairs ? most * value_width : 0);
     Rows<const T> v{};
     for (int64_t item = begin, held = -1; item < end; item++) {
       const int64_t first = item % parts * most, head = item / parts % heads, sample = item / parts / heads;
@@ -131,15 +92,15 @@ void attend(
         held = item / parts;
         for (int64_t branch = 0; branch < branches; branch++)
           transpose_keys<T>(
-              rows_of<const T>(keys[branch], sample, head), key_count, width,
-              right.data() + branch * width * key_count);
+              rows_of<const T>(keys[branch], sample, head), key_count, width, right.data() + branch * width * padded,
+              padded);
         v = pair_values(rows_of<const T>(values, sample, head), key_count, value_width, paired_values.data());
       }
       for (int64_t branch = 0; branch < branches; branch++) {
         const auto q = rows_of<const T>(queries[branch], sample, head);
         blas::brgemm(
-            rows, key_count, width, q.step, key_count, padded, false, q[first],
-            right.data() + branch * width * key_count, scores.data() + branch * most * padded, kPairs);
+            rows, padded, width, q.step, padded, padded, false, q[first], right.data() + branch * width * padded,
+            scores.data() + branch * most * padded, kPairs);
       }
       const auto shift = bias ? rows_of<const float>(*bias, sample, head) : Rows<const float>{};
       const auto closed = dead ? rows_of<const bool>(*dead, sample, head) : Rows<const bool>{};
@@ -159,14 +120,9 @@ void attend(
         products = to[first];
       for (int64_t key = 0; key < key_count; key += kSummed)
         blas::brgemm(
-            rows, value_width, std::min(kSummed, paired - key), padded, v.step, kPairs ? value_width : to.step, key > 0,
+            rows, value_width, std::min(kSummed, summed - key), padded, v.step, kPairs ? value_width : to.step, key > 0,
             maps.data() + key, v[key], products, kPairs);
-      if constexpr (kPairs)
-        for (int64_t row = 0; row < rows; row++)
-          for (int64_t i = 0; i < value_width; i += kLanes) {
-            const int64_t some = std::min(kLanes, value_width - i);
-            store(to[first + row] + i, load(products + row * value_width + i, some), some);
-          }
+      if constexpr (kPairs) write_rows(products, rows, value_width, {to[first], to.step});
       if (by)
         for (int64_t row = first; row < first + rows; row++) normalise_row(to[row], by, value_width, eps, to[row]);
     }

@@ -25,17 +25,19 @@ Floats load(const BFloat16* from, int64_t count) {
       found);
   return found;
 }
+__m256i to_bf16(Floats x) {
+#ifdef __AVX512BF16__
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+#else
+  return at::vec::cvtfp32_bf16(x);
+#endif
+}
 void store(float* to, Floats x, int64_t count) { x.store(to, count); }
 void store(BFloat16* to, Floats x, int64_t count) {
-#ifdef __AVX512BF16__
-  const auto found = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-#else
-  const __m256i found = at::vec::cvtfp32_bf16(x);
-#endif
   if (count == kLanes)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), found);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bf16(x));
   else
-    _mm256_mask_storeu_epi16(to, (1 << count) - 1, found);
+    _mm256_mask_storeu_epi16(to, (1 << count) - 1, to_bf16(x));
 }
 
 // Folds what ``each`` returns of 0, kLanes, … below ``count``, in four chains: each step waits for the one before it.

@@ -1,0 +1,32 @@
+"""What the compiled kernels are tried on, and how near they must come."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from antiphase.native import kernels
+
+DTYPES = [torch.float32, torch.bfloat16]
+MASKS = {
+    "none": lambda draw, q, k: None,
+    "boolean": lambda draw, q, k: torch.rand(2, 1, q, k, generator=draw) < 0.6,
+    "causal": lambda draw, q, k: torch.ones(q, k, dtype=torch.bool).tril(),
+    "padding": lambda draw, q, k: torch.rand(2, 1, 1, k, generator=draw) < 0.5,
+    "queries": lambda draw, q, k: torch.rand(q, 1, generator=draw) < 0.5,
+    "additive": lambda draw, q, k: torch.randn(3, q, k, generator=draw),
+    "nothing": lambda draw, q, k: torch.zeros(q, k, dtype=torch.bool),
+}
+
+
+def skip_unless_taken(dtype):
+    if dtype == torch.bfloat16 and not kernels().multiplies_bf16():
+        pytest.skip("the kernel takes bfloat16 with AMX only")
+
+
+def assert_near(found, exact, dtype):
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+    size = max(1.0, float(exact.abs().max()))
+    assert_close(
+        found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * size
+    )
