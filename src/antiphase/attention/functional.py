@@ -21,7 +21,7 @@ from antiphase.attention.recomputed import recomputed_attention
 from antiphase.attention.views import Branches, Parts, View, split
 
 Backend = Literal["auto", "eager", "chunked", "native", "sdpa", "triton"]
-_FEW = 64  # keys
+_FEW, _VERY_FEW = 64, 32  # keys
 BACKENDS: tuple[Backend, ...] = ("auto", "eager", "chunked", "native", "sdpa", "triton")
 
 
@@ -191,9 +191,10 @@ def _quickest(
     if plain_forward() or (mask is not None and mask.requires_grad):
         return "eager"
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else v.dtype
-    if len(queries) == 1 and dtype != torch.bfloat16:
+    native = compiled.takes(dtype, queries[0][-1])
+    if len(queries) == 1 and dtype != torch.bfloat16 and (not native or v.shape[-2] <= _VERY_FEW):
         return "sdpa"
-    if compiled.takes(dtype, queries[0][-1]):
+    if native:
         return "native"
     if v.shape[-2] <= _FEW and _differentiated(lam, None, sources):
         return "eager"  # keeping such small maps is quicker than making them again in pieces
