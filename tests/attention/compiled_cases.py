@@ -18,6 +18,12 @@ MASKS = {
 }
 
 
+def mask_of(kind, draw, queries, keys, dtype):
+    """Return a mask; what is added to scores in numbers that the dtype has, as attention rounds it."""
+    mask = MASKS[kind](draw, queries, keys)
+    return mask if mask is None or mask.dtype == torch.bool else mask.to(dtype).float()
+
+
 def skip_unless_taken(dtype):
     if dtype == torch.bfloat16 and not kernels().multiplies_bf16():
         pytest.skip("the kernel takes bfloat16 with AMX only")

@@ -12,7 +12,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention, differe
 from antiphase.attention.functional import attend, standard_attention
 from antiphase.native import kernels
 from antiphase.native.build import missing
-from tests.attention.compiled_cases import DTYPES, MASKS, skip_unless_taken
+from tests.attention.compiled_cases import DTYPES, MASKS, mask_of, skip_unless_taken
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
 
@@ -55,7 +55,7 @@ def test_gradients_are_eagers(queries, keys, width, value_width, mask, lam, dtyp
     sizes = [(queries, width), (keys, width), (queries, width), (keys, width), (keys, value_width)]
     args = [torch.randn(2, 3, *size, generator=draw).to(dtype) for size in sizes]
     upstream = torch.randn(2, 3, queries, value_width, generator=draw).to(dtype)
-    mask = MASKS[mask](draw, queries, keys)
+    mask = mask_of(mask, draw, queries, keys, dtype)
     if lam == "standard":
         return _assert_exact([args[0], args[1], args[4]], None, mask, upstream)
     weight = {"number": 0.8, "one": torch.tensor(0.7), "each head": torch.tensor([0.2, 0.8, 1.3])}[lam]
@@ -102,6 +102,29 @@ def test_gradients_go_to_their_places_in_what_is_viewed(dtype, form):
     size = float(found["eager"].abs().max())
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype] * size
     assert_close(found["native"].double(), found["eager"], rtol=0, atol=tolerance)
+
+
+def test_parts_that_overlap_are_refused():
+    """One key for all heads: its gradient has no place for each head's."""
+    x, y = torch.randn(2, 3, 5, 12, requires_grad=True), torch.randn(2, 1, 70, 16, requires_grad=True)
+
+    def view(x, y):
+        keys = y[..., :6].expand(2, 3, 70, 6)
+        return (x[..., :6], x[..., 6:]), (keys, keys), y[..., 6:].expand(2, 3, 70, 10)
+
+    out = attend(view, 0.8, None, "native", x, y)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        out.sum().backward()
+
+
+def test_many_keys_lose_no_more_digits_than_in_eager():
+    draw = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 1, size, 16, generator=draw) for size in (8, 50_000))
+    v, upstream = torch.rand(1, 1, 50_000, 8, generator=draw), torch.randn(1, 1, 8, 8, generator=draw)
+    exact = _gradients([x.double() for x in (q, k, v)], None, None, upstream.double(), "eager")
+    found, eager = (_gradients((q, k, v), None, None, upstream, backend) for backend in ("native", "eager"))
+    for one, other, true in zip(found, eager, exact, strict=True):
+        assert (one.double() - true).abs().max() <= 2 * (other.double() - true).abs().max()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

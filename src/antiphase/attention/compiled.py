@@ -12,12 +12,12 @@ from antiphase.attention.views import Branches, Parts
 from antiphase.native import kernels
 
 
-def takes(dtype: torch.dtype, width: int) -> bool:
-    """Return whether there is a kernel for queries and keys of a dtype and width."""
-    if dtype == torch.bfloat16 and width % 2 == 0:  # numbers go in pairs, to a matrix unit
+def takes(dtypes: set[torch.dtype], width: int) -> bool:
+    """Return whether there is a kernel for parts of these dtypes, queries and keys of this width."""
+    if dtypes == {torch.bfloat16} and width % 2 == 0:  # numbers go in pairs, to a matrix unit
         found = kernels()
         return found is not None and found.multiplies_bf16()
-    return dtype == torch.float32 and kernels() is not None
+    return dtypes == {torch.float32} and kernels() is not None
 
 
 def compiled_attention(
@@ -59,7 +59,7 @@ def compiled_gradients(
     found = kernels()
     assert found is not None
     places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
-    rows = [place if _in_rows(place) else torch.empty_like(place).contiguous() for place in places]
+    rows = [_writable(place) for place in places]
     count = len(parts[0])
     of_heads = found.attention_backward(  # (batch, heads)
         _row(grad), *_inputs(parts, lam, mask), rows[:count], rows[count:-1], rows[-1]
@@ -78,7 +78,7 @@ def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any
     bias = dead = None
     if mask is not None:
         shape = batch, heads, queries[0].shape[-2]
-        bias, dead = open_dead_rows(mask, v.dtype)
+        bias, dead = open_dead_rows(mask.detach(), v.dtype)
         bias = bias.float().expand(*bias.shape[:-1], keys_held)  # only a row of it is read in one stretch
         bias = (bias if bias.stride(-1) == 1 else bias.contiguous()).expand(*shape, keys_held)
         dead = dead.expand(*shape, 1) if dead.any() else None
@@ -91,6 +91,14 @@ def _each(branches: Branches) -> Sequence[Tensor]:
 
 def _row(x: Tensor) -> Tensor:
     return x if _in_rows(x) else x.contiguous()
+
+
+def _writable(place: Tensor) -> Tensor:
+    """Return a place that the kernels can write to, or memory for what torch then copies there, or refuses to."""
+    shared = any(step == 0 and size > 1 for step, size in zip(place.stride(), place.shape, strict=True))
+    if _in_rows(place) and not shared:
+        return place
+    return torch.empty_like(place, memory_format=torch.contiguous_format)
 
 
 def _in_rows(x: Tensor) -> bool:

@@ -132,10 +132,12 @@ def attend(
         sources = tuple(source.to(torch.get_autocast_dtype(v.device.type)) for source in sources)
         queries, keys, v = view(*sources)
     if backend == "native":
-        if not compiled.takes(v.dtype, widths[0]):
+        dtypes = {source.dtype for source in sources}
+        if not compiled.takes(dtypes, widths[0]):
             raise ValueError(
-                f"backend 'native' for {v.dtype}, {widths[0]} wide: expected float32 or, with AMX, "
-                "bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what there is"
+                f"backend 'native' for {' and '.join(sorted(map(str, dtypes)))}, {widths[0]} wide: expected float32 "
+                "or, with AMX, bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what "
+                "there is"
             )
         if not plain_forward() and not _differentiated(lam, norm, sources):
             return compiled_attention((queries, keys, v), lam, mask, norm)
@@ -190,9 +192,11 @@ def _quickest(
         return "sdpa"
     if plain_forward() or (mask is not None and mask.requires_grad):
         return "eager"
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else v.dtype
-    native = compiled.takes(dtype, queries[0][-1])
-    if len(queries) == 1 and dtype != torch.bfloat16 and (not native or v.shape[-2] <= _VERY_FEW):
+    dtypes = {source.dtype for source in sources}
+    if torch.is_autocast_enabled("cpu"):
+        dtypes = {torch.get_autocast_dtype("cpu")}
+    native = compiled.takes(dtypes, queries[0][-1])
+    if len(queries) == 1 and torch.bfloat16 not in dtypes and (not native or v.shape[-2] <= _VERY_FEW):
         return "sdpa"
     if native:
         return "native"

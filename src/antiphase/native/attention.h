@@ -9,7 +9,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <vector>
 
 #include "lanes.h"
 #include "norm.h"

@@ -38,7 +38,7 @@ Query make_query(
     float* one, float* two, float* of_map, int64_t count, int64_t padded, float scale, const float* bias, float lam,
     bool dead) {
   Query query{one, two, of_map};
-  std::fill(of_map + (dead ? 0 : count), of_map + padded, 0);
+  if (dead) std::fill(of_map, of_map + padded, 0);
   const auto weigh = [&](float* scores, float weight, float& share, float& mean) {
     if (dead) return std::fill(scores, scores + padded, 0);
     const float over = 1 / exponentiate<T>(scores, count, scale, bias);
@@ -185,7 +185,8 @@ class Head {
     blas::brgemm(rows, columns, summed, step_one, step_two, step_out, add, one, two, out, kPairs);
   }
 
-  // Makes the maps of some queries and the gradients of their scores, and returns λ's.
+  // Makes the maps of some queries and the gradients of their scores, and returns λ's. What is left of the last unit is
+  // an earlier piece's, and meets a 0 in queries_across and grad_across.
   double make_operands(int64_t sample, int64_t head, int64_t first, int64_t rows) {
     const auto shift = call.bias ? rows_of<const float>(*call.bias, sample, head) : Rows<const float>{};
     const auto closed = call.dead ? rows_of<const bool>(*call.dead, sample, head) : Rows<const bool>{};
@@ -201,9 +202,7 @@ class Head {
     for (int64_t row = 0; row < rows; row += kPairs ? 2 : 1) {
       const Query made = query(row);
       if constexpr (kPairs) {
-        Query next = made;
-        next.share_one = next.share_two = 0;  // behind the last of an odd number stands 0
-        if (row + 1 < rows) next = query(row + 1);
+        const Query next = row + 1 < rows ? query(row + 1) : made;
         const int64_t start = row * padded;
         finish_pair(
             made, next, padded, scale, most * padded, maps.data() + start, left.data() + start, right.data() + start);
@@ -211,24 +210,16 @@ class Head {
         finish(made, padded, scale, maps.data() + row * padded);
       }
     }
-    if constexpr (kPairs) {  // the rest of the last unit
-      const int64_t made = round_up(rows, 2) * padded, all = round_up(rows, kUnit<T>) * padded;
-      std::fill(maps.begin() + made, maps.begin() + all, T(0));
-      for (int64_t branch = 0; branch < branches; branch++)
-        std::fill(right_of(branch) + made, right_of(branch) + all, T(0));
-    }
     return of_lam;
   }
 
   void write_queries(const T* of_scores, Rows<const T> k, int64_t rows, Rows<T> to, int64_t first) {
-    const int64_t summed = kPairs ? padded : key_count;
     float* products = nullptr;
     if constexpr (kPairs) products = room.data();
     else products = to[first];
-    for (int64_t key = 0; key < key_count; key += kSummed)
-      multiply(
-          rows, width, std::min(kSummed, summed - key), of_scores + key, padded, k[key], k.step, key > 0, products,
-          kPairs ? width : to.step);
+    multiply(
+        rows, width, kPairs ? padded : key_count, of_scores, padded, k.data, k.step, false, products,
+        kPairs ? width : to.step);
     if constexpr (kPairs) write_rows(products, rows, width, {to[first], to.step});
   }
 
