@@ -18,6 +18,29 @@ MASKS = {
 }
 
 
+LAYOUTS = ["transposed", "every second", "shifted", "broadcast", "one token"]
+
+
+def parts_seen(layout, dtype):
+    """Return a function that draws a part of a shape whose numbers lie as the layout says."""
+    draw = torch.Generator().manual_seed(0)
+
+    def part(batch, heads, rows, width):
+        def normal(*shape):
+            return torch.randn(shape, generator=draw).to(dtype)
+
+        if layout == "transposed":
+            return normal(batch, heads, width, rows).mT
+        if layout == "every second":
+            return normal(batch, heads, rows, 2 * width + 1)[..., 1::2]
+        if layout == "shifted":
+            return normal(batch, heads, rows, width + 1)[..., 1:]
+        few = {"broadcast": (1, heads, rows, width), "one token": (batch, heads, 1, width)}[layout]
+        return normal(*few).expand(batch, heads, rows, width)
+
+    return part
+
+
 def mask_of(kind, draw, queries, keys, dtype):
     """Return a mask; what is added to scores in numbers that the dtype has, as attention rounds it."""
     mask = MASKS[kind](draw, queries, keys)

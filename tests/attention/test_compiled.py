@@ -13,7 +13,15 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention, compile
 from antiphase.attention.functional import standard_attention
 from antiphase.native import kernels
 from antiphase.native.build import missing
-from tests.attention.compiled_cases import DTYPES, MASKS, assert_near, mask_of, skip_unless_taken
+from tests.attention.compiled_cases import (
+    DTYPES,
+    LAYOUTS,
+    MASKS,
+    assert_near,
+    mask_of,
+    parts_seen,
+    skip_unless_taken,
+)
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
 
@@ -63,20 +71,10 @@ def test_other_numbers_are_refused(inputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seen", ["transposed", "every second", "shifted", "broadcast"])
+@pytest.mark.parametrize("seen", LAYOUTS)
 def test_parts_may_lie_anywhere(dtype, seen):
     skip_unless_taken(dtype)
-    draw = torch.Generator().manual_seed(0)
-
-    def part(*shape):
-        if seen == "transposed":
-            return torch.randn(*shape[:2], shape[3], shape[2], generator=draw).to(dtype).mT
-        if seen == "every second":
-            return torch.randn(*shape[:3], 2 * shape[3] + 1, generator=draw).to(dtype)[..., 1::2]
-        if seen == "shifted":
-            return torch.randn(*shape[:3], shape[3] + 1, generator=draw).to(dtype)[..., 1:]
-        return torch.randn(1, *shape[1:], generator=draw).to(dtype).expand(shape)
-
+    part = parts_seen(seen, dtype)
     args = [part(2, 3, 37, 6) for _ in range(4)] + [part(2, 3, 37, 10)]
     exact = differential_attention(*(x.double() for x in args), 0.8, backend="eager")
     assert_near(differential_attention(*args, 0.8, backend="native"), exact, dtype)

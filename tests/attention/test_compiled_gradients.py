@@ -12,7 +12,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention, differe
 from antiphase.attention.functional import attend, standard_attention
 from antiphase.native import kernels
 from antiphase.native.build import missing
-from tests.attention.compiled_cases import DTYPES, MASKS, mask_of, skip_unless_taken
+from tests.attention.compiled_cases import DTYPES, LAYOUTS, MASKS, mask_of, parts_seen, skip_unless_taken
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
 
@@ -65,22 +65,10 @@ def test_gradients_are_eagers(queries, keys, width, value_width, mask, lam, dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seen", ["transposed", "every second", "shifted", "broadcast", "one token"])
+@pytest.mark.parametrize("seen", LAYOUTS)
 def test_parts_and_what_arrives_may_lie_anywhere(dtype, seen):
     skip_unless_taken(dtype)
-    draw = torch.Generator().manual_seed(0)
-
-    def part(*shape):
-        if seen == "transposed":
-            return torch.randn(*shape[:2], shape[3], shape[2], generator=draw).to(dtype).mT
-        if seen == "every second":
-            return torch.randn(*shape[:3], 2 * shape[3] + 1, generator=draw).to(dtype)[..., 1::2]
-        if seen == "shifted":
-            return torch.randn(*shape[:3], shape[3] + 1, generator=draw).to(dtype)[..., 1:]
-        if seen == "one token":
-            return torch.randn(*shape[:2], 1, shape[3], generator=draw).to(dtype).expand(shape)
-        return torch.randn(1, *shape[1:], generator=draw).to(dtype).expand(shape)
-
+    part = parts_seen(seen, dtype)
     args = [part(2, 3, 37, 6) for _ in range(4)] + [part(2, 3, 37, 10)]
     _assert_exact(args, torch.tensor(0.8, requires_grad=True), None, part(2, 3, 37, 10))
 
