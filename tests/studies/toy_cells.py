@@ -44,8 +44,9 @@ class Train(Cell):
         time.sleep(self.seconds)
         if self.number < 0:
             raise UserError("the number is below 0")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "weights.txt").write_text(str(self.number * self.rate))
+        if lab.shard.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "weights.txt").write_text(str(self.number * self.rate))
         return None
 
 

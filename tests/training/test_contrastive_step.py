@@ -117,13 +117,13 @@ def test_slip_exact_is_the_gradient_of_slips_code_on_two_devices():
 WORKER = """
 import sys
 import torch
-from accelerate import Accelerator
 from safetensors.torch import save_file
 from antiphase.training.contrastive_step import Share, accumulate
+from antiphase.training.processes import start_processes
 sys.path.insert(0, sys.argv[3])
 from tiny_pairs import gradients, model_of, share_of
 
-accelerator = Accelerator(cpu=True)
+accelerator = start_processes()
 world, rank, whole = accelerator.num_processes, accelerator.process_index, share_of()
 valid = torch.ones(12, dtype=torch.bool)
 valid[11] = False  # eleven samples on two processes: one place stays empty

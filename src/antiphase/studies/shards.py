@@ -32,6 +32,9 @@ def shard() -> Shard:
     import torch
     from accelerate import PartialState
 
+    from antiphase.training.processes import end_group_at_exit
+
+    end_group_at_exit()
     # a process that has less to do waits for the others, however long
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     return Shard(state.process_index, state.num_processes)
