@@ -4,11 +4,16 @@ import os
 import sys
 
 import pytest
+from hypothesis import settings
 
 # One thread for each of xdist's workers, and for what they start: said before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from antiphase import cli
+
+# An example takes what time it takes; which are tried changes from run to run, except where hypothesis finds CI set
+settings.register_profile("antiphase", deadline=None)
+settings.load_profile("antiphase")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -130,7 +130,6 @@ def test_consecutive_normal_numbers_are_independent():
             assert abs(float(product.mean())) < 5 / math.sqrt(product.numel())
 
 
-@settings(deadline=None)
 @given(st.permutations(list(range(11))), st.integers(1, 11), st.sampled_from([uniform, normal]))
 def test_a_row_depends_on_its_key_alone(order, size, draw):
     base = key(3, "pgd")

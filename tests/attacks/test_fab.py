@@ -84,7 +84,7 @@ def _solve(x, value, gradient, norm):
     return math.sqrt(answer.fun) if answer.success else None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), norm=st.sampled_from(NORMS))
 def test_the_step_is_the_shortest_onto_the_plane_within_the_bounds(seed, norm):
     x, gradient, value = _plane(seed)

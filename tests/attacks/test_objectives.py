@@ -35,7 +35,7 @@ def test_values_by_hand():
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shift=st.floats(-50, 50), scale=st.floats(0.1, 100))
 def test_dlr_ignores_shift_and_scale(shift, scale):
     logits = _logits()

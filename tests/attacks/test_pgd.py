@@ -86,7 +86,7 @@ def test_a_sample_alone_gets_the_verdict_it_gets_in_company(victim):
         assert torch.equal(alone.adversarial[0], together.adversarial[position])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     norm=st.sampled_from(["linf", "l2"]), eps=st.floats(1e-3, 0.5), seed=st.integers(0, 99),
     schedule=st.sampled_from(["constant", "linear", "cosine"]), start=st.booleans(),

@@ -58,7 +58,7 @@ def _values_and_gradients(tensors, lam, mask, backend):
     return out, torch.autograd.grad(out, wanted, upstream)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.tuples(*[st.sampled_from([1, 2, 3, 5, 7, 11])] * 6), st.integers(0, 2**31), st.sampled_from(sorted(MASKS)),
     st.sampled_from(["number", "one", "each head"]), st.sampled_from(PIECES),

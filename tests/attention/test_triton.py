@@ -115,7 +115,7 @@ def _assert_equal(args, lam, mask=None, **options):
     return fused
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(data=st.data())
 def test_any_shape_equals_eager_in_values_and_gradients(data):
     def size(*primes):

@@ -208,7 +208,7 @@ def exponent(cost):
 
 
 @given(st.lists(st.integers(0, 4), min_size=85, max_size=85) | st.permutations(range(85)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_search_visits_what_the_transcription_visits(heights):
     asked = []
 
@@ -273,7 +273,6 @@ def test_a_probe_is_fitted_on_both_splits_at_the_cost_of_the_search(split):
 
 
 @given(st.lists(st.integers(0, 6), min_size=40, max_size=90), st.integers(0, 1000))
-@settings(deadline=None)
 def test_a_fifth_of_each_class_is_held_out(labels, seed):
     labels = 3 * torch.tensor(labels) + 1
     held = hold_out(labels, seed)

@@ -10,7 +10,7 @@ from tests.training.tiny_pairs import tiny_pairs
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ranks_count_the_strangers_before_the_best_of_ones_own(seed):
     draw = torch.Generator().manual_seed(seed)
     queries, candidates = torch.randn(5, 3, generator=draw), torch.randn(13, 3, generator=draw)

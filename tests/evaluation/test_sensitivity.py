@@ -119,7 +119,7 @@ def made(pairs, lam, heads=2):
     return frame(own + standard)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(gradients, st.floats(0.0, 2.0))
 def test_a_shared_lambda_amplifies_as_theorem_1_says(pairs, lam):
     found = numbers(alignment(made(pairs, lam)), model="diff")
@@ -127,7 +127,7 @@ def test_a_shared_lambda_amplifies_as_theorem_1_says(pairs, lam):
     assert found["amplification"]["value"] == pytest.approx(predicted, rel=1e-9, abs=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(gradients, st.floats(0.0, 0.9))
 def test_the_three_logarithms_add_up(pairs, lam):
     rows = made(pairs, lam)
@@ -158,7 +158,7 @@ def test_explanation_by_hand_takes_the_samples_that_both_have():
     assert {(line["low"], line["high"], line["n"]) for line in found.values()} == {(-math.inf, math.inf, 1)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(gradients, st.floats(0.0, 0.9), st.floats(0.0, 0.3))
 def test_the_prediction_is_right_and_an_error_of_it_is_seen(pairs, lam, error):
     rows = made(pairs, lam)

@@ -345,7 +345,7 @@ def test_seeds_and_draws_differ():
     assert (more.largest >= found.largest).all()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(scale=st.sampled_from([1e-3, 0.1, 7.0, 1e4]), norm=st.sampled_from(NORMS), seed=st.integers(0, 1000))
 def test_scaling_f_scales_every_estimate(scale, norm, seed):
     f, x = mlp(7, 5, seed), gaussian(3, 7, seed=seed)
@@ -354,7 +354,7 @@ def test_scaling_f_scales_every_estimate(scale, norm, seed):
         assert_close(scaled[key], scale * value, rtol=1e-6, atol=0, msg=key)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(norm=st.sampled_from(NORMS), seed=st.integers(0, 1000))
 def test_turning_the_output_changes_nothing(norm, seed):
     f, x = mlp(7, 5, seed), gaussian(3, 7, seed=seed)

@@ -178,7 +178,7 @@ def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_crops_lie_within_the_image_and_keep_the_recipes_area(height, width, seed):
     draws = torch.rand(22, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     left, top, right, bottom = _crop_box(height, width, draws, (0.5, 1.0))
