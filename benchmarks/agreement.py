@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import antiphase as ap
 from antiphase.attacks import Threat
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.heap import keep_freed_memory
 
 STAGES = ("apgd-ce", "apgd-t", "fab-t", "square")
 Line = dict[str, Any]
@@ -46,6 +47,7 @@ def main() -> None:
     cells = product(options.seeds.split(","), options.eps.split(","), options.models.split(","))
     if options.show:
         return show(options.into)
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     data = ap.data.load_data("specimen-fashion-mnist", limit=options.images, seed=0)
