@@ -83,7 +83,8 @@ class DifferentialAttention(nn.Module):
     differential heads with queries and keys of width d in each branch and values of width 2d, so both
     modules have projections of the same size (DiffCLIP's convention). The released DiffCLIP follows the
     product by an RMSNorm over each head's 2d values and a factor 1 − λ_init; the papers' formula has
-    neither.
+    neither. The norm's module lends its weight and is never called: a hook that wants the normed heads belongs
+    before ``proj``.
 
     Args:
         dim: width of the tokens.

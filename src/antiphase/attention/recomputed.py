@@ -23,7 +23,8 @@ def recomputed_attention(
     Args:
         view: returns queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values
             as views of the sources. Gradients are written through the same views of the sources' gradients,
-            so that parts of one projection are never gathered from pieces; parts must not overlap.
+            so that parts of one projection are never gathered from pieces; parts must not overlap, and leave
+            nothing of a source out.
         lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
         mask: as in :func:`~antiphase.attention.maps.softmax_maps`, without a gradient of its own.
         sources: what the parts are seen in.
