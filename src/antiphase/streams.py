@@ -8,6 +8,7 @@ generator that is keyed for each row of a batch.
 
 import hashlib
 import math
+from numbers import Integral
 
 import torch
 from jaxtyping import Float, Int64
@@ -31,7 +32,8 @@ def _mix(x: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
 
 def key(*parts: int | str) -> int:
     """Return the 64-bit key of some integers and names, the same on every machine."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    kinds = ("int" if isinstance(part, Integral) else type(part).__name__ for part in parts)
+    text = "\x1f".join(f"{kind}:{part}" for kind, part in zip(kinds, parts, strict=True))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 

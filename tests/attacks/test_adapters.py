@@ -299,3 +299,28 @@ def test_torchattacks(torchattacks):
     assert result.attack == "torchattacks-PGD"
     assert (result.backwards == 13).all()
     assert (result.forwards == 13 + 2).all()
+
+
+def test_foreign_verdicts_are_told_as_they_come():
+    model, images = toys.network(), toys.images(11)
+    told = []
+    result = run_foreign(
+        _sign_step, model, images, None, Threat("linf", EPS), batch_size=4, precision="float32", progress=False,
+        on_finished=lambda positions, arrays: told.append((positions.tolist(), arrays["success"][positions].tolist())),
+    )  # fmt: skip
+    assert len(told) == 3
+    assert {p: s for some, verdicts in told for p, s in zip(some, verdicts, strict=True)} == dict(
+        enumerate(result.success.tolist())
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batchsize": 3}, "option 'batchsize': expected one of name, seed"),
+        ({"precision": "bf16"}, "float32"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(options, match):
+    with pytest.raises(UserError, match=match):
+        run_foreign(_sign_step, toys.network(), toys.images(3), None, Threat("linf", EPS), **options)

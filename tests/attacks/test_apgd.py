@@ -12,6 +12,7 @@ from antiphase.attacks.apgd import apgd, checkpoints
 from antiphase.attacks.projections import random_point
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
+from tests.attacks import toys
 from tests.reference import apgd as reference
 
 SHAPE = (3, 7, 5)
@@ -168,3 +169,15 @@ def test_bad_parameters(options, message):
 def test_dlr_needs_three_classes():
     with pytest.raises(UserError, match="DLR needs at least 3 classes and the model has 2"):
         apgd(_linear(2), _images(2), None, objective="dlr")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "targets"), [(objectives.OBJECTIVES, None), (objectives.TARGETED_OBJECTIVES, 2)]
+)
+def test_every_objective_of_the_catalogue_has_a_name_of_its_own(kinds, targets):
+    model, images = toys.network(), toys.images(2)
+    results = [
+        apgd(model, images, None, Threat(eps=0.01), steps=1, objective=kind, targets=targets)
+        for kind in kinds
+    ]
+    assert len({result.attack for result in results}) == len(kinds)

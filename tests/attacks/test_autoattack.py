@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from antiphase.attacks import Threat, apgd, autoattack, square
-from antiphase.attacks.autoattack import MeanLogits, autoattack_ensemble
+from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.attacks.catalogue import find_attack
+from antiphase.attacks.ensemble import run_ensemble
+from antiphase.attacks.oracle import Oracle
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -66,7 +69,7 @@ def test_finished_samples_are_told_of_once():
 
 @pytest.mark.parametrize(("version", "classes"), [("standard", 3), ("plus", 2), ("2020", 2), ("rand", 2)])
 def test_too_few_classes(version, classes):
-    with pytest.raises(UserError, match=rf"AutoAttack {version} needs at least \d classes .* has {classes}"):
+    with pytest.raises(UserError, match=rf"autoattack\S* needs at least \d classes .* has {classes}"):
         autoattack(toys.network(classes), toys.images(2), None, THREAT, version=version)
 
 
@@ -75,12 +78,60 @@ def test_unknown_version():
         autoattack(toys.network(), toys.images(2), None, THREAT, version="2019")
 
 
-def test_mean_logits():
-    counter = iter(range(3))
+@pytest.mark.parametrize("version", ["2020", "plus"])
+def test_too_many_classes_are_refused_before_anything_is_attacked(version):
+    model = Counting(toys.Linear(101))
+    with pytest.raises(UserError, match=rf"autoattack-{version} takes at most 100 classes .* has 101"):
+        autoattack(model, toys.images(2), None, THREAT, version=version)
+    assert model.calls == 1
+
+
+def test_no_images():
+    with pytest.raises(UserError, match="expected at least one"):
+        autoattack(toys.network(), toys.images(2)[:0], None, THREAT)
+
+
+class Counting(nn.Module):
+    """A model whose logits are off by what each call draws anew."""
+
+    def __init__(self, model, noise=0.0):
+        super().__init__()
+        self.model, self.noise, self.calls = model, noise, 0
+
+    def forward(self, x):
+        self.calls += 1
+        logits = self.model(x)
+        return logits + self.noise * torch.randn_like(logits)
+
+
+def test_the_randomised_version_climbs_the_mean_of_20_passes_whoever_calls_it():
+    named = find_attack("autoattack", version="rand", steps=5)
+    ways = (
+        lambda model: autoattack(model, toys.images(9), None, THREAT, version="rand", steps=5),
+        lambda model: run_ensemble(named, model, toys.images(9), None, THREAT, run={}),
+    )
+    for way in ways:
+        model = Counting(toys.network(), noise=0.01)
+        result = way(model)
+        assert [part.settings["passes"] for part in result.stages] == [20, 20]
+        assert not any("randomised" in warning for warning in result.warnings)
+        # a clean look, six questions with a gradient, a verdict, and one more each time that it seemed to fall
+        stands = result.stages[0].forwards[~result.stages[0].success]
+        assert len(stands)
+        assert (stands >= 20 * 8).all()
+        assert (result.forwards % 20 == 0).all()
+        assert (result.backwards % 20 == 0).all()
+        assert model.calls >= 20 * 2 * 6
+
+
+def test_an_answer_of_several_passes_is_their_mean():
+    counter = iter(range(6))
 
     class Rising(nn.Module):
         def forward(self, x):
             return x.flatten(1)[:, :2] + next(counter)
 
-    x = torch.rand(2, 3, 2, 2)
-    torch.testing.assert_close(MeanLogits(Rising(), 3)(x), x.flatten(1)[:, :2] + 1)
+    x = torch.rand(16, 3, 2, 2)
+    oracle = Oracle(Rising(), passes=3)
+    torch.testing.assert_close(oracle.verdict(x), x.flatten(1)[:, :2] + 1)
+    torch.testing.assert_close(oracle.logits(x), x.flatten(1)[:, :2] + 4)

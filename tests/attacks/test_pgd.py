@@ -181,6 +181,16 @@ def test_the_model_is_left_as_it_was():
         ({"objective": "entropie"}, "entropie"),
         ({"batch_size": 0}, "batch_size"),
         ({"ids": torch.zeros(1, dtype=torch.long)}, "ids"),
+        ({"ids": torch.tensor([5, 5])}, "ids that stand twice"),
+        ({"ids": [0, 1]}, "ids are a list"),
+        ({"labels": [0, 1]}, "labels are a list"),
+        ({"labels": torch.tensor([1.7, 2.0])}, "whole number"),
+        ({"images": torch.zeros(2, 1, 8, 8).numpy()}, "images are a ndarray"),
+        ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16)}, "float32 or float64"),
+        ({"threat": Threat(eps=math.inf)}, "finite"),
+        ({"step_size": math.nan}, "step_size nan"),
+        ({"step_size": -1.0}, "step_size -1.0"),
+        ({"passes": 0}, "passes 0"),
     ],
 )
 def test_bad_input_is_one_clear_line(change, match):

@@ -44,11 +44,11 @@ def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room
     assert decided == set(range(len(outcomes)))
 
 
-def test_first_items_of_all_samples_come_before_any_second():
+def test_a_sample_that_has_begun_goes_on_before_others_begin():
     schedule = Schedule([3, 1], 2, early_stop=True)
     assert schedule.next(1) == [(0, 1)]
     assert schedule.end(1, 0, False) == ([0], False)
-    assert schedule.next(2) == [(0, 3), (1, 1)]
+    assert schedule.next(2) == [(1, 1), (0, 3)]
 
 
 def test_spare_rows_run_items_ahead_of_their_turn_the_least_advanced_sample_first():

@@ -98,3 +98,8 @@ def test_bad_input(victim):
         sweep(pgd, *victim, None, THREAT, [])
     with pytest.raises(UserError, match="settings steps: an ensemble's are those of its stages"):
         sweep(autoattack_ensemble(), *victim, None, THREAT, EPS, settings={"steps": 3})
+
+
+def test_a_nesting_that_does_not_exist(victim):
+    with pytest.raises(UserError, match="nested 'dwn': expected 'up', 'down'"):
+        sweep(pgd, *victim, None, THREAT, EPS, nested="dwn")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from antiphase.attacks import Threat, autoattack, carlini_wagner, eps_at, sweep
+from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, sweep
+from antiphase.attacks.adapters import run_foreign
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
@@ -218,3 +219,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, victim, argume
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert named in err
     assert not (tmp_path / "o" / "summary.json").exists()
+
+
+def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
+    monkeypatch.setattr(catalogue, "CATALOGUE", dict(catalogue.CATALOGUE))
+    monkeypatch.setattr(catalogue, "_ADDED", set())
+
+    def sign_step(model, images, labels):
+        images = images.requires_grad_(True)
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        return (images + 0.03 * torch.autograd.grad(loss, images)[0].sign()).clamp(0, 1)
+
+    def foreign(model, images, labels, threat, **run):
+        return run_foreign(sign_step, model, images, labels, threat, **run)
+
+    catalogue.add_attack("their-own", foreign)
+    rows, _ = _measure(victim, tmp_path, Plan((4 / 255, 8 / 255), attack="their-own"))
+    assert len(rows) == 2 * 31
+    success = rows.group_by("eps", maintain_order=True).agg(pl.col("success").sum())["success"]
+    assert success[0] == 0  # further than 4/255
+    assert success[1] > 0

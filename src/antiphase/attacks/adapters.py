@@ -15,11 +15,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.attacks import engine
-from antiphase.attacks.options import RunOptions
+from antiphase.attacks.options import Finished, Precision, RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.rows import Rows
-from antiphase.attacks.threat import TOLERANCE, Threat
+from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
@@ -30,7 +30,8 @@ class ForeignOptions(TypedDict, total=False):
 
     ``name``: of the attack in the result; its own where not given. ``seed``: of the global generators.
     ``ids``: one int64 a sample; positions where not given. ``batch_size``: the most samples at once.
-    ``settings``: the attack's parameters, for the record.
+    ``settings``: the attack's parameters, for the record. ``precision``: float32, or it is refused.
+    ``progress``, ``on_finished``: as of :class:`~antiphase.attacks.options.Run`.
     """
 
     name: str
@@ -38,6 +39,9 @@ class ForeignOptions(TypedDict, total=False):
     ids: Int64[Tensor, " samples"] | None
     batch_size: int | None
     settings: dict[str, Any]
+    precision: Precision
+    progress: bool | str
+    on_finished: Finished | None
 
 
 def run_foreign(
@@ -69,18 +73,23 @@ def run_foreign(
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds by which success is judged; the function has to know them by itself.
-        **options: name, seed, ids, batch size and settings, see :class:`ForeignOptions`.
+        **options: name, seed, ids, batch size and the like, see :class:`ForeignOptions`.
 
     Raises:
-        UserError: for images, labels or ids that do not fit, and where the function returns anything else
-            than one image a sample.
+        UserError: for images, labels or ids that do not fit, an unknown option, and where the function returns
+            anything else than one image a sample.
     """
+    if odd := [name for name in options if name not in ForeignOptions.__annotations__]:
+        raise UserError(f"option {odd[0]!r}: expected one of {', '.join(ForeignOptions.__annotations__)}")
+    if options.get("precision", "float32") != "float32":
+        raise UserError(f"precision {options.get('precision')!r}: foreign attacks search in float32")
     search = _Foreign(attack, options.get("name") or _name(attack), threat)
     run: RunOptions = {
         "seed": options.get("seed", 0), "ids": options.get("ids"), "batch_size": options.get("batch_size"),
+        "progress": options.get("progress", False), "on_finished": options.get("on_finished"),
     }  # fmt: skip
     result = engine.run(model, images, labels, threat, search, options.get("settings", {}), run)
-    beyond = int((~result.success & (result.distance > threat.eps + TOLERANCE)).sum())
+    beyond = int((~result.success & (result.distance > threat.eps + threat.tolerance)).sum())
     said = [
         f"{count} of {len(result)} images that {search.name} returned {what}: they count as failed"
         for count, what in (

@@ -16,7 +16,7 @@ from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-_NAMES = {"cross_entropy": "apgd-ce", "dlr": "apgd-dlr", "margin": "apgd-margin"}
+_NAMES = {"cross_entropy": "apgd-ce", "dlr": "apgd-dlr", "margin": "apgd-margin", "cosine": "apgd-cosine"}
 _TARGETED_NAMES = {"cross_entropy": "apgd-t-ce", "dlr": "apgd-t", "margin": "apgd-t-margin"}
 
 

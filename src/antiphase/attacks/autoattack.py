@@ -1,16 +1,16 @@
 """AutoAttack: four or six complementary attacks, each on what those before it left standing."""
 
+from dataclasses import replace
 from typing import Literal, Unpack
 
-import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
-from antiphase.attacks.fab import fab
+from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, attacked
+from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.square import square
 from antiphase.attacks.threat import Threat
@@ -18,7 +18,8 @@ from antiphase.errors import UserError
 
 Version = Literal["standard", "2020", "plus", "rand"]
 _LEAST_CLASSES = {"standard": 4, "2020": 3, "plus": 4, "rand": 3}  # DLR needs 3, its targeted form 4
-PASSES = 20  # of a randomised model, for one expected answer
+_MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB
+_PASSES = 20  # of a randomised model, for one expected answer
 
 
 def autoattack(
@@ -58,18 +59,9 @@ def autoattack(
         **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
     Raises:
-        UserError: for an unknown version, a model with too few classes for it, or images out of range.
+        UserError: for an unknown version, a model with too few or too many classes for it, or images out of range.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
-    with attacked(model) as oracle:
-        classes = oracle.verdict(images[:1].to(oracle.device)).shape[1]
-    if classes < _LEAST_CLASSES[version]:
-        raise UserError(
-            f"AutoAttack {version} needs at least {_LEAST_CLASSES[version]} classes (for DLR) and the model has "
-            f"{classes}: use apgd, fab and square one by one"
-        )
-    if version == "rand":
-        model = MeanLogits(model, PASSES)
     return run_ensemble(ensemble, model, images, labels, threat, run=run)
 
 
@@ -95,26 +87,7 @@ def autoattack_ensemble(
         "standard": (ce, apgd_t, fab_t, blind),
         "2020": (ce, dlr, plain_fab, blind),
         "plus": (ce, dlr, plain_fab, blind, apgd_t, fab_t),
-        "rand": (ce, dlr),
+        "rand": tuple(replace(stage, settings=stage.settings | {"passes": _PASSES}) for stage in (ce, dlr)),
     }[version]
-    return Ensemble("autoattack" if version == "standard" else f"autoattack-{version}", stages)
-
-
-class MeanLogits(nn.Module):
-    """The mean logits of several passes of a randomised model: what an attack on its expectation climbs.
-
-    Source: A. Athalye, N. Carlini, D. Wagner, *Obfuscated Gradients Give a False Sense of Security*, ICML
-    2018, Section 4.2 (expectation over transformation).
-
-    Args:
-        model: classifier.
-        passes: how many, at least 1.
-    """
-
-    def __init__(self, model: Classifier, passes: int) -> None:
-        super().__init__()
-        self.model, self.passes = model, passes
-
-    def forward(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
-        """Return the mean of the logits."""
-        return torch.stack([self.model(x) for _ in range(self.passes)]).mean(0)
+    name = "autoattack" if version == "standard" else f"autoattack-{version}"
+    return Ensemble(name, stages, _LEAST_CLASSES[version], _MOST_CLASSES.get(version))

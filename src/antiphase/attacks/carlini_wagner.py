@@ -13,7 +13,7 @@ from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.rows import Rows, per_row
-from antiphase.attacks.threat import TOLERANCE, Threat, row_norm
+from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
 # A clean pixel sits at this share of the way to the bounds. Adam moves every coordinate of w alike, and tanh is
@@ -170,7 +170,7 @@ class _CarliniWagner:
         rows.put("best", nearer, x)
         rows.put("best_w", nearer, rows["w"])
         rows.put("loss", nearer, -distance)
-        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + TOLERANCE))
+        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.tolerance))
 
         ended = self._judge(rows, distance.square(), hinge, adversarial)
         pull = per_row(rows["const"] * (value <= self.confidence), x) * slope

@@ -90,9 +90,11 @@ def run(
     """
     began = time.monotonic()
     chosen = Run(**options)
-    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
+    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
     _check(images, labels, threat, ids)
-    with attacked(model, chosen.precision, chosen.compile) as oracle:
+    ids = ids.cpu()
+    images = images.detach()
+    with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
         warnings = inspect_model(oracle, images)
         work = _Work(oracle, images, labels, threat, search, chosen, ids)
         with bar(search.name, len(images), chosen.progress) as show:
@@ -104,6 +106,7 @@ def run(
         warnings += inspect_search(oracle, work.failed, work.stuck)
     settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
     settings |= {"precision": chosen.precision} if chosen.precision != "float32" else {}
+    settings |= {"passes": chosen.passes} if chosen.passes > 1 else {}
     arrays: dict[str, Any] = work.results
     return AttackResult(
         search.name,
@@ -126,6 +129,7 @@ class _Work:
         self.oracle, self.images, self.threat, self.search = oracle, images, threat, search
         self.options, self.ids = options, ids
         self.size = options.batch_size or _default_size(oracle.device, options.precision, images)
+        self.together = min(QUANTUM, self.size)  # rows that are confirmed in one pass, or a multiple
         count = len(images)
         logits = torch.cat(
             [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.size)]
@@ -146,9 +150,9 @@ class _Work:
             "clean_prediction": clean,
             "prediction": clean.clone(),
             "success": clean != label,  # already wrong: nothing to search for
-            "adversarial": images.detach().cpu().clone(),
+            "adversarial": images.cpu().clone(),
             "distance": torch.zeros(count, dtype=images.dtype),
-            "forwards": torch.ones(count, dtype=torch.int64),
+            "forwards": torch.full((count,), oracle.passes),
             "backwards": torch.zeros(count, dtype=torch.int64),
         }
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
@@ -177,16 +181,16 @@ class _Work:
                 self.batch = self.batch.take(~ready)
         self.waited = self.waited + 1 if len(self.tried) else 0
         idle = not len(self.batch) and not self.schedule
-        if len(self.tried) >= QUANTUM or self.waited >= _PATIENCE or (idle and len(self.tried)):
+        if len(self.tried) >= self.together or self.waited >= _PATIENCE or (idle and len(self.tried)):
             self._confirm()
         return True
 
     def _confirm(self) -> None:
-        """Ask the model again about the rows whose search has ended, in float32, a full quantum at a time."""
+        """Ask the model again about rows whose search has ended, in float32, no more at once than search at once."""
         count = len(self.tried)
-        tried = self.tried.take(slice(count - count % QUANTUM or count))
+        tried = self.tried.take(slice(min(count - count % self.together or count, self.size)))
         self.tried, self.waited = self.tried.take(slice(len(tried), None)), 0
-        tried["forwards"] = tried["forwards"] + 1
+        tried["forwards"] = tried["forwards"] + self.oracle.passes
         # a search in low precision may have failed by a hair: what is done is asked again in any case
         verdict = Rows(tried)
         verdict["prediction"] = self.oracle.predict(tried["best"])
@@ -286,19 +290,28 @@ def _default_size(device: torch.device, precision: str, images: Tensor) -> int:
 
 
 def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:
-    if images.ndim < 2 or not len(images) or not images.is_floating_point():
+    for name, given in (("images", images), ("labels", labels), ("ids", ids)):
+        if given is not None and not isinstance(given, Tensor):
+            raise UserError(f"{name} are a {type(given).__name__}: expected a torch tensor")
+    if images.ndim < 2 or not len(images) or images.dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"images of shape {tuple(images.shape)} and {images.dtype}: expected floats (samples, C, H, W)"
+            f"images of shape {tuple(images.shape)} and {images.dtype}: expected (samples, C, H, W) of float32 or "
+            "float64"
         )
-    low, high = float(images.min()), float(images.max())
+    low, high = float(images.detach().min()), float(images.detach().max())
     if not (threat.bounds[0] <= low and high <= threat.bounds[1]):  # also catches NaN
         raise UserError(
             f"images have values from {low:g} to {high:g}: expected {threat.bounds[0]:g} to {threat.bounds[1]:g}; "
             "scale them, and let the model normalise"
         )
-    if labels is not None and labels.shape != (len(images),):
+    if labels is not None and (labels.shape != (len(images),) or labels.is_floating_point()):
         raise UserError(
-            f"labels of shape {tuple(labels.shape)}: expected one class a sample, ({len(images)},)"
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype}: expected one whole number a sample, "
+            f"({len(images)},)"
         )
     if ids.shape != (len(images),) or ids.dtype != torch.int64:
         raise UserError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}: expected one int64 a sample")
+    if len(ids.unique()) < len(ids):
+        raise UserError(
+            "ids that stand twice: expected another one for each sample, as its random draws are by id"
+        )

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from antiphase.attacks.checks import black_box_wins
 from antiphase.attacks.options import Run, RunOptions
-from antiphase.attacks.oracle import Classifier
+from antiphase.attacks.oracle import Classifier, attacked
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.threat import TOLERANCE, Threat
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
 
 Attack = Callable[..., AttackResult]
 
@@ -38,10 +39,42 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Attacks that are run in this order, each on the samples that those before it left standing."""
+    """Attacks that are run in this order, each on the samples that those before it left standing.
+
+    Attributes:
+        name: of the whole.
+        stages: the attacks.
+        least_classes, most_classes: that a model may tell apart for all of them to be able to attack it.
+    """
 
     name: str
     stages: tuple[Stage, ...]
+    least_classes: int = 1
+    most_classes: int | None = None
+
+    def check(self, model: Classifier, images: Tensor) -> None:
+        """Ask the model about the first image, before hours are spent on the first stages.
+
+        Raises:
+            UserError: for no images, and where the model has too few or too many classes.
+        """
+        if not len(images):
+            raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
+        least, most = self.least_classes, self.most_classes
+        if least == 1 and most is None:
+            return
+        with attacked(model, device=images.device) as oracle:
+            classes = oracle.verdict(images[:1].detach().to(oracle.device)).shape[1]
+        if classes < least:
+            raise UserError(
+                f"{self.name} needs at least {least} classes (for DLR) and the model has {classes}: use apgd, fab and "
+                "square one by one"
+            )
+        if most is not None and classes > most:
+            raise UserError(
+                f"{self.name} takes at most {most} classes (untargeted FAB needs a gradient of each) and the model has "
+                f"{classes}: use the standard version"
+            )
 
 
 def run_ensemble(
@@ -61,6 +94,7 @@ def run_ensemble(
             stand after the last stage.
     """
     began = time.monotonic()
+    ensemble.check(model, images)
     chosen = Run(**run)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
     whole = _carried(before, threat)
@@ -116,7 +150,9 @@ def _nearer(known: AttackResult, ids: Tensor, threat: Threat) -> AttackResult:
     """Return a nearest-example search's verdicts at a larger ε, without searching again."""
     order = {int(sample): position for position, sample in enumerate(known.ids.tolist())}
     at = torch.tensor([order[int(sample)] for sample in ids.tolist()])
-    success = (known.prediction[at] != known.label[at]) & (known.distance[at] <= threat.eps + TOLERANCE)
+    success = (known.prediction[at] != known.label[at]) & (
+        known.distance[at] <= threat.eps + threat.tolerance
+    )
     nothing = torch.zeros_like(known.forwards[at])
     return replace(
         known, threat=threat, ids=ids, label=known.label[at], clean_prediction=known.clean_prediction[at],

@@ -14,7 +14,7 @@ from antiphase.attacks.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.projections import random_point
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.rows import Rows, per_row
-from antiphase.attacks.threat import TOLERANCE, Norm, Threat, row_norm
+from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
 MOST_CLASSES = 100  # untargeted FAB spends one backward pass for each other class at every step
@@ -167,7 +167,7 @@ class _Fab:
         nearer = adversarial & (-distance > rows["loss"])
         rows.put("best", nearer, x)
         rows.put("loss", nearer, -distance)
-        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + TOLERANCE))
+        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.tolerance))
         rows["done"] = rows["t"] == self.steps
         rows.put("x", adversarial, clean + self.beta * (x - clean))
         value, gradient = _nearest(values, gradients, rows["x"] - x, self.threat.norm)

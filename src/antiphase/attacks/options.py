@@ -22,6 +22,7 @@ class RunOptions(TypedDict, total=False):
     early_stop: bool
     precision: Precision
     compile: bool
+    passes: int
     progress: bool | str
     on_finished: Finished | None
 
@@ -32,19 +33,21 @@ class Run:
 
     Attributes:
         seed: of every random draw.
-        ids: one int64 a sample, the key of its random stream; positions where not given.
-        batch_size: how many rows go through the model at once; does not affect verdicts.
+        ids: one int64 a sample, none twice, the key of its random stream; positions where not given.
+        batch_size: how many searches run at once; does not affect verdicts. The model sees a multiple of 16 rows.
         early_stop: whether a sample ends at its first confirmed adversarial example; if not, the whole
             budget is spent and the best example is kept.
         precision: of the search: ``"float32"``, or ``"bf16"`` for the passes that torch autocasts. Verdicts
             are confirmed in float32 either way.
         compile: whether the search asks a ``torch.compile``-d model. Verdicts come from the model as it is.
+        passes: of a randomised model for one answer, whose mean logits are attacked and judged (A. Athalye, N. Carlini,
+            D. Wagner, *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
         progress: whether to show a progress bar on stderr; a text is shown beside it.
         on_finished: called with the positions of samples whose verdict has just become known, and the
             arrays of the result so far.
 
     Raises:
-        UserError: for a batch size below 1 or an unknown precision.
+        UserError: for a batch size or passes below 1, or an unknown precision.
     """
 
     seed: int = 0
@@ -53,11 +56,14 @@ class Run:
     early_stop: bool = True
     precision: Precision = "float32"
     compile: bool = False
+    passes: int = 1
     progress: bool | str = False
     on_finished: Finished | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UserError(f"batch_size {self.batch_size}: expected at least 1")
+        if self.passes < 1:
+            raise UserError(f"passes {self.passes}: expected at least 1")
         if self.precision not in ("float32", "bf16"):
             raise UserError(f"precision {self.precision!r}: expected 'float32' or 'bf16'")

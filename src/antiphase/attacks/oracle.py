@@ -28,6 +28,8 @@ class Oracle:
         model: from images ``(batch, C, H, W)`` to logits ``(batch, classes)``.
         precision: of the search's passes.
         compile: whether the search's passes go through ``torch.compile``.
+        passes: of the model for one answer, the mean of their logits; each is counted.
+        device: where a model without parameters is asked.
 
     Attributes:
         asked: rows whose gradient was asked for.
@@ -35,10 +37,13 @@ class Oracle:
         broken: how many held a NaN or an infinity, which count as zero.
     """
 
-    def __init__(self, model: Classifier, precision: Precision = "float32", compile: bool = False) -> None:
-        self.model = model
+    def __init__(
+        self, model: Classifier, precision: Precision = "float32", compile: bool = False, passes: int = 1,
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.passes = model, passes
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.device = (device or torch.device("cpu")) if parameter is None else parameter.device
         self.precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
         self.asked = self.flat = self.broken = 0
@@ -47,7 +52,7 @@ class Oracle:
         """Return the logits of the model as it is, in float32; not counted."""
         with torch.no_grad():
             padded = _pad(x)
-            return _checked(self.model(padded), padded)[: len(x)]
+            return self._ask(self.model, padded)[: len(x)]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
@@ -60,7 +65,7 @@ class Oracle:
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of one image a row, without a graph; count a forward pass for each row."""
-        rows["forwards"] = rows["forwards"] + 1
+        rows["forwards"] = rows["forwards"] + self.passes
         return self.logits(x)
 
     def gradient(
@@ -82,6 +87,8 @@ class Oracle:
         gradients: list[Tensor] = []
         with torch.enable_grad():
             logits = self._search(x)[:count]
+            if torch.is_inference_mode_enabled():
+                raise UserError("no gradients inside torch.inference_mode(): call the attack outside of it")
             if not logits.requires_grad:
                 raise UserError(
                     "the model's logits have no gradient by its images: use square, which needs none"
@@ -92,15 +99,19 @@ class Oracle:
                 (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=more, materialize_grads=True)
                 gradients.append(self._sound(gradient[:count]))
                 values.append(value.detach())
-        rows["forwards"] = rows["forwards"] + 1
-        rows["backwards"] = rows["backwards"] + len(losses)
+        rows["forwards"] = rows["forwards"] + self.passes
+        rows["backwards"] = rows["backwards"] + self.passes * len(losses)
         return values, logits.detach(), gradients
 
     def _search(self, x: Tensor) -> Tensor:
         if self.precision == "float32":
-            return _checked(self._searched(x), x)
+            return self._ask(self._searched, x)
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            return _checked(self._searched(x), x)
+            return self._ask(self._searched, x)
+
+    def _ask(self, model: Classifier, x: Tensor) -> Tensor:
+        first, *others = (_checked(model(x), x) for _ in range(self.passes))
+        return torch.stack([first, *others]).mean(0) if others else first
 
     def _sound(self, gradient: Tensor) -> Tensor:
         """Take note of gradients that lead nowhere."""
@@ -115,9 +126,9 @@ class Oracle:
 
 
 def _pad(x: Tensor) -> Tensor:
-    """Repeat the first row until the number of rows is a multiple of the quantum."""
+    """Repeat the first row until their number is a multiple of the quantum; a copy, which a model may write to."""
     missing = -len(x) % QUANTUM
-    return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x
+    return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x.clone()
 
 
 def _checked(logits: Any, x: Tensor) -> Tensor:
@@ -125,17 +136,21 @@ def _checked(logits: Any, x: Tensor) -> Tensor:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UserError(f"the model returned {shape}: expected logits of shape ({len(x)}, classes)")
     if not torch.isfinite(logits).all():
-        raise UserError(
-            "the model returned NaN or infinite logits; the attack stopped, finished samples are kept"
-        )
+        raise UserError("the model returned NaN or infinite logits: the attack stopped")
     return logits.to(x.dtype)
 
 
 @contextlib.contextmanager
-def attacked(model: Classifier, precision: Precision = "float32", compile: bool = False) -> Iterator[Oracle]:
-    """Put the model in evaluation mode and spare its weights' gradients while it is under attack."""
+def attacked(
+    model: Classifier, precision: Precision = "float32", compile: bool = False, passes: int = 1,
+    device: torch.device | None = None,
+) -> Iterator[Oracle]:  # fmt: skip
+    """Put the model in evaluation mode and spare its weights' gradients while it is under attack.
+
+    The arguments are those of :class:`Oracle`.
+    """
     if not isinstance(model, nn.Module):
-        yield Oracle(model, precision, compile)
+        yield Oracle(model, precision, compile, passes, device)
         return
     modes = [(module, module.training) for module in model.modules()]
     frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -143,7 +158,7 @@ def attacked(model: Classifier, precision: Precision = "float32", compile: bool 
         model.eval()
         for parameter in frozen:
             parameter.requires_grad_(False)
-        yield Oracle(model, precision, compile)
+        yield Oracle(model, precision, compile, passes, device)
     finally:
         for module, mode in modes:
             module.training = mode

@@ -74,6 +74,10 @@ def pgd(
         raise UserError(f"steps {steps} and restarts {restarts}: expected at least 1 of each")
     if schedule not in _SCHEDULES:
         raise UserError(f"schedule {schedule!r}: expected one of {', '.join(_SCHEDULES)}")
+    if threat.eps == math.inf:
+        raise UserError("eps inf: PGD needs a finite budget; for the least perturbation use FAB")
+    if step_size is not None and not 0 < step_size < math.inf:
+        raise UserError(f"step_size {step_size}: expected a positive number, in the norm's units")
     if not 0 <= momentum < math.inf:
         raise UserError(f"momentum {momentum}: expected a number of at least 0")
     if restarts > 1 and not random_start:

@@ -20,7 +20,8 @@ class Schedule:
 
     def __init__(self, positions: Iterable[int], items: int, early_stop: bool) -> None:
         self.items, self.early_stop = items, early_stop
-        self.due = [(0, position) for position in positions]  # a heap: every first item before any second
+        # a heap of (position, item): who has begun goes on before others begin, so that verdicts come all the time
+        self.due = [(position, 0) for position in positions]
         heapq.heapify(self.due)
         self.started: dict[int, int] = {}  # of samples at work: items begun
         self.turn: dict[int, int] = {}  # of samples at work: the item whose outcome counts next
@@ -33,7 +34,7 @@ class Schedule:
         """
         chosen: list[tuple[int, int]] = []
         while self.due and len(chosen) < room:
-            item, position = heapq.heappop(self.due)
+            position, item = heapq.heappop(self.due)
             chosen.append((item, position))
             self.started[position] = item + 1
             self.turn[position] = item
@@ -77,7 +78,7 @@ class Schedule:
         if decided:
             del self.turn[position], self.started[position], self.outcomes[position]
         elif self.started[position] == self.turn[position]:
-            heapq.heappush(self.due, (self.turn[position], position))
+            heapq.heappush(self.due, (position, self.turn[position]))
         return counted, decided
 
     def __bool__(self) -> bool:

@@ -167,7 +167,7 @@ class _Square:
         rows["best"][at] = x[at, first[at]]
         rows.put("loss", moved, loss[row, first])
         rows["found"] = rows["found"] | (moved & adversarial[row, first])
-        rows["forwards"] = rows["forwards"] + asked
+        rows["forwards"] = rows["forwards"] + asked * oracle.passes
         rows["t"] = rows["t"] + asked
         rows["done"] = rows["t"] == self.queries
 

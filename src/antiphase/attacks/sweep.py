@@ -57,6 +57,8 @@ def sweep(
     Raises:
         UserError: for no ε, or as the attack does.
     """
+    if nested not in (True, False, "up", "down"):
+        raise UserError(f"nested {nested!r}: expected 'up', 'down', True or False")
     budgets = sorted(set(eps))
     if not budgets:
         raise UserError("eps (): expected at least one budget")

@@ -10,7 +10,7 @@ from torch import Tensor
 from antiphase.errors import UserError
 
 Norm = Literal["linf", "l2"]
-TOLERANCE = 1e-6  # of the norm, for the rounding of x + δ in float32
+_ROUNDING = 1e-6  # of x + δ in float32, for pixels up to 1
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Threat:
 
     Args:
         norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean length of the change).
-        eps: budget, at least 0, in units of the [0, 1] pixel; infinite for attacks that minimise the norm.
+        eps: budget, at least 0, in the pixel's units; infinite for attacks that minimise the norm.
         bounds: least and greatest value of a pixel.
 
     Raises:
@@ -34,9 +34,14 @@ class Threat:
         if self.norm not in ("linf", "l2"):
             raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
         if math.isnan(self.eps) or self.eps < 0:
-            raise UserError(f"eps {self.eps}: expected a number of at least 0, in units of the [0, 1] pixel")
+            raise UserError(f"eps {self.eps}: expected a number of at least 0, in the pixel's units")
         if not self.bounds[0] < self.bounds[1]:
             raise UserError(f"bounds {self.bounds}: expected (least, greatest)")
+
+    @property
+    def tolerance(self) -> float:
+        """How far beyond ε the rounding of a pixel may take a sample: 1e-6, times the greatest pixel above 1."""
+        return _ROUNDING * max(1.0, *(abs(bound) for bound in self.bounds))
 
     def distance(
         self, adversarial: Float[Tensor, "batch *shape"], clean: Float[Tensor, "batch *shape"]
@@ -50,7 +55,7 @@ class Threat:
         clean: Float[Tensor, "batch *shape"],
         eps: Float[Tensor, " batch"] | float | None = None,
     ) -> Bool[Tensor, " batch"]:
-        """Return whether each sample is within ``eps`` + 1e-6 of its clean image and within the bounds.
+        """Return whether each sample is within ``eps`` + ``tolerance`` of its clean image and within the bounds.
 
         A NaN is never allowed.
 
@@ -61,7 +66,9 @@ class Threat:
         """
         flat = adversarial.flatten(1)
         inside = ((flat >= self.bounds[0]) & (flat <= self.bounds[1])).all(1)
-        return inside & (self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + TOLERANCE)
+        return inside & (
+            self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + self.tolerance
+        )
 
 
 def row_norm(

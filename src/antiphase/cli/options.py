@@ -45,9 +45,7 @@ RandomWeights = Annotated[
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them.")
 ]
-BatchSize = Annotated[
-    int | None, typer.Option(help="Images through the model at once; affects no result.", min=1)
-]
+BatchSize = Annotated[int | None, typer.Option(help="Images at work at once; affects no result.", min=1)]
 Prompt = Annotated[
     str | None,
     typer.Option(

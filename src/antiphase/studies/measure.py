@@ -20,7 +20,7 @@ from antiphase.attacks.catalogue import find_attack
 from antiphase.attacks.checks import black_box_wins, falling_asr
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.options import Precision
-from antiphase.attacks.threat import TOLERANCE, Norm, Threat
+from antiphase.attacks.threat import Norm, Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import ROW_SCHEMA
@@ -105,6 +105,7 @@ def measure(
     """
     print_of_model, print_of_data = fingerprint(model), data.fingerprint()
     ensemble = plan.ensemble
+    ensemble.check(model, data.images(range(1)))
     levels: list[pl.DataFrame] = []
     nearest: dict[str, pl.DataFrame] = {}  # what a search for the nearest example found, by stage
     warnings: dict[str, None] = {}
@@ -158,7 +159,9 @@ def _doubts(levels: list[pl.DataFrame], plan: Plan) -> list[str]:
 
 def _within(eps: float) -> pl.Expr:
     """Whether the nearest adversarial example that was found lies within ε."""
-    return (pl.col("prediction") != pl.col("clean_prediction")) & (pl.col("distance") <= eps + TOLERANCE)
+    return (pl.col("prediction") != pl.col("clean_prediction")) & (
+        pl.col("distance") <= eps + Threat().tolerance
+    )
 
 
 def _verdicts(parts: list[pl.DataFrame]) -> pl.DataFrame:
