@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from antiphase.attacks.checks import inspect_model, inspect_search
+from antiphase.attacks.inputs import check_inputs
 from antiphase.attacks.options import Run, RunOptions
 from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.attacks.progress import bar
@@ -91,7 +92,7 @@ def run(
     began = time.monotonic()
     chosen = Run(**options)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
-    _check(images, labels, threat, ids)
+    check_inputs(images, labels, threat, ids)
     ids = ids.cpu()
     images = images.detach()
     with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
@@ -287,31 +288,3 @@ _SETTLED = (
 def _default_size(device: torch.device, precision: str, images: Tensor) -> int:
     rows = _ROWS_OF_FLOAT32_ON_CPU if device.type == "cpu" and precision == "float32" else _ROWS
     return max(QUANTUM, min(rows, _PIXELS // images[0].numel()))
-
-
-def _check(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:
-    for name, given in (("images", images), ("labels", labels), ("ids", ids)):
-        if given is not None and not isinstance(given, Tensor):
-            raise UserError(f"{name} are a {type(given).__name__}: expected a torch tensor")
-    if images.ndim < 2 or not len(images) or images.dtype not in (torch.float32, torch.float64):
-        raise UserError(
-            f"images of shape {tuple(images.shape)} and {images.dtype}: expected (samples, C, H, W) of float32 or "
-            "float64"
-        )
-    low, high = float(images.detach().min()), float(images.detach().max())
-    if not (threat.bounds[0] <= low and high <= threat.bounds[1]):  # also catches NaN
-        raise UserError(
-            f"images have values from {low:g} to {high:g}: expected {threat.bounds[0]:g} to {threat.bounds[1]:g}; "
-            "scale them, and let the model normalise"
-        )
-    if labels is not None and (labels.shape != (len(images),) or labels.is_floating_point()):
-        raise UserError(
-            f"labels of shape {tuple(labels.shape)} and {labels.dtype}: expected one whole number a sample, "
-            f"({len(images)},)"
-        )
-    if ids.shape != (len(images),) or ids.dtype != torch.int64:
-        raise UserError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}: expected one int64 a sample")
-    if len(ids.unique()) < len(ids):
-        raise UserError(
-            "ids that stand twice: expected another one for each sample, as its random draws are by id"
-        )

@@ -1,0 +1,41 @@
+"""What an attack is given, looked at before anything is spent on it."""
+
+import torch
+from torch import Tensor
+
+from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
+
+
+def check_inputs(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:
+    """Say in one line what does not fit.
+
+    Raises:
+        UserError: for anything but tensors, and for shapes, types or values that are not those of
+            :func:`~antiphase.attacks.engine.run`.
+    """
+    for name, given in (("images", images), ("labels", labels), ("ids", ids)):
+        if given is not None and not isinstance(given, Tensor):
+            raise UserError(f"{name} are a {type(given).__name__}: expected a torch tensor")
+    if images.ndim < 2 or not len(images) or images.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"images of shape {tuple(images.shape)} and {images.dtype}: expected (samples, C, H, W) of float32 or "
+            "float64"
+        )
+    low, high = float(images.detach().min()), float(images.detach().max())
+    if not (threat.bounds[0] <= low and high <= threat.bounds[1]):  # also catches NaN
+        raise UserError(
+            f"images have values from {low:g} to {high:g}: expected {threat.bounds[0]:g} to {threat.bounds[1]:g}; "
+            "scale them, and let the model normalise"
+        )
+    if labels is not None and (labels.shape != (len(images),) or labels.is_floating_point()):
+        raise UserError(
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype}: expected one whole number a sample, "
+            f"({len(images)},)"
+        )
+    if ids.shape != (len(images),) or ids.dtype != torch.int64:
+        raise UserError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}: expected one int64 a sample")
+    if len(ids.unique()) < len(ids):
+        raise UserError(
+            "ids that stand twice: expected another one for each sample, as its random draws are by id"
+        )
