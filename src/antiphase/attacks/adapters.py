@@ -55,7 +55,7 @@ def run_foreign(
     """Let a function perturb the images, and give it the verdicts that our own attacks get.
 
     It is called once a batch with the samples that the model has not got wrong already. What it returns
-    succeeds by our rule: prediction changed, ‖δ‖ ≤ ε + 1e-6, every pixel within bounds, confirmed in
+    succeeds by our rule: prediction changed, ‖δ‖ ≤ ε + ``threat.tolerance``, every pixel within bounds, confirmed in
     float32. An image with a NaN or beyond the bounds counts as failed, and the clean image stands in for it.
 
     Passes are counted in the model that the function is given. Which of its samples a call was about is

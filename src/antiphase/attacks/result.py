@@ -21,8 +21,8 @@ class AttackResult:
         label: the class that was attacked: the given label, or the clean prediction.
         clean_prediction: the class of the clean image.
         prediction: the class of the adversarial image.
-        success: prediction differs from the attacked class, ‖δ‖ ≤ ε + 1e-6 and every pixel is within
-            bounds; confirmed in float32 after the search.
+        success: prediction differs from the attacked class, ‖δ‖ ≤ ε (but for rounding:
+            ``threat.tolerance``) and every pixel is within bounds; confirmed in float32 after the search.
         adversarial: the adversarial image; where the attack failed, the iterate of highest loss.
         distance: ‖δ‖ of it, in the threat's norm.
         forwards, backwards: passes that the sample cost, the first look at the clean image included.
