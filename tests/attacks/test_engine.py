@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphase.attacks import Threat, pgd, square
+from antiphase.attacks import Threat, apgd, carlini_wagner, fab, pgd, square
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -77,3 +77,69 @@ def test_numpys_integers_seed_as_pythons_do(victim):
     model, images = victim
     one, two = (pgd(model, images, None, Threat(), steps=1, seed=seed) for seed in (3, np.int64(3)))
     assert torch.equal(one.adversarial, two.adversarial)
+
+
+class Coarse(torch.nn.Module):
+    """A network whose logits low precision rounds to one of so many steps a unit; gradients do not see it."""
+
+    def __init__(self, steps=8):
+        super().__init__()
+        self.network, self.steps = toys.network(), steps
+
+    def forward(self, x):
+        logits = self.network(x)
+        if torch.is_autocast_enabled("cpu"):
+            logits = logits + ((self.steps * logits).round() / self.steps - logits).detach()
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("attack", "budget"), [(pgd, {"steps": 2, "restarts": 3}), (apgd, {"steps": 6, "targets": 3})]
+)
+def test_low_precision_loses_no_success(attack, budget, monkeypatch):
+    model, images, threat = Coarse(), toys.images(200), Threat(eps=3.3 / 255)
+    exact = attack(model, images, None, threat, **budget)
+    assert 0.2 < exact.asr < 0.8
+    result = attack(model, images, None, threat, precision="bf16", **budget)
+    assert not (exact.success & ~result.success).any()
+    monkeypatch.setattr("antiphase.attacks.work._ROUNDINGS", -torch.inf)  # nothing is near enough
+    once = attack(model, images, None, threat, precision="bf16", **budget)
+    assert (exact.success & ~once.success).any()
+    assert (result.forwards >= once.forwards).all()
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize(
+    ("attack", "budget"), [(apgd, {"steps": 4, "targets": 3}), (fab, {"steps": 20, "targets": 2})]
+)
+def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, early_stop):
+    model, images, threat = Coarse(), toys.images(60), Threat(eps=3.3 / 255)
+
+    def run(size, order):
+        result = attack(
+            model, images[order], None, threat, precision="bf16", batch_size=size, ids=order, early_stop=early_stop,
+            **budget,
+        )  # fmt: skip
+        back = order.argsort()
+        names = ("success", "prediction", "adversarial", "distance", "forwards", "backwards")
+        return [getattr(result, name)[back] for name in names]
+
+    whole = run(60, torch.arange(60))
+    for size in (1, 7, 17):
+        for mine, theirs in zip(run(size, torch.arange(60).flip(0)), whole, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("attack", "norm", "budget"),
+    [
+        (fab, "linf", {"steps": 40}),
+        (fab, "l2", {"steps": 40, "targets": 2}),
+        (carlini_wagner, "l2", {"steps": 60, "search_steps": 4}),
+    ],
+)
+def test_low_precision_lengthens_no_perturbation(attack, norm, budget):
+    model, images, threat = Coarse(32), toys.images(40), Threat(norm, float("inf"))
+    coarse, exact = (attack(model, images, None, threat, precision=p, **budget) for p in ("bf16", "float32"))
+    assert (coarse.success == exact.success).all()
+    assert (coarse.distance <= 1.02 * exact.distance).all()

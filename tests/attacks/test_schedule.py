@@ -6,9 +6,16 @@ from hypothesis import strategies as st
 from antiphase.attacks.schedule import Schedule
 
 
+def _schedule(positions, items, early_stop):
+    schedule = Schedule(early_stop)
+    for position in positions:
+        schedule.add(position, items)
+    return schedule
+
+
 def _play(outcomes, early_stop, room, spare, pick):
     """Run every item; ``pick`` says which running one ends next. Return what counted for each sample, in order."""
-    schedule = Schedule(range(len(outcomes)), len(outcomes[0]), early_stop)
+    schedule = _schedule(range(len(outcomes)), range(len(outcomes[0])), early_stop)
     running, counted, decided = [], {p: [] for p in range(len(outcomes))}, set()
     while True:
         new = schedule.next(room - len(running), min(spare, room - len(running)))
@@ -45,17 +52,30 @@ def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room
 
 
 def test_a_sample_that_has_begun_goes_on_before_others_begin():
-    schedule = Schedule([3, 1], 2, early_stop=True)
+    schedule = _schedule([3, 1], range(2), early_stop=True)
     assert schedule.next(1) == [(0, 1)]
     assert schedule.end(1, 0, False) == ([0], False)
     assert schedule.next(2) == [(1, 1), (0, 3)]
 
 
 def test_spare_rows_run_items_ahead_of_their_turn_the_least_advanced_sample_first():
-    schedule = Schedule([4, 7], 3, early_stop=True)
+    schedule = _schedule([4, 7], range(3), early_stop=True)
     assert schedule.next(8, 5) == [(0, 4), (0, 7), (1, 4), (1, 7), (2, 4)]
     assert schedule.end(4, 2, True) == ([], False)
     assert schedule.end(4, 0, False) == ([0], False)
     assert schedule.end(4, 1, False) == ([1, 2], True)
     assert schedule.end(4, 1, True) == ([], False)  # decided already
     assert schedule.next(8, 0) == []
+
+
+def test_items_need_be_neither_all_nor_in_a_row():
+    schedule = Schedule(early_stop=True)
+    schedule.add(5, [1, 6])
+    schedule.add(2, [0, 3, 4])
+    assert schedule.next(1) == [(0, 2)]
+    assert len(schedule) == 1
+    assert schedule.next(4, 3) == [(1, 5), (3, 2), (6, 5)]
+    assert schedule.end(5, 6, True) == ([], False)
+    assert schedule.end(5, 1, False) == ([1, 6], True)
+    assert schedule.end(2, 0, False) == ([0], False)
+    assert schedule.next(2) == []

@@ -58,15 +58,15 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
         failed: searches that found nothing.
         stuck: those of them whose loss never rose above its start.
     """
-    warnings = []
-    if oracle.broken:
+    warnings, seen = [], oracle.seen
+    if seen["broken"]:
         warnings.append(
-            f"{oracle.broken} of {oracle.asked} gradients held NaN or infinity and counted as zero: look for a "
+            f"{seen['broken']} of {seen['asked']} gradients held NaN or infinity and counted as zero: look for a "
             "division by zero, a logarithm or root of zero, or an overflow in the model"
         )
-    if oracle.flat > _SHARE * oracle.asked:
+    if seen["flat"] > _SHARE * seen["asked"]:
         warnings.append(
-            f"{oracle.flat} of {oracle.asked} gradients were zero: the model masks them (quantised input, argmax, "
+            f"{seen['flat']} of {seen['asked']} gradients were zero: the model masks them (quantised input, argmax, "
             "saturated softmax), so a high robust accuracy says nothing; attack with square, or through a smooth "
             "stand-in for what masks"
         )

@@ -18,6 +18,11 @@ from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
 MOST_CLASSES = 100  # untargeted FAB spends one backward pass for each other class at every step
+# Rounding moves the boundary that FAB steps onto (dev/LOG.md): a search in low precision is so for this share of its
+_ROUGH = (
+    0.8  # steps at most, and then goes on in float32, from the nearest example that it found, for at least
+)
+_LEAST_EXACT = 15  # steps
 _RESTART_SCALE: dict[Norm, float] = {"linf": 0.3, "l2": 1.0}  # stands in for an infinite ε; FAB's own default
 
 
@@ -80,6 +85,8 @@ def fab(
         )
     run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
+    if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
+        run["precision"] = "float32"
     settings: dict[str, Any] = {
         "steps": steps, "targets": targets, "restarts": restarts, "alpha_max": alpha_max, "eta": eta,
         "beta": beta,
@@ -142,6 +149,7 @@ class _Fab:
         self.threat, self.steps = threat, steps
         self.targets, self.restarts = targets or 0, restarts
         self.alpha_max, self.eta, self.beta = alpha_max, eta, beta
+        self.exact_from = min(int(_ROUGH * steps), max(0, steps - _LEAST_EXACT))
         self.classes: int | None = None  # known once the model has been asked
         self.name = "fab-t" if targets else "fab"
 
@@ -156,10 +164,11 @@ class _Fab:
         rows["loss"] = torch.full_like(eps, -torch.inf)
         rows["t"] = torch.zeros_like(rows["label"])
         rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
-        rows["done"] = rows["found"].clone()
+        rows["done"], rows["exact"] = rows["found"].clone(), rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Note the iterate where it has crossed the boundary, then step onto the boundary seen from it."""
+        self._turn(rows)
         x, clean = rows["x"], rows["clean"]
         values, logits, gradients = oracle.gradients(rows, x, self._differences(rows, oracle))
         adversarial = logits.argmax(1) != rows["label"]
@@ -173,6 +182,17 @@ class _Fab:
         value, gradient = _nearest(values, gradients, rows["x"] - x, self.threat.norm)
         rows["x"] = self._towards(rows, value, gradient)
         rows["t"] = rows["t"] + 1
+        if oracle.precision != "float32":
+            rows["exact"] = rows["t"] == self.exact_from
+
+    def _turn(self, rows: Rows) -> None:
+        """Let the rows whose steps in float32 begin look at their nearest example again."""
+        turns = rows["exact"] & (rows["t"] == self.exact_from) & rows["loss"].isfinite()
+        if turns.any():
+            rows.put("x", turns, rows["best"])
+            rows.put("best", turns, rows["clean"])
+            rows.put("loss", turns, torch.full_like(rows["loss"], -torch.inf))
+            rows["found"] = rows["found"] & ~turns
 
     def _towards(
         self, rows: Rows, value: Float64[Tensor, " batch"], gradient: Float[Tensor, "batch ..."]

@@ -1,8 +1,10 @@
 """The model as the attacks see it: evaluation mode, padded batches, every pass counted by sample."""
 
 import contextlib
+import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int64
@@ -32,9 +34,8 @@ class Oracle:
         device: where a model without parameters is asked.
 
     Attributes:
-        asked: rows whose gradient was asked for.
-        flat: how many of those gradients were zero everywhere.
-        broken: how many held a NaN or an infinity, which count as zero.
+        seen: how many gradients were ``"asked"`` for, one a row, and how many of them were ``"flat"`` (zero everywhere)
+            or ``"broken"`` (with a NaN or an infinity, which count as zero).
     """
 
     def __init__(
@@ -46,7 +47,13 @@ class Oracle:
         self.device = (device or torch.device("cpu")) if parameter is None else parameter.device
         self.precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
-        self.asked = self.flat = self.broken = 0
+        self.seen: Counter[str] = Counter()
+
+    def in_float32(self) -> Self:
+        """Return an oracle whose search asks the model as it is, in float32; what is seen counts for both."""
+        exact = copy.copy(self)
+        exact.precision, exact._searched = "float32", self.model
+        return exact
 
     def verdict(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of the model as it is, in float32; not counted."""
@@ -116,12 +123,12 @@ class Oracle:
     def _sound(self, gradient: Tensor) -> Tensor:
         """Take note of gradients that lead nowhere."""
         steepest = gradient.detach().flatten(1).abs().amax(1)  # NaN where any is
-        self.asked += len(steepest)
+        self.seen["asked"] += len(steepest)
         if bool((steepest > 0).logical_and(steepest.isfinite()).all()):
             return gradient
         broken = ~steepest.isfinite()
-        self.flat += int((steepest == 0).sum())
-        self.broken += int(broken.sum())
+        self.seen["flat"] += int((steepest == 0).sum())
+        self.seen["broken"] += int(broken.sum())
         return gradient.nan_to_num(0.0, 0.0, 0.0) if bool(broken.any()) else gradient
 
 

@@ -18,9 +18,9 @@ class Rows(dict[str, Tensor]):
         return type(self)({name: tensor[index] for name, tensor in self.items()})
 
     def join(self, other: Self) -> Self:
-        """Return these rows followed by the other's, which have the same names."""
-        if not len(self):
-            return other
+        """Return these rows followed by the other's, which have the same names unless there are none."""
+        if not len(self) or not len(other):
+            return self if len(self) else other
         return type(self)({name: torch.cat([tensor, other[name]]) for name, tensor in self.items()})
 
     @classmethod

@@ -6,26 +6,31 @@ empty: their outcomes wait until every earlier item has failed.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
 class Schedule:
     """The items of every sample still standing.
 
     Args:
-        positions: of the samples.
-        items: how many each has, at least 1.
         early_stop: whether a success ends a sample; if not, all items count.
     """
 
-    def __init__(self, positions: Iterable[int], items: int, early_stop: bool) -> None:
-        self.items, self.early_stop = items, early_stop
-        # a heap of (position, item): who has begun goes on before others begin, so that verdicts come all the time
-        self.due = [(position, 0) for position in positions]
-        heapq.heapify(self.due)
+    def __init__(self, early_stop: bool) -> None:
+        self.early_stop = early_stop
+        self.items: dict[int, Sequence[int]] = {}  # of each sample that is not decided
+        # a heap of (position, turn): who has begun goes on before others begin, so that verdicts come all the time
+        self.due: list[tuple[int, int]] = []
         self.started: dict[int, int] = {}  # of samples at work: items begun
-        self.turn: dict[int, int] = {}  # of samples at work: the item whose outcome counts next
-        self.outcomes: dict[int, dict[int, bool]] = {}  # ended ahead of their turn
+        self.turn: dict[
+            int, int
+        ] = {}  # of samples at work: whose outcome counts next, as a place in their items
+        self.outcomes: dict[int, dict[int, bool]] = {}  # by that place, where they ended ahead of their turn
+
+    def add(self, position: int, items: Sequence[int]) -> None:
+        """Let a sample wait with its items, at least one, in the order in which they count."""
+        self.items[position] = items
+        heapq.heappush(self.due, (position, 0))
 
     def next(self, room: int, spare: int = 0) -> list[tuple[int, int]]:
         """Return up to ``room`` (item, position) whose turn has come, then up to ``spare`` ahead of theirs.
@@ -34,11 +39,11 @@ class Schedule:
         """
         chosen: list[tuple[int, int]] = []
         while self.due and len(chosen) < room:
-            position, item = heapq.heappop(self.due)
-            chosen.append((item, position))
-            self.started[position] = item + 1
-            self.turn[position] = item
-        if not self.due and spare > len(chosen) and self.items > 1:
+            position, turn = heapq.heappop(self.due)
+            chosen.append((self.items[position][turn], position))
+            self.started[position] = turn + 1
+            self.turn[position] = turn
+        if not self.due and spare > len(chosen):
             chosen += self._ahead(spare - len(chosen))
         return chosen
 
@@ -47,16 +52,16 @@ class Schedule:
         heap = [
             (begun - self.turn[position], begun, position)
             for position, begun in self.started.items()
-            if begun < self.items and not any(self.outcomes.get(position, {}).values())
+            if begun < len(self.items[position]) and not any(self.outcomes.get(position, {}).values())
         ]
         heapq.heapify(heap)
         chosen: list[tuple[int, int]] = []
         while heap and len(chosen) < room:
-            lead, item, position = heapq.heappop(heap)
-            chosen.append((item, position))
-            self.started[position] = item + 1
-            if item + 1 < self.items:
-                heapq.heappush(heap, (lead + 1, item + 1, position))
+            lead, turn, position = heapq.heappop(heap)
+            chosen.append((self.items[position][turn], position))
+            self.started[position] = turn + 1
+            if turn + 1 < len(self.items[position]):
+                heapq.heappush(heap, (lead + 1, turn + 1, position))
         return chosen
 
     def end(self, position: int, item: int, success: bool) -> tuple[list[int], bool]:
@@ -66,21 +71,22 @@ class Schedule:
         """
         if position not in self.turn:
             return [], False
+        items = self.items[position]
         outcomes = self.outcomes.setdefault(position, {})
-        outcomes[item] = success
+        outcomes[items.index(item)] = success
         counted: list[int] = []
         decided = False
         while not decided and self.turn[position] in outcomes:
             turn = self.turn[position]
-            counted.append(turn)
+            counted.append(items[turn])
             self.turn[position] = turn + 1
-            decided = (outcomes.pop(turn) and self.early_stop) or turn + 1 == self.items
+            decided = (outcomes.pop(turn) and self.early_stop) or turn + 1 == len(items)
         if decided:
-            del self.turn[position], self.started[position], self.outcomes[position]
+            del self.items[position], self.turn[position], self.started[position], self.outcomes[position]
         elif self.started[position] == self.turn[position]:
             heapq.heappush(self.due, (position, self.turn[position]))
         return counted, decided
 
-    def __bool__(self) -> bool:
-        """Whether anything is due."""
-        return bool(self.due)
+    def __len__(self) -> int:
+        """How many samples have an item due."""
+        return len(self.due)

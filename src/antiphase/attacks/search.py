@@ -32,6 +32,6 @@ class Search(Protocol):
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Ask the model once and move every row.
 
-        Sets ``found`` where ``best`` is adversarial, and ``done`` where the budget is spent. Rows must
-        not look at each other.
+        Sets ``found`` where ``best`` is adversarial, and ``done`` where the budget is spent. A search in low
+        precision may set ``exact`` where it wants to go on in float32. Rows must not look at each other.
         """

@@ -6,18 +6,20 @@ of them where the best is wanted (``early_stop=False``). Where rows would stand 
 their turn; what they cost counts only if their turn comes.
 Because rows never look at each other and random draws are keyed by sample, a verdict depends neither on
 the batch size nor on the order of the samples.
+The items that low precision failed by no more than its rounding are tried once more, in float32 and in a batch of
+their own, before their sample counts as standing.
 """
 
 from collections import Counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from antiphase.attacks.lane import Lane
+from antiphase.attacks.objectives import margin
 from antiphase.attacks.options import Run
 from antiphase.attacks.oracle import QUANTUM, Oracle
 from antiphase.attacks.rows import Rows
-from antiphase.attacks.schedule import Schedule
 from antiphase.attacks.search import Search
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -25,8 +27,10 @@ from antiphase.streams import key, sample_keys
 
 _ROWS = 128  # at once where nothing is said
 _ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/LOG.md)
-_PATIENCE = 20  # steps that an ended search waits for others to be confirmed with
 _PIXELS = 2**21  # at once, which keeps a ViT-B at 224×224 to about 2 GB
+# A search in low precision may have failed by rounding (dev/LOG.md) where its best example is
+_ROUNDINGS = 2  # times the error of its logits short of another class, or nearer, and
+_REACH = 1.02  # times ε away, or nearer
 
 
 class Work:
@@ -36,13 +40,14 @@ class Work:
         self, oracle: Oracle, images: Tensor, labels: Tensor | None, threat: Threat, search: Search,
         options: Run, ids: Tensor,
     ) -> None:  # fmt: skip
-        self.oracle, self.images, self.threat, self.search = oracle, images, threat, search
-        self.options, self.ids = options, ids
-        self.size = options.batch_size or _default_size(oracle.device, options.precision, images)
-        self.together = min(QUANTUM, self.size)  # rows that are confirmed in one pass, or a multiple
+        self.images, self.ids, self.threat, self.search, self.options = images, ids, threat, search, options
+        self.main, self.exact = (
+            Lane(each, options.batch_size or _default_size(each, images), options.early_stop)
+            for each in (oracle, oracle.in_float32())
+        )
         count = len(images)
         logits = torch.cat(
-            [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.size)]
+            [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.main.size)]
         )
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
@@ -54,7 +59,9 @@ class Work:
         others = logits.scatter(1, label[:, None], -torch.inf)
         wanted = max(1, min(search.targets, logits.shape[1] - 1))
         self.targets = others.sort(dim=1, descending=True, stable=True).indices[:, :wanted].clone()
-        items = wanted * search.restarts
+        self.items = items = (
+            wanted * search.restarts
+        )  # of a sample; as many again are tried once more in float32
         self.results = {
             "label": label,
             "clean_prediction": clean,
@@ -68,105 +75,115 @@ class Work:
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
         self.last = torch.full((count,), items - 1)  # no later item of a sample can count
         self.keys = torch.tensor([key(options.seed, search.name, item) for item in range(items)])
-        self.batch, self.tried = Rows(), Rows()  # at work; ended and not yet confirmed
-        self.waited = 0  # steps since the first of those
         standing = (~self.results["success"]).nonzero().flatten()
-        self.schedule = Schedule(standing.tolist(), items, options.early_stop)
+        for position in standing.tolist():
+            self.main.schedule.add(position, range(items))
         self.ahead: dict[tuple[int, int], Rows] = {}  # ended ahead of their turn
+        self.near: dict[
+            int, list[int]
+        ] = {}  # items that low precision failed by a hair, of samples not decided
         self.resolved = self.fallen = count - len(standing)
         self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
         if self.resolved:
             self._report(self.results["success"].nonzero().flatten())
 
     def advance(self) -> bool:
-        """Refill the batch, take one step, settle what is decided; return whether anything was left to do."""
-        self._refill()
-        if not len(self.batch) and not len(self.tried):
+        """Take one step, settle what is decided; return whether anything was left to do."""
+        lane = max(self.exact, self.main, key=lambda lane: lane.filled)
+        if not lane.filled:
             return False
-        if len(self.batch):
-            self.search.step(self.batch, self.oracle)
-            ready = self.batch["done"] | (self.batch["found"] & self.options.early_stop)
-            if ready.any():
-                self.tried = self.tried.join(self.batch.take(ready))
-                self.batch = self.batch.take(~ready)
-        self.waited = self.waited + 1 if len(self.tried) else 0
-        idle = not len(self.batch) and not self.schedule
-        if len(self.tried) >= self.together or self.waited >= _PATIENCE or (idle and len(self.tried)):
-            self._confirm()
+        self._refill(lane)
+        lane.step(self.search)
+        self.exact.waiting = self.exact.waiting.join(self.main.leave())
+        for lane in (self.main, self.exact):
+            tried = lane.ended()
+            if len(tried):
+                self._confirm(tried, lane)
         return True
 
-    def _confirm(self) -> None:
-        """Ask the model again about rows whose search has ended, in float32, no more at once than search at once."""
-        count = len(self.tried)
-        tried = self.tried.take(slice(min(count - count % self.together or count, self.size)))
-        self.tried, self.waited = self.tried.take(slice(len(tried), None)), 0
-        tried["forwards"] = tried["forwards"] + self.oracle.passes
+    def _confirm(self, tried: Rows, lane: Lane) -> None:
+        """Ask the model in float32 about rows whose search has ended."""
+        tried["forwards"] = tried["forwards"] + lane.oracle.passes
         # a search in low precision may have failed by a hair: what is done is asked again in any case
         verdict = Rows(tried)
-        verdict["prediction"] = self.oracle.predict(tried["best"])
+        logits = lane.oracle.verdict(tried["best"])
+        verdict["prediction"] = logits.argmax(1)
         allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
         verdict["success"] = (verdict["prediction"] != tried["label"]) & allowed
+        verdict["near"] = torch.zeros_like(verdict["success"])
+        failed = tried["done"] & ~verdict["success"] & (tried["item"] < self.items)
+        if self.main.oracle.precision != "float32" and failed.any():
+            verdict["near"][failed] = self._near(tried.take(failed), logits[failed])
+            verdict["forwards"] = verdict["forwards"] + lane.oracle.passes * failed
         over = tried["done"] | verdict["success"]
         if not over.all():  # adversarial in the search's precision alone
-            goes_on = tried.take(~over)
-            goes_on["found"] = torch.zeros_like(goes_on["found"])
-            self.batch = self.batch.join(goes_on)
+            lane.resume(tried.take(~over))
         self._settle(verdict.take(over))
-        last = self.last.to(self.oracle.device)
-        for name in ("batch", "tried"):
-            rows: Rows = getattr(self, name)
-            if len(rows):
-                setattr(self, name, rows.take(rows["item"] <= last[rows["position"]]))
+        for lane in (self.main, self.exact):
+            lane.drop(self.last)
 
-    def _refill(self) -> None:
-        room = self.size - len(self.batch)
-        if room < 1:
-            return
-        # rows that would only be padding cost nothing on a CPU, where others would
-        spare = -len(self.batch) % QUANTUM if self.oracle.device.type == "cpu" else room
-        chosen = self.schedule.next(room, min(spare, room))
+    def _near(self, rows: Rows, exact: Tensor) -> Tensor:
+        """Return which failed searches ended so near to a success that rounding may have failed them."""
+        rounding = (self.main.oracle.logits(rows["best"]) - exact).abs().amax(1)
+        close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
+        return close & (self.threat.distance(rows["best"], rows["clean"]) <= _REACH * rows["eps"])
+
+    def _refill(self, lane: Lane) -> None:
+        chosen = lane.next()
         if not chosen:
             return
         item, position = torch.tensor(chosen).unbind(1)
+        which, targets = item % self.items, self.targets.shape[1]
         clean, count = self.images[position], len(chosen)
         rows = Rows(
-            position=position, item=item, key=sample_keys(self.keys[item], self.ids[position]), clean=clean,
+            position=position, item=item, key=sample_keys(self.keys[which], self.ids[position]), clean=clean,
             label=self.results["label"][position],
-            restart=item // self.targets.shape[1], target=self.targets[position, item % self.targets.shape[1]],
+            restart=which // targets, target=self.targets[position, which % targets],
             eps=torch.full((count,), self.threat.eps, dtype=clean.dtype),
             forwards=torch.zeros(count, dtype=torch.int64), backwards=torch.zeros(count, dtype=torch.int64),
         )  # fmt: skip
-        rows = Rows({name: tensor.to(self.oracle.device) for name, tensor in rows.items()})
-        self.search.start(rows)
-        self.batch = self.batch.join(rows)
+        lane.start(rows, self.search)
 
     def _settle(self, rows: Rows) -> None:
         """Take note of the rows that ended, each sample's in the order of its items."""
         rows = Rows({name: rows[name].cpu() for name in _SETTLED if name in rows})
         waves: list[list[Rows]] = []  # of rows that may be recorded at once: one a sample
         depth: Counter[int] = Counter()
-        decided: list[int] = []
+        ended: list[int] = []
         outcomes = zip(
             rows["position"].tolist(), rows["item"].tolist(), rows["success"].tolist(), strict=True
         )
         for index, (position, item, success) in enumerate(outcomes):
             self.ahead[position, item] = rows.take(torch.tensor([index]))
-            counted, over = self.schedule.end(position, item, success)
+            lane = self.main if item < self.items else self.exact
+            counted, over = lane.schedule.end(position, item, success)
             for turn in counted:
                 waves += [[]] if depth[position] == len(waves) else []
                 waves[depth[position]].append(self.ahead.pop((position, turn)))
                 depth[position] += 1
+                if waves[depth[position] - 1][-1]["near"]:
+                    self.near.setdefault(position, []).append(turn)
             if success and self.options.early_stop:
                 self.last[position] = min(item, int(self.last[position]))
             if over:
                 self.last[position] = -1
-                decided.append(position)
+                ended.append(position)
         self.ahead = {known: held for known, held in self.ahead.items() if self.last[known[0]] >= 0}
         for wave in waves:
             self._record(Rows.stack(wave))
+        decided = [position for position in ended if not self._tried_again(position)]
         self.resolved += len(decided)
         self.fallen += int(self.results["success"][decided].sum())
         self._report(torch.tensor(decided, dtype=torch.int64))
+
+    def _tried_again(self, position: int) -> bool:
+        """Let a sample that stands try once more, in float32, what low precision failed by a hair."""
+        again = [item + self.items for item in self.near.pop(position, [])]
+        if not again or self.results["success"][position]:
+            return False
+        self.exact.schedule.add(position, again)
+        self.last[position] = again[-1]
+        return True
 
     def _record(self, rows: Rows) -> None:
         position, results, success = rows["position"], self.results, rows["success"]
@@ -190,10 +207,11 @@ class Work:
 
 
 _SETTLED = (
-    "position", "item", "clean", "best", "prediction", "success", "loss", "start_loss", "forwards", "backwards",
+    "position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss", "forwards",
+    "backwards",
 )  # fmt: skip
 
 
-def _default_size(device: torch.device, precision: str, images: Tensor) -> int:
-    rows = _ROWS_OF_FLOAT32_ON_CPU if device.type == "cpu" and precision == "float32" else _ROWS
-    return max(QUANTUM, min(rows, _PIXELS // images[0].numel()))
+def _default_size(oracle: Oracle, images: Tensor) -> int:
+    plain = oracle.device.type == "cpu" and oracle.precision == "float32"
+    return max(QUANTUM, min(_ROWS_OF_FLOAT32_ON_CPU if plain else _ROWS, _PIXELS // images[0].numel()))

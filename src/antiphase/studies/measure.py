@@ -31,6 +31,7 @@ from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
+_AGAIN = ", then float32"  # what failed by a hair, or follows the boundary: once, low precision was all
 _SLICE_BYTES = 2**28  # of images in memory at once
 _CELL_SCHEMA = {
     "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "success": pl.Boolean,
@@ -115,7 +116,7 @@ def measure(
         what = {
             "version": CELL_VERSION, "model": print_of_model, "data": print_of_data, "eps": eps,
             "attack": stage.name, "settings": stage.settings, "norm": plan.norm, "seed": plan.seed,
-        } | ({"precision": plan.precision} if plan.precision != "float32" else {})  # fmt: skip
+        } | ({"precision": plan.precision + _AGAIN} if plan.precision != "float32" else {})  # fmt: skip
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         at = "" if math.isinf(eps) else f" ε={eps * 255:g}/255"
         title = f"{name} {stage.name}{at}" if progress else ""
