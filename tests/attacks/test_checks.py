@@ -65,6 +65,23 @@ def test_a_planted_fault_is_named(words, attack):
     assert [words for warning in result.warnings if words in warning] == [words], result.warnings
 
 
+def test_masking_some_samples_is_named_too():
+    images = toys.images(40)
+    masked = images.flatten(1).mean(1).argsort()[:4]
+    brightest = images[masked].flatten(1).mean(1).amax() + 1e-4
+
+    def some(x):
+        return torch.where((x.flatten(1).mean(1) < brightest)[:, None, None, None], x.round(decimals=1), x)
+
+    result = pgd(Wrapped(before=Do(some)), images, None, Threat(eps=0.001), steps=4)
+    assert any("gradients were zero" in warning for warning in result.warnings)
+
+
+def test_one_image_is_enough_to_see_that_the_batch_matters():
+    result = pgd(FAULTS["depend on the other images"], toys.images(1), None, THREAT, steps=1)
+    assert any("depend on the other images" in warning for warning in result.warnings)
+
+
 @pytest.mark.parametrize("attack", [pgd, apgd, square])
 def test_a_sound_model_is_not_accused(attack):
     assert attack(Wrapped(), toys.images(37), None, THREAT).warnings == ()

@@ -43,6 +43,26 @@ def test_gradients_inside_inference_mode_are_refused_by_name(victim):
         pgd(model, images, None, Threat(), steps=2)
 
 
+@pytest.mark.parametrize(
+    ("attempt", "named"),
+    [
+        (lambda model, images: pgd(model, images, None, steps=2.5), "steps 2.5"),
+        (lambda model, images: apgd(model, images, None, targets=0), "targets 0"),
+        (lambda model, images: pgd(model, images, None, batch_size="8"), "batch_size '8'"),
+        (lambda model, images: Threat(eps="8/255"), "eps '8/255'"),
+        (lambda model, images: fab(lambda x: model(x)[:, :1], images, None), r"logits of shape \(37, 1\)"),
+        (
+            lambda model, images: pgd(model, images, None, objective=lambda z, y: z.mean()),
+            "one number a sample",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(victim, attempt, named):
+    with pytest.raises(UserError, match=named) as error:
+        attempt(*victim)
+    assert "\n" not in str(error.value)
+
+
 def test_alone_in_its_batch_means_alone_in_every_pass():
     model, images, threat = toys.network(), toys.images(24), Threat(eps=0.02)
 

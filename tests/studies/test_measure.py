@@ -79,6 +79,28 @@ def test_the_norms_at_which_samples_fall(tmp_path, run_cli, victim):
     assert "50 %" in out
 
 
+def test_a_compiled_search_has_cells_of_its_own(tmp_path, run_cli, victim, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(dynamic) or model)
+    given = [
+        "attack",
+        victim.card.spec,
+        "--attack",
+        "pgd",
+        "--steps",
+        2,
+        "--limit",
+        5,
+        "--out",
+        tmp_path,
+        "-q",
+    ]
+    for times, more in ((0, []), (1, ["--compile"]), (1, ["--compile"])):
+        assert run_cli(*given, *more)[0] == 0
+        assert len(compiled) == times
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+
+
 def test_noise_of_the_same_size_stands_beside_the_attack(tmp_path, run_cli, victim):
     code, out, err = run_cli(
         "attack",

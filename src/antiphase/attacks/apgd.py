@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine, objectives
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
@@ -68,8 +69,7 @@ def apgd(
     Raises:
         UserError: for parameters or images out of range, and for DLR with too few classes.
     """
-    if steps < 1 or restarts < 1 or (targets is not None and targets < 1):
-        raise UserError(f"steps {steps}, restarts {restarts}, targets {targets}: expected at least 1 of each")
+    check_counts(steps=steps, restarts=restarts, targets=targets)
     if not 0 < rho < 1 or not 0 < momentum <= 1:
         raise UserError(f"rho {rho} and momentum {momentum}: expected 0 < rho < 1 and 0 < momentum <= 1")
     if threat.eps == float("inf"):

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import margin, targeted_margin
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
@@ -93,10 +94,7 @@ def carlini_wagner(
     """
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")
-    if steps < 1 or search_steps < 1 or (targets is not None and targets < 1):
-        raise UserError(
-            f"steps {steps}, search_steps {search_steps}, targets {targets}: expected at least 1 of each"
-        )
+    check_counts(steps=steps, search_steps=search_steps, targets=targets)
     if not (0 < learning_rate < math.inf and 0 < initial_const < math.inf):
         raise UserError(
             f"learning_rate {learning_rate} and initial_const {initial_const}: expected numbers above 0"

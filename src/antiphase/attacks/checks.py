@@ -10,7 +10,10 @@ from torch import Tensor
 from antiphase.attacks.oracle import QUANTUM, Oracle
 
 _RELATIVE = 1e-3  # of the largest logit: what rounding may change
-_SHARE = 0.5  # of gradients or searches: more is not chance
+_SHARE = 0.5  # of searches: more is not chance
+_FLAT = (
+    0.05  # of gradients: where a model masks some samples, these stand and are asked about again and again
+)
 _BLACK_BOX_GAIN = 0.01  # of all samples
 
 
@@ -35,7 +38,8 @@ def inspect_model(oracle: Oracle, images: Tensor) -> list[str]:
         ]
     warnings = []
     alone = oracle.verdict(some[:1])
-    company = oracle.verdict(torch.cat([some[:1], 1.0 - some[1:]]))[:1]
+    inverted = some.amin() + some.amax() - some
+    company = oracle.verdict(torch.cat([some[:1], inverted[1 - QUANTUM :]]))[:1]
     if float((alone - first[:1]).abs().amax()) > scale or float((company - first[:1]).abs().amax()) > scale:
         warnings.append(
             "the model's logits of an image depend on the other images of its batch: verdicts depend on the batch "
@@ -64,7 +68,7 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
             f"{seen['broken']} of {seen['asked']} gradients held NaN or infinity and counted as zero: look for a "
             "division by zero, a logarithm or root of zero, or an overflow in the model"
         )
-    if seen["flat"] > _SHARE * seen["asked"]:
+    if seen["flat"] > _FLAT * seen["asked"]:
         warnings.append(
             f"{seen['flat']} of {seen['asked']} gradients were zero: the model masks them (quantised input, argmax, "
             "saturated softmax), so a high robust accuracy says nothing; attack with square, or through a smooth "

@@ -8,6 +8,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import targeted_margin
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Loss, Oracle
@@ -76,8 +77,7 @@ def fab(
     Raises:
         UserError: for parameters or images out of range, and without targets for more than 100 classes.
     """
-    if steps < 1 or restarts < 1 or (targets is not None and targets < 1):
-        raise UserError(f"steps {steps}, restarts {restarts}, targets {targets}: expected at least 1 of each")
+    check_counts(steps=steps, restarts=restarts, targets=targets)
     if not (0 <= alpha_max <= 1 and eta >= 1 and 0 < beta < 1):
         raise UserError(
             f"alpha_max {alpha_max}, eta {eta}, beta {beta}: expected alpha_max in [0, 1], eta of at least 1 "

@@ -1,10 +1,23 @@
 """What an attack is given, looked at before anything is spent on it."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
+
+
+def check_counts(**counts: object) -> None:
+    """Say in one line which count is not one; None is where there need be none.
+
+    Raises:
+        UserError: for anything but a whole number of at least 1.
+    """
+    for name, given in counts.items():
+        if given is not None and (not isinstance(given, Integral) or int(given) < 1):
+            raise UserError(f"{name} {given!r}: expected a whole number of at least 1")
 
 
 def check_inputs(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:

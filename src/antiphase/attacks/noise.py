@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
@@ -54,8 +55,7 @@ def noise(
     """
     if kind not in _KINDS:
         raise UserError(f"kind {kind!r}: expected one of {', '.join(_KINDS)}")
-    if draws < 1:
-        raise UserError(f"draws {draws}: expected at least 1")
+    check_counts(draws=draws)
     if threat.eps == float("inf"):
         raise UserError("eps inf: noise needs a finite budget")
     settings: dict[str, Any] = {"kind": kind, "draws": draws}

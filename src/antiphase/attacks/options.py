@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 from jaxtyping import Int64
 from torch import Tensor
 
+from antiphase.attacks.inputs import check_counts
 from antiphase.errors import UserError
 
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
@@ -63,9 +64,6 @@ class Run:
     on_finished: Finished | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UserError(f"batch_size {self.batch_size}: expected at least 1")
-        if self.passes < 1:
-            raise UserError(f"passes {self.passes}: expected at least 1")
+        check_counts(batch_size=self.batch_size, passes=self.passes)
         if self.precision not in ("float32", "bf16"):
             raise UserError(f"precision {self.precision!r}: expected 'float32' or 'bf16'")

@@ -102,6 +102,10 @@ class Oracle:
                 )
             for index, loss in enumerate(losses):
                 value = loss(logits)
+                if value.shape != logits.shape[:1]:
+                    raise UserError(
+                        f"the objective returned shape {tuple(value.shape)}: expected one number a sample, ({count},)"
+                    )
                 more = index + 1 < len(losses)
                 (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=more, materialize_grads=True)
                 gradients.append(self._sound(gradient[:count]))

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine, objectives
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
@@ -60,8 +61,7 @@ def patch_pgd(
         )
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
-    if steps < 1 or restarts < 1:
-        raise UserError(f"steps {steps} and restarts {restarts}: expected at least 1 of each")
+    check_counts(steps=steps, restarts=restarts)
     alpha = threat.eps / 4 if step_size is None else step_size
     inner = PgdSearch(
         threat, objectives.resolve(objective), steps, alpha, restarts=restarts, name=f"patch-{width}"

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine, objectives
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import Classifier, Oracle
@@ -70,8 +71,7 @@ def pgd(
     Raises:
         UserError: for parameters or images out of range.
     """
-    if steps < 1 or restarts < 1:
-        raise UserError(f"steps {steps} and restarts {restarts}: expected at least 1 of each")
+    check_counts(steps=steps, restarts=restarts)
     if schedule not in _SCHEDULES:
         raise UserError(f"schedule {schedule!r}: expected one of {', '.join(_SCHEDULES)}")
     if threat.eps == math.inf:

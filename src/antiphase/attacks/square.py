@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine, objectives
+from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.options import RunOptions
 from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle
@@ -83,10 +84,7 @@ def square(
     Raises:
         UserError: for parameters or images out of range, and for DLR with too few classes.
     """
-    if queries < 1 or restarts < 1 or (targets is not None and targets < 1):
-        raise UserError(
-            f"queries {queries}, restarts {restarts}, targets {targets}: expected at least 1 of each"
-        )
+    check_counts(queries=queries, restarts=restarts, targets=targets)
     if not 0 < p_init <= 1:
         raise UserError(f"p_init {p_init}: expected a share of the image, in (0, 1]")
     if threat.eps == math.inf:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from jaxtyping import Bool, Float
@@ -33,8 +34,8 @@ class Threat:
     def __post_init__(self) -> None:
         if self.norm not in ("linf", "l2"):
             raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
-        if math.isnan(self.eps) or self.eps < 0:
-            raise UserError(f"eps {self.eps}: expected a number of at least 0, in the pixel's units")
+        if not isinstance(self.eps, Real) or math.isnan(self.eps) or self.eps < 0:
+            raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in the pixel's units")
         if not self.bounds[0] < self.bounds[1]:
             raise UserError(f"bounds {self.bounds}: expected (least, greatest)")
 

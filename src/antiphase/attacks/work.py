@@ -49,6 +49,10 @@ class Work:
         logits = torch.cat(
             [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.main.size)]
         )
+        if logits.shape[1] < 2:
+            raise UserError(
+                f"the model returned logits of shape {tuple(logits.shape)}: expected two classes or more"
+            )
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
         if int(label.min()) < 0 or int(label.max()) >= logits.shape[1]:

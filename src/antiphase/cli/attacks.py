@@ -12,6 +12,7 @@ from antiphase.cli.options import (
     Against,
     AttackName,
     BatchSize,
+    Compiled,
     Control,
     DataSource,
     Device,
@@ -161,6 +162,7 @@ def attack(
     independent: Independent = False,
     control: Control = False,
     precision: SearchPrecision = "float32",
+    compile: Compiled = False,
     seed: Seed = 0,
     out: Out = Path("antiphase-attack"),
     random_weights: RandomWeights = False,
@@ -189,7 +191,6 @@ def attack(
     )
     run_audit(
         [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
-        settings=settings, nested=not independent, control=control, precision=precision, seed=seed,
-        random_weights=random_weights,
-        skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+        settings=settings, nested=not independent, control=control, precision=precision, compile=compile,
+        seed=seed, random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
     )  # fmt: skip

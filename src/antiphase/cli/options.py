@@ -36,6 +36,9 @@ Control = Annotated[
 SearchPrecision = Annotated[
     str, typer.Option(help="Of the search: float32, or bf16 (faster); verdicts are float32.")
 ]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Search through torch.compile, which needs a C++ compiler on a CPU.")
+]
 DataSource = Annotated[
     str | None, typer.Option(help="Source of images; the model's own test images where not given.")
 ]

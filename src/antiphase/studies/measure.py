@@ -53,6 +53,7 @@ class Plan:
         nested: whether a sample that falls at ε counts as fallen at every larger one.
         seed: of the attack's random draws.
         precision: of the search; verdicts are float32.
+        compile: whether the search asks a ``torch.compile``-d model.
         batch_size: rows through the model at once; affects no result.
 
     Raises:
@@ -66,6 +67,7 @@ class Plan:
     nested: bool = True
     seed: int = 0
     precision: Precision = "float32"
+    compile: bool = False
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +118,9 @@ def measure(
         what = {
             "version": CELL_VERSION, "model": print_of_model, "data": print_of_data, "eps": eps,
             "attack": stage.name, "settings": stage.settings, "norm": plan.norm, "seed": plan.seed,
-        } | ({"precision": plan.precision + _AGAIN} if plan.precision != "float32" else {})  # fmt: skip
+        }  # fmt: skip
+        what |= {"precision": plan.precision + _AGAIN} if plan.precision != "float32" else {}
+        what |= {"compile": True} if plan.compile else {}
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         at = "" if math.isinf(eps) else f" ε={eps * 255:g}/255"
         title = f"{name} {stage.name}{at}" if progress else ""
@@ -210,7 +214,7 @@ def _cell(
             result = stage.attack(
                 model, images, None, Threat(plan.norm, eps), **stage.settings, seed=plan.seed, ids=ids,
                 batch_size=plan.batch_size, precision=plan.precision, on_finished=keep,
-                progress=title if shard.first else "",
+                progress=title if shard.first else "", **({"compile": True} if plan.compile else {}),
             )  # fmt: skip
         finally:  # whatever stops the attack, finished samples are kept
             journal.flush()
