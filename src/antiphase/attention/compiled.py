@@ -29,7 +29,8 @@ def compiled_attention(
         parts: queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values.
         lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
         mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
-        norm: what each query's row of a head passes last: before it leaves the cache, where dtypes agree.
+        norm: what each query's row of a head passes last: before it leaves the cache, where the values are of the
+            weight's dtype, or of bf16 and the weight of float32.
 
     Returns:
         ``(batch, heads, queries, value width)``, a view of ``(batch, queries, heads, value width)``.
@@ -37,7 +38,8 @@ def compiled_attention(
     found = kernels()
     assert found is not None
     v = parts[2]
-    if norm is not None and (norm.weight.dtype != v.dtype or norm.weight.shape != v.shape[-1:]):
+    dtypes = v.dtype, torch.float32
+    if norm is not None and (norm.weight.dtype not in dtypes or norm.weight.shape != v.shape[-1:]):
         return norm(compiled_attention(parts, lam, mask))
     weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
     return found.attention(*_inputs(parts, lam, mask), weight, eps)

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "lanes.h"
 #include "norm.h"
@@ -66,7 +67,8 @@ void make_map(float* one, float* two, int64_t count, float scale, const float* b
     store(map + i, at::vec::fmadd(Floats::loadu(two + i), other, Floats::loadu(one + i) * share), kLanes);
 }
 
-template <typename T>
+// To: what the output is kept in, and the norm's weight, which there is wherever To is not T.
+template <typename T, typename To>
 void attend(
     at::TensorList queries, at::TensorList keys, const Tensor& values, const float* lam,
     const std::optional<Tensor>& bias, const std::optional<Tensor>& dead, const std::optional<Tensor>& weight,
@@ -77,12 +79,13 @@ void attend(
   const int64_t padded = round_up(key_count, kUnit<T>), summed = kPairs ? padded : key_count;
   const int64_t most = queries_at_once(count, padded, kTile), parts = (count + most - 1) / most;
   const float scale = 1 / std::sqrt(static_cast<float>(width));
-  const T* by = weight ? weight->const_data_ptr<T>() : nullptr;
+  const To* by = weight ? weight->const_data_ptr<To>() : nullptr;
 
   at::parallel_for(0, out.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
     Memory<T> right(branches * width * padded), paired_values(kPairs ? padded * value_width : 0);
     Memory<T> maps(most * padded);  // what stands behind a row's keys stays 0
     Memory<float> scores(branches * most * padded), sums(kPairs ? most * value_width : 0);
+    Memory<T> rounded(std::is_same_v<T, To> ? 0 : most * value_width);
     Rows<const T> v{};
     for (int64_t item = begin, held = -1; item < end; item++) {
       const int64_t first = item % parts * most, head = item / parts % heads, sample = item / parts / heads;
@@ -111,7 +114,7 @@ void attend(
         else
           make_map(one, two, key_count, scale, bias ? shift[first + row] : nullptr, lam[head], map);
       }
-      const auto to = rows_of<T>(out, sample, head);
+      const auto to = rows_of<To>(out, sample, head);
       float* products = nullptr;
       if constexpr (kPairs)
         products = sums.data();
@@ -121,23 +124,31 @@ void attend(
         blas::brgemm(
             rows, value_width, std::min(kSummed, summed - key), padded, v.step, kPairs ? value_width : to.step, key > 0,
             maps.data() + key, v[key], products, kPairs);
-      if constexpr (kPairs) write_rows(products, rows, value_width, {to[first], to.step});
-      if (by)
-        for (int64_t row = first; row < first + rows; row++) normalise_row(to[row], by, value_width, eps, to[row]);
+      if constexpr (std::is_same_v<T, To>) {
+        if constexpr (kPairs) write_rows(products, rows, value_width, {to[first], to.step});
+        if (by)
+          for (int64_t row = first; row < first + rows; row++) normalise_row(to[row], by, value_width, eps, to[row]);
+      } else {
+        write_rows(products, rows, value_width, {rounded.data(), value_width});
+        for (int64_t row = 0; row < rows; row++)
+          normalise_row(rounded.data() + row * value_width, by, value_width, eps, to[first + row]);
+      }
     }
     blas::brgemm_release(kPairs);
   });
 }
 
 // Queries and keys: one tensor a branch, (samples, heads, tokens, width); bias and dead rows as broadcast views; weight:
-// of the norm that each query's row of a head then passes, or none.
+// of the norm that each query's row of a head then passes, or none. The output is kept in the weight's type.
 Tensor attention(
     at::TensorList queries, at::TensorList keys, const Tensor& values, const Tensor& lam,
     const std::optional<Tensor>& bias, const std::optional<Tensor>& dead, const std::optional<Tensor>& weight,
     double eps) {
   const auto &q = queries[0], &v = values;
-  Tensor out = at::empty({v.size(0), q.size(2), v.size(1), v.size(3)}, v.options()).transpose(1, 2);
-  const auto run = v.scalar_type() == at::kFloat ? attend<float> : attend<BFloat16>;
+  const auto kept = weight ? weight->scalar_type() : v.scalar_type();
+  Tensor out = at::empty({v.size(0), q.size(2), v.size(1), v.size(3)}, v.options().dtype(kept)).transpose(1, 2);
+  const auto of_bf16 = kept == at::kFloat ? attend<BFloat16, float> : attend<BFloat16, BFloat16>;
+  const auto run = v.scalar_type() == at::kFloat ? attend<float, float> : of_bf16;
   run(queries, keys, values, lam.const_data_ptr<float>(), bias, dead, weight, static_cast<float>(eps), out);
   return out;
 }

@@ -19,8 +19,8 @@ constexpr int64_t kRows = 256;  // summed together, whatever the number of threa
 // Rows are done in functions of their own: what a thread shares would be read again behind every writing.
 
 // Returns inverse = 1 / √(mean(x²) + eps) and writes x · inverse · weight.
-template <typename T>
-float normalise_row(const T* x, const T* weight, int64_t width, float eps, T* out) {
+template <typename T, typename To>
+float normalise_row(const T* x, const To* weight, int64_t width, float eps, To* out) {
   const auto square = [&](int64_t i) {
     const Floats some = load(x + i, std::min(kLanes, width - i));
     return some * some;
