@@ -51,10 +51,12 @@ def test_gradients_inside_inference_mode_are_refused_by_name(victim):
         (lambda model, images: pgd(model, images, None, batch_size="8"), "batch_size '8'"),
         (lambda model, images: Threat(eps="8/255"), "eps '8/255'"),
         (lambda model, images: fab(lambda x: model(x)[:, :1], images, None), r"logits of shape \(37, 1\)"),
+        (lambda model, images: pgd(model, images, None, restarts=None), "restarts None"),
         (
             lambda model, images: pgd(model, images, None, objective=lambda z, y: z.mean()),
             "one number a sample",
         ),
+        (lambda model, images: square(model, images, None, objective=lambda z, y: 1.0), "returned float"),
     ],
 )
 def test_what_cannot_be_is_one_line(victim, attempt, named):
@@ -130,7 +132,12 @@ def test_low_precision_loses_no_success(attack, budget, monkeypatch):
 
 @pytest.mark.parametrize("early_stop", [True, False])
 @pytest.mark.parametrize(
-    ("attack", "budget"), [(apgd, {"steps": 4, "targets": 3}), (fab, {"steps": 20, "targets": 2})]
+    ("attack", "budget"),
+    [
+        (apgd, {"steps": 4, "targets": 3}),
+        (fab, {"steps": 17, "targets": 2}),
+        (fab, {"steps": 20, "targets": 2}),
+    ],
 )
 def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, early_stop):
     model, images, threat = Coarse(), toys.images(60), Threat(eps=3.3 / 255)

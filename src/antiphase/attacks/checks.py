@@ -11,9 +11,7 @@ from antiphase.attacks.oracle import QUANTUM, Oracle
 
 _RELATIVE = 1e-3  # of the largest logit: what rounding may change
 _SHARE = 0.5  # of searches: more is not chance
-_FLAT = (
-    0.05  # of gradients: where a model masks some samples, these stand and are asked about again and again
-)
+_FLAT = 0.05  # of gradients: who is masked stands, and is asked about again and again
 _BLACK_BOX_GAIN = 0.01  # of all samples
 
 
@@ -74,7 +72,7 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
             "saturated softmax), so a high robust accuracy says nothing; attack with square, or through a smooth "
             "stand-in for what masks"
         )
-    elif failed and stuck > _SHARE * failed:
+    if failed and stuck > _SHARE * failed and seen["flat"] <= _SHARE * seen["asked"]:
         warnings.append(
             f"the loss never rose in {stuck} of {failed} searches that failed: the gradients mislead; try more "
             "steps of a smaller size, objective='dlr' or 'margin', or square"

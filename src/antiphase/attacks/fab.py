@@ -19,11 +19,10 @@ from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
 MOST_CLASSES = 100  # untargeted FAB spends one backward pass for each other class at every step
-# Rounding moves the boundary that FAB steps onto (dev/LOG.md): a search in low precision is so for this share of its
-_ROUGH = (
-    0.8  # steps at most, and then goes on in float32, from the nearest example that it found, for at least
-)
-_LEAST_EXACT = 15  # steps
+# Rounding moves the boundary that FAB steps onto (dev/LOG.md). A search in low precision takes its last steps in
+# float32, from the nearest example that it found: at least 15, and a fifth of all.
+_ROUGH = 0.8
+_LEAST_EXACT = 15
 _RESTART_SCALE: dict[Norm, float] = {"linf": 0.3, "l2": 1.0}  # stands in for an infinite ε; FAB's own default
 
 
@@ -48,6 +47,7 @@ def fab(
     step from x onto the nearest plane within the bounds, d₀ the same from x₀, and
     α = min(‖d‖ / (‖d‖ + ‖d₀‖), α_max): x ← (1 − α)(x + η·d) + α(x₀ + η·d₀), clipped to the bounds.
     The search does not know ε: it succeeds where the nearest adversarial example found lies within it.
+    In bf16 the last fifth of the steps, at least 15, are taken in float32.
     Where none does, the nearest is returned all the same.
 
     ``steps`` steps cost ``steps + 1`` forward and backward passes at most (without targets, a backward

@@ -10,13 +10,14 @@ from antiphase.errors import UserError
 
 
 def check_counts(**counts: object) -> None:
-    """Say in one line which count is not one; None is where there need be none.
+    """Say in one line which count is not one; ``targets`` and ``batch_size`` may be None.
 
     Raises:
         UserError: for anything but a whole number of at least 1.
     """
     for name, given in counts.items():
-        if given is not None and (not isinstance(given, Integral) or int(given) < 1):
+        optional = given is None and name in ("targets", "batch_size")
+        if not optional and (not isinstance(given, Integral) or int(given) < 1):
             raise UserError(f"{name} {given!r}: expected a whole number of at least 1")
 
 

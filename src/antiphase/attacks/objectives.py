@@ -1,6 +1,7 @@
 """What an attack maximises: one number for each sample, from logits and labels (and target classes)."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
@@ -121,6 +122,18 @@ def resolve_targeted(objective: str | TargetedObjective) -> TargetedObjective:
         if isinstance(objective, str)
         else objective
     )
+
+
+def one_each(values: Any, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, " batch"]:
+    """Return what an objective gave for these logits, if that is one number a sample.
+
+    Raises:
+        UserError: if it is anything else, such as their mean.
+    """
+    if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
+        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(f"the objective returned {found}: expected one number a sample, ({len(logits)},)")
+    return values
 
 
 def _known(name: str, among: Mapping[str, object]) -> str:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase.attacks.objectives import one_each
 from antiphase.attacks.options import Precision
 from antiphase.attacks.rows import Rows
 from antiphase.errors import UserError
@@ -101,11 +102,7 @@ class Oracle:
                     "the model's logits have no gradient by its images: use square, which needs none"
                 )
             for index, loss in enumerate(losses):
-                value = loss(logits)
-                if value.shape != logits.shape[:1]:
-                    raise UserError(
-                        f"the objective returned shape {tuple(value.shape)}: expected one number a sample, ({count},)"
-                    )
+                value = one_each(loss(logits), logits)
                 more = index + 1 < len(losses)
                 (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=more, materialize_grads=True)
                 gradients.append(self._sound(gradient[:count]))

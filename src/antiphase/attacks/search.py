@@ -10,7 +10,8 @@ class Search(Protocol):
     """One attack's search for an adversarial example, many rows at a time.
 
     The engine hands over rows with ``clean`` (the image), ``label`` (the attacked class), ``eps`` (the
-    budget), ``item`` (which try of the sample: every target of the first restart, then the second),
+    budget), ``item`` (which try of the sample: every target of the first restart, then the second, and behind all
+    of them those that are tried once more in float32),
     ``restart``, ``target`` (the class that ranked next after the label on the clean image, then the one
     after it, …), ``key`` (the random stream of seed, sample, attack and item), ``forwards`` and
     ``backwards`` (passes so far).

@@ -151,7 +151,7 @@ class _Square:
         x = self._propose(rows, t)
         label, target = (rows[name].repeat_interleave(ahead) for name in ("label", "target"))
         logits = oracle.logits(x.flatten(0, 1))
-        loss = self.objective(logits, label, target).view_as(t)
+        loss = objectives.one_each(self.objective(logits, label, target), logits).view_as(t)
         adversarial = (logits.argmax(1) != label).view_as(t)
 
         found = rows["found"][:, None]

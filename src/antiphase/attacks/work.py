@@ -63,9 +63,8 @@ class Work:
         others = logits.scatter(1, label[:, None], -torch.inf)
         wanted = max(1, min(search.targets, logits.shape[1] - 1))
         self.targets = others.sort(dim=1, descending=True, stable=True).indices[:, :wanted].clone()
-        self.items = items = (
-            wanted * search.restarts
-        )  # of a sample; as many again are tried once more in float32
+        # as many again of a sample may be tried once more, in float32
+        self.items = items = wanted * search.restarts
         self.results = {
             "label": label,
             "clean_prediction": clean,
@@ -83,9 +82,7 @@ class Work:
         for position in standing.tolist():
             self.main.schedule.add(position, range(items))
         self.ahead: dict[tuple[int, int], Rows] = {}  # ended ahead of their turn
-        self.near: dict[
-            int, list[int]
-        ] = {}  # items that low precision failed by a hair, of samples not decided
+        self.near: dict[int, list[int]] = {}  # of samples at work: items that low precision failed by a hair
         self.resolved = self.fallen = count - len(standing)
         self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
         if self.resolved:
@@ -93,12 +90,12 @@ class Work:
 
     def advance(self) -> bool:
         """Take one step, settle what is decided; return whether anything was left to do."""
+        self.exact.waiting = self.exact.waiting.join(self.main.leave())
         lane = max(self.exact, self.main, key=lambda lane: lane.filled)
         if not lane.filled:
             return False
         self._refill(lane)
         lane.step(self.search)
-        self.exact.waiting = self.exact.waiting.join(self.main.leave())
         for lane in (self.main, self.exact):
             tried = lane.ended()
             if len(tried):
@@ -130,7 +127,8 @@ class Work:
         """Return which failed searches ended so near to a success that rounding may have failed them."""
         rounding = (self.main.oracle.logits(rows["best"]) - exact).abs().amax(1)
         close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
-        return close & (self.threat.distance(rows["best"], rows["clean"]) <= _REACH * rows["eps"])
+        reach = _REACH * rows["eps"] + self.threat.tolerance
+        return close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
 
     def _refill(self, lane: Lane) -> None:
         chosen = lane.next()

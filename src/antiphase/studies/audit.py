@@ -205,5 +205,5 @@ def _settings(plan: Plan) -> dict[str, Any]:
         **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
         "budgets": "nested: fallen at ε, fallen at every larger one" if plan.nested else "independent",
         "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
-        "verdicts": "float32",
+        **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
     }  # fmt: skip

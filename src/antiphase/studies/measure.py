@@ -31,7 +31,7 @@ from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
-_AGAIN = ", then float32"  # what failed by a hair, or follows the boundary: once, low precision was all
+AGAIN = ", then float32"  # what failed by a hair, or follows the boundary: once, low precision was all
 _SLICE_BYTES = 2**28  # of images in memory at once
 _CELL_SCHEMA = {
     "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "success": pl.Boolean,
@@ -53,8 +53,8 @@ class Plan:
         nested: whether a sample that falls at ε counts as fallen at every larger one.
         seed: of the attack's random draws.
         precision: of the search; verdicts are float32.
-        compile: whether the search asks a ``torch.compile``-d model.
         batch_size: rows through the model at once; affects no result.
+        compile: whether the search asks a ``torch.compile``-d model.
 
     Raises:
         UserError: for a budget that is not a positive number or stands twice, or an unknown attack.
@@ -67,8 +67,8 @@ class Plan:
     nested: bool = True
     seed: int = 0
     precision: Precision = "float32"
-    compile: bool = False
     batch_size: int | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if not self.eps or len(set(self.eps)) < len(self.eps):
@@ -119,7 +119,7 @@ def measure(
             "version": CELL_VERSION, "model": print_of_model, "data": print_of_data, "eps": eps,
             "attack": stage.name, "settings": stage.settings, "norm": plan.norm, "seed": plan.seed,
         }  # fmt: skip
-        what |= {"precision": plan.precision + _AGAIN} if plan.precision != "float32" else {}
+        what |= {"precision": plan.precision + AGAIN} if plan.precision != "float32" else {}
         what |= {"compile": True} if plan.compile else {}
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         at = "" if math.isinf(eps) else f" ε={eps * 255:g}/255"

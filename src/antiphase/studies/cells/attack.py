@@ -11,7 +11,7 @@ from antiphase.attacks.catalogue import add_attack
 from antiphase.attacks.result import AttackResult
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.measure import Plan, measure
+from antiphase.studies.measure import AGAIN, Plan, measure
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 
@@ -85,9 +85,10 @@ class Attack(Cell):
         return self.model.needed()
 
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
+        """Return what its data are, where they lie in a folder, and what its precision has come to mean."""
         found = data_content(self.data, self.split)
-        return {"data": found} if found else {}
+        means = {} if self.precision == "float32" else {"precision": self.precision + AGAIN}
+        return means | ({"data": found} if found else {})
 
     def factors(self) -> dict[str, Any]:
         """Return what sets the model apart, and the attack's settings that studies vary."""
@@ -114,7 +115,7 @@ class Attack(Cell):
             add_attack(self.name, self.attack)
         return Plan(
             self.eps, self.norm, self.name, self.settings, self.nested, self.seed, self.precision,  # type: ignore[arg-type]
-            batch_size,
+            batch_size=batch_size,
         )  # fmt: skip
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
