@@ -160,10 +160,11 @@ class Work:
             lane = self.main if item < self.items else self.exact
             counted, over = lane.schedule.end(position, item, success)
             for turn in counted:
+                row = self.ahead.pop((position, turn))
                 waves += [[]] if depth[position] == len(waves) else []
-                waves[depth[position]].append(self.ahead.pop((position, turn)))
+                waves[depth[position]].append(row)
                 depth[position] += 1
-                if waves[depth[position] - 1][-1]["near"]:
+                if row["near"]:
                     self.near.setdefault(position, []).append(turn)
             if success and self.options.early_stop:
                 self.last[position] = min(item, int(self.last[position]))
