@@ -1,0 +1,97 @@
+"""Carlini and Wagner's attack against foolbox's and adv-lib's: norms at an equal budget on the specimens."""
+
+import functools
+import importlib
+import math
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import antiphase as ap
+from antiphase.attacks import Threat
+from antiphase.attacks.carlini_wagner import carlini_wagner
+
+
+@pytest.fixture(scope="module", params=["foolbox", "adv-lib"])
+def peer(request):
+    """Another library's attack: of (model, images, labels, search steps, steps)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both import old names
+        return {"foolbox": _foolbox, "adv-lib": _adv_lib}[request.param]()
+
+
+def _foolbox():
+    foolbox = importlib.import_module("foolbox")
+
+    def attack(model, images, labels, search_steps, steps):
+        asked = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+        search = foolbox.attacks.L2CarliniWagnerAttack(search_steps, steps, stepsize=0.01)
+        return search(asked, images, labels, epsilons=None)[0]
+
+    return attack
+
+
+def _adv_lib():
+    pytest.importorskip("adv_lib")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "visdom", types.ModuleType("visdom"))  # it imports its plots at once
+        attacks = importlib.import_module("adv_lib.attacks")
+
+    def attack(model, images, labels, search_steps, steps):
+        return attacks.carlini_wagner_l2(
+            model, images, labels, binary_search_steps=search_steps, max_iterations=steps
+        )
+
+    return attack
+
+
+class Shifted(nn.Module):
+    """A model whose logits are all lower by 50, which changes no prediction."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return self.model(images) - 50.0
+
+
+@functools.cache
+def _ours(name, count, search_steps, steps, case):
+    """Return the model, images and labels of a case, and what our attack makes of them."""
+    model = ap.load_model(f"specimen:{name}").eval().requires_grad_(False)
+    model = Shifted(model).eval() if case == "shifted" else model
+    images = ap.data.load_data("specimen-fashion-mnist", limit=count).images(range(count))
+    images = images.round() if case == "binary" else images
+    label = model(images).argmax(1)
+    return model, images, label, carlini_wagner(model, images, label, steps=steps, search_steps=search_steps)
+
+
+def _compare(peer, name, count, search_steps, steps, case="plain"):
+    """Return our distances, the peer's, and our passes; a sample that stands is infinitely far."""
+    model, images, label, ours = _ours(name, count, search_steps, steps, case)
+    theirs = peer(model, images, label, search_steps, steps).detach()
+    fallen = (model(theirs).argmax(1) != label) & Threat("l2", math.inf).allows(theirs, images)
+    distance = torch.where(fallen, (theirs - images).flatten(1).norm(dim=1), torch.inf)
+    return torch.where(ours.success, ours.distance, torch.inf), distance, ours.backwards
+
+
+@pytest.mark.parametrize("case", ["plain", "shifted", "binary"])
+@pytest.mark.parametrize("name", ["vit-0", "diffvit-0"])
+def test_norms_at_an_equal_budget(peer, name, case):
+    ours, theirs, passes = _compare(peer, name, count=16, search_steps=4, steps=40, case=case)
+    assert float(ours.median()) <= 1.02 * float(theirs.median())
+    assert (passes <= 160).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit-0", "diffvit-0"])
+@pytest.mark.parametrize(("search_steps", "steps"), [(5, 100), (9, 300)])
+def test_norms_at_larger_budgets(peer, name, search_steps, steps):
+    ours, theirs, _ = _compare(peer, name, count=20, search_steps=search_steps, steps=steps)
+    assert float(ours.median()) <= 1.02 * float(theirs.median())
+    assert float(ours.mean()) <= 1.02 * float(theirs.mean())
