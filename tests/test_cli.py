@@ -73,6 +73,25 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, run_cli, a
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["attack", "specimen:vit-0", "--out"],
+        ["evaluate", "specimen:vit-0", "--tasks", "accuracy", "--out"],
+        ["study", "report", "figure-2a", "--out"],
+        ["study", "status", "figure-2a", "--store"],
+    ],
+)
+def test_a_file_where_a_folder_belongs_is_named(tmp_path, run_cli, command):
+    (tmp_path / "taken").write_text("mine")
+    code, _, err = run_cli(*command, tmp_path / "taken")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert f"{command[-1]}': " in err
+    assert f"{tmp_path / 'taken'}' is a file" in err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_eps_are_numbers_or_fractions():
     assert parse_eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
     for text in ("", "1//2", "1/0", "one"):

@@ -187,6 +187,10 @@ def test_the_model_is_left_as_it_was():
         ({"labels": torch.tensor([1.7, 2.0])}, "whole number"),
         ({"images": torch.zeros(2, 1, 8, 8).numpy()}, "images are a ndarray"),
         ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16)}, "float32 or float64"),
+        (
+            {"images": torch.zeros(2, 1, 8, 8, dtype=torch.float64)},
+            r"images of torch\.float64 .* torch\.float32",
+        ),
         ({"threat": Threat(eps=math.inf)}, "finite"),
         ({"step_size": math.nan}, "step_size nan"),
         ({"step_size": -1.0}, "step_size -1.0"),

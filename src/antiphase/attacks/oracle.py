@@ -46,6 +46,7 @@ class Oracle:
         self.model, self.passes = model, passes
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         self.device = (device or torch.device("cpu")) if parameter is None else parameter.device
+        self.weights = None if parameter is None else parameter.dtype
         self.precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
         self.seen: Counter[str] = Counter()
@@ -118,7 +119,15 @@ class Oracle:
             return self._ask(self._searched, x)
 
     def _ask(self, model: Classifier, x: Tensor) -> Tensor:
-        first, *others = (_checked(model(x), x) for _ in range(self.passes))
+        try:
+            first, *others = (_checked(model(x), x) for _ in range(self.passes))
+        except RuntimeError as error:
+            if self.weights in (None, x.dtype):
+                raise
+            raise UserError(
+                f"the model cannot take images of {x.dtype} by its weights of {self.weights}: convert one of them "
+                f"(images.float(), model.double()); it said: {str(error).splitlines()[0]}"
+            ) from error
         return torch.stack([first, *others]).mean(0) if others else first
 
     def _sound(self, gradient: Tensor) -> Tensor:

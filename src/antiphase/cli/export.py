@@ -14,7 +14,7 @@ def export(
     model: Annotated[
         str, typer.Argument(help="A run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Directory to write.")] = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="Directory to write.")] = None,
     layout: Annotated[
         str, typer.Option(help="antiphase, or released: DiffCLIP's keys, for the authors' code.")
     ] = "antiphase",

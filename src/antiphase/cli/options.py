@@ -9,7 +9,9 @@ EPS = "0.5/255,1/255,2/255,4/255,8/255"
 Eps = Annotated[
     str, typer.Option(help="Budgets in units of the [0, 1] pixel, separated by commas; fractions are fine.")
 ]
-Out = Annotated[Path, typer.Option(help="Directory to write; the same command goes on where it was.")]
+Out = Annotated[
+    Path, typer.Option(file_okay=False, help="Directory to write; the same command goes on where it was.")
+]
 Seed = Annotated[int, typer.Option(help="Of every random draw.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]

@@ -24,7 +24,9 @@ ProfileName = Annotated[
 Seeds = Annotated[
     int | None, typer.Option(help="Training seeds; 3, and 1 for smoke, where not given.", min=1)
 ]
-StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of rows and checkpoints.")]
+StoreFolder = Annotated[
+    Path, typer.Option("--store", file_okay=False, help="Folder of rows and checkpoints.")
+]
 STORE = Path("antiphase-store")
 
 
@@ -170,7 +172,9 @@ def report(
     profile: ProfileName = "laptop",
     seeds: Seeds = None,
     store: StoreFolder = STORE,
-    out: Annotated[Path, typer.Option(help="Folder of the site.")] = Path("antiphase-studies"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the site.")] = Path(
+        "antiphase-studies"
+    ),
     markdown: Annotated[
         Path | None, typer.Option(help="Also write the numbers as one Markdown file.")
     ] = None,
