@@ -124,3 +124,14 @@ def test_patches_that_do_not_tile_the_image_are_refused(patch_size):
 def test_a_mean_that_does_not_match_the_channels_is_refused(changes):
     with pytest.raises(ValueError, match="expected one number for each of 2 channels"):
         _build(_standard, **changes)
+
+
+def test_autocast_does_not_round_the_logits():
+    model = _build(_differential).float()
+    images = torch.rand(16, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, features = model(images), model.features(images)
+    assert logits.dtype == features.dtype == torch.float32
+    assert (logits != logits.bfloat16()).float().mean() > 0.9
+    with torch.no_grad():
+        assert torch.equal(logits, model.head(features))

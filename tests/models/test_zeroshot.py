@@ -58,3 +58,12 @@ def test_mistakes_are_named(model):
         zero_shot_classifier(model, [])
     with pytest.raises(UserError, match="prompts for 1 classes"):
         zero_shot_classifier(model, NAMES, prompts=[["a"]])
+
+
+def test_autocast_does_not_round_the_logits(model):
+    images = torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    classifier = zero_shot_classifier(model, NAMES, ["a photo of {}"])
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = classifier(images)
+    assert logits.dtype == torch.float32
+    assert (logits != logits.bfloat16()).all()

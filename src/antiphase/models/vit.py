@@ -133,8 +133,14 @@ class VisionTransformer(nn.Module):
         images: Float[Tensor, "batch channels height width"],
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> Float[Tensor, "batch classes"]:
-        """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`."""
-        return self.head(self.features(images, keep))
+        """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`.
+
+        The head is left out of autocast: bf16 would round logits to steps of 1/64 to 1/16, wider than most of
+        what an attack changes at once.
+        """
+        features = self.features(images, keep)
+        with torch.autocast(features.device.type, enabled=False):
+            return self.head(features)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

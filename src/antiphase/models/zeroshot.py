@@ -74,10 +74,15 @@ class ZeroShotClassifier(nn.Module):
         self.register_buffer("weights", weights)
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits of images in [0, 1]."""
+        """Return the logits of images in [0, 1]; only the encoder takes part in autocast.
+
+        In bf16, a logit of about 25 would be rounded to a step of 1/8.
+        """
         encoder = as_dual_encoder(self.model)
-        directions = F.normalize(encoder.encode_image(images), dim=-1)
-        return encoder.logit_scale.exp() * (directions @ self.weights)
+        embedded = encoder.encode_image(images)
+        with torch.autocast(images.device.type, enabled=False):
+            directions = F.normalize(embedded.to(self.weights.dtype), dim=-1)
+            return encoder.logit_scale.exp() * (directions @ self.weights)
 
 
 def zero_shot_classifier(
