@@ -34,6 +34,21 @@ def asked(monkeypatch):
     return seen
 
 
+@pytest.fixture
+def proposed(monkeypatch):
+    """Collect every proposal, asked about or not, by the row's key and the number of the query."""
+    seen, plain = {}, MODULE._Square._propose
+
+    def propose(search, rows, t):
+        x = plain(search, rows, t)
+        for row, numbers, made in zip(rows["key"].tolist(), t.tolist(), x, strict=True):
+            seen.setdefault(row, {}).update(zip(numbers, made, strict=True))
+        return x
+
+    monkeypatch.setattr(MODULE._Square, "_propose", propose)
+    return seen
+
+
 def same(one, other, order=None):
     for name in ("success", "adversarial", "prediction", "distance", "forwards", "backwards"):
         expected = getattr(one, name) if order is None else getattr(one, name)[order]
@@ -104,16 +119,17 @@ def test_what_is_adversarial_is_kept_whatever_the_objective_says():
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("eps", [0.0, 1e-7, 0.05, 3.0])
-def test_every_proposal_is_within_the_threat(norm, eps, asked):
+def test_every_proposal_is_within_the_threat(norm, eps, proposed):
     x = torch.rand(4, 3, 9, 7, generator=torch.Generator().manual_seed(0))
     x[:, :, :3] = (x[:, :, :3] > 0.5).float()  # pixels at their bounds
     threat = Threat(norm, eps)
     for clean in x:
-        asked.clear()
+        proposed.clear()
         square(
             network(size=189), clean[None], None, threat, queries=80, early_stop=False, rescale_schedule=True
         )
-        seen = torch.cat(asked)
+        (numbered,) = proposed.values()
+        seen = torch.stack(list(numbered.values()))
         assert len(seen) >= 80
         assert threat.allows(seen, clean.expand_as(seen)).all()
         if eps == 0.05:  # what can be used is used: half the pixels at their bounds can move one way only
@@ -156,7 +172,7 @@ def test_speculation_changes_nothing(norm, early_stop, monkeypatch, asked):
     threat = Threat(norm, {"linf": 0.02, "l2": 0.2}[norm])
     results, batches = [], []
     for fill in (1, 37, 128):
-        monkeypatch.setitem(MODULE._FILL, "cpu", fill)
+        monkeypatch.setitem(MODULE._FILL, ("cpu", "float32"), fill)
         asked.clear()
         results.append(square(model, x, None, threat, queries=101, early_stop=early_stop))
         batches.append(len(asked))
@@ -166,9 +182,27 @@ def test_speculation_changes_nothing(norm, early_stop, monkeypatch, asked):
     assert batches[2] < batches[1] < 0.8 * batches[0]
 
 
+def constant(x):
+    """Two classes that no image changes."""
+    return torch.eye(2)[:1].expand(len(x), 2)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_changes_nothing_is_counted_and_not_asked(channels, asked, proposed, monkeypatch):
+    monkeypatch.setitem(MODULE._FILL, ("cpu", "float32"), 1)  # one query at a time
+    x = torch.full((1, channels, 8, 8), 0.5)
+    result = square(constant, x, None, Threat(eps=0.1), queries=400, p_init=0.02)
+    (numbered,) = proposed.values()
+    first, *later = (numbered[t] for t in range(400))  # nothing is accepted
+    expected = [first, *(proposal for proposal in later if not torch.equal(proposal, first))]
+    assert len(expected) < {1: 300, 3: 380}[channels]
+    assert torch.equal(torch.cat(asked), torch.stack(expected))
+    assert (result.forwards == 1 + 400 + 1).all()
+
+
 @pytest.mark.parametrize("fill", [1, 16, 64])
 def test_forward_counts_are_exact(fill, monkeypatch):
-    monkeypatch.setitem(MODULE._FILL, "cpu", fill)
+    monkeypatch.setitem(MODULE._FILL, ("cpu", "float32"), fill)
 
     def falls_after(image):
         """Return a model that falls at its n-th proposal: a stateful stand-in for one row's counting."""
@@ -269,15 +303,12 @@ def test_bump_by_hand():
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_windows_reach_every_place_and_samples_draw_their_own(norm, asked):
+def test_windows_reach_every_place_and_samples_draw_their_own(norm, proposed):
     x = torch.full((2, 1, 8, 8), 0.5)
-    square(
-        lambda x: torch.eye(2)[:1].expand(len(x), 2), x, None, Threat(norm, 0.1), queries=1500, p_init=0.02
-    )
-    # nothing is accepted: the n-th ask holds the n-th windows of both samples' first images
-    first, *later = (batch.unflatten(0, (2, -1)) for batch in asked)
-    start, later = first[:, :1], torch.cat([first[:, 1:], *later], 1)
-    assert later.shape[1] >= 1499
+    square(constant, x, None, Threat(norm, 0.1), queries=1500, p_init=0.02)
+    # nothing is accepted: the n-th proposals are the n-th windows of both samples' first images
+    both = torch.stack([torch.stack([found[t] for t in range(1500)]) for found in proposed.values()])
+    start, later = both[:, :1], both[:, 1:]
     changed = (later != start).any(2)
     assert changed.any(1).all()  # the last row and column too
     assert not torch.equal(changed[0], changed[1])
@@ -305,3 +336,45 @@ def test_bad_input(threat, options, named):
 def test_images_without_height_and_width():
     with pytest.raises(UserError, match=r"images of shape \(2, 105\)"):
         square(network(), images(2).flatten(1), None)
+
+
+class Coarse(torch.nn.Module):
+    """A network whose logits low precision rounds to one of so many steps a unit."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.network, self.steps = network(), steps
+
+    def forward(self, x):
+        logits = self.network(x)
+        return (self.steps * logits).round() / self.steps if torch.is_autocast_enabled("cpu") else logits
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_low_precision_raises_the_loss_as_float32_does(norm):
+    model, x = Coarse(steps=8), images(24, seed=4)
+    threat = Threat(norm, {"linf": 0.01, "l2": 0.06}[norm])
+    exact, coarse = (
+        square(
+            model, x, None, threat, queries=400, rescale_schedule=True, early_stop=False, precision=precision
+        )
+        for precision in ("float32", "bf16")
+    )
+    start = objectives.margin(model(x), exact.label)
+    gain, coarse_gain = (
+        (objectives.margin(model(result.adversarial), result.label) - start).mean()
+        for result in (exact, coarse)
+    )
+    assert coarse_gain > 0.95 * gain
+    assert int(coarse.success.sum()) >= int(exact.success.sum())
+
+
+def test_low_precision_knows_no_batch():
+    model, x, threat = Coarse(steps=8), images(20, seed=4), Threat(eps=0.01)
+    whole, *others = (
+        square(model, x, None, threat, queries=150, rescale_schedule=True, precision="bf16", batch_size=size)
+        for size in (20, 1, 7)
+    )
+    assert 0 < whole.asr < 1
+    for other in others:
+        same(whole, other)

@@ -191,6 +191,7 @@ class _Foreign:
 
     targets = 0
     restarts = 1
+    decides_in_float32 = False
 
     def __init__(self, attack: Foreign, name: str, threat: Threat) -> None:
         self.attack, self.name, self.bounds = attack, name, threat.bounds

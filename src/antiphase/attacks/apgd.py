@@ -108,6 +108,8 @@ class _Apgd:
     and since the last checkpoint how often the loss ``rises``, its height then and whether η was halved.
     """
 
+    decides_in_float32 = False
+
     def __init__(
         self, threat: Threat, objective: str | Objective | TargetedObjective, steps: int,
         targets: int | None, restarts: int, rho: float, momentum: float,

@@ -123,6 +123,7 @@ class _CarliniWagner:
 
     name = "carlini-wagner"
     restarts = 1
+    decides_in_float32 = False
 
     def __init__(
         self, threat: Threat, steps: int, search_steps: int, targets: int | None, learning_rate: float,

@@ -142,6 +142,8 @@ def step_onto_plane(
 class _Fab:
     """FAB's state: the iterate ``x`` and how many steps it has taken (``t``); ``loss`` is −distance."""
 
+    decides_in_float32 = False
+
     def __init__(
         self, threat: Threat, steps: int, targets: int | None, restarts: int,
         alpha_max: float, eta: float, beta: float,

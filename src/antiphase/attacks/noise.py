@@ -67,6 +67,7 @@ class _Noise:
 
     targets = 0
     restarts = 1
+    decides_in_float32 = False
 
     def __init__(self, threat: Threat, kind: NoiseKind, draws: int) -> None:
         self.threat, self.kind, self.draws = threat, kind, draws

@@ -77,6 +77,7 @@ class _PatchPgd:
     """PGD that may change the pixels of ``mask`` alone."""
 
     targets = 0
+    decides_in_float32 = False
 
     def __init__(self, inner: PgdSearch, width: int) -> None:
         self.inner, self.width = inner, width

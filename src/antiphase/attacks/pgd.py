@@ -99,6 +99,7 @@ class PgdSearch:
     """PGD's state: the iterate ``x``, how many steps it has taken (``t``), and the best iterate so far."""
 
     targets = 0
+    decides_in_float32 = False
 
     def __init__(
         self, threat: Threat, objective: Objective, steps: int, step_size: float, *,

@@ -21,11 +21,14 @@ class Search(Protocol):
         targets: how many other classes are tried one by one; 0 for an untargeted attack. A model with
             fewer classes has fewer targets.
         restarts: how many tries a sample has (with each target).
+        decides_in_float32: whether a search in low precision leaves every choice of what it keeps to float32, so
+            that nothing fails by rounding.
     """
 
     name: str
     targets: int
     restarts: int
+    decides_in_float32: bool
 
     def start(self, rows: Rows) -> None:
         """Add the search's own state: at least ``best`` (image), ``loss`` (of it), ``found`` and ``done``."""

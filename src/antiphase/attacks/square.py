@@ -4,7 +4,7 @@ import math
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.attacks import engine, objectives
@@ -26,10 +26,14 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 # How many images few rows are filled up to, see _Square.step. On a CPU the time grows with the images: 6 rows of
-# a DiffViT made 600 queries in 2.3 s with 16 images at once, in 1.9 s with 32, in 2.1 s with 48 (dev/LOG.md).
-_FILL = {"cpu": 2 * QUANTUM}
+# a DiffViT made 600 queries in 2.3 s with 16 images at once, in 1.9 s with 32, in 2.1 s with 48 (dev/LOG.md). In bf16
+# more are cheaper, as what float32 is asked about again should fill a batch too.
+_FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 4 * QUANTUM}
 _FILL_ELSEWHERE = 64
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
+# In low precision, float32 is asked about a proposal unless it loses more than the rounding of gains, which is learnt
+# from about so many proposals accepted last.
+_MEMORY = 8
 
 
 def square(
@@ -59,7 +63,8 @@ def square(
     200, 500, 1000, 2000, 4000, 6000 and 8000; an odd side of at least 3 pixels for l2. On an image too
     narrow for the square a window is as narrow, and longer by as much. A sample falls at the first query
     that changes the prediction, and otherwise keeps the image of highest loss. ``queries`` queries are as
-    many forward passes at most, and one more confirms the verdict. The model's gradient is not used.
+    many forward passes at most, and one more confirms the verdict; with ``precision="bf16"`` a query that may
+    be a gain is asked again in float32, which decides. The model's gradient is not used.
 
     Source: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, *Square Attack: a Query-Efficient Black-Box
     Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Every
@@ -103,8 +108,12 @@ def square(
 class _Square:
     """How many queries a row has made (``t``) and the image it goes on from, which is ``best``.
 
-    For linf also the ``low``est and ``high``est image allowed, of which proposals are put together.
+    For linf also the ``low``est and ``high``est image allowed, of which proposals are put together. A search in low
+    precision knows the loss of ``best`` twice: in float32 (``loss``) and as it sees it (``rough``); and by how much
+    a gain that it sees differs from float32's on average (``rounding``).
     """
+
+    decides_in_float32 = True
 
     def __init__(
         self, threat: Threat, objective: str | Objective | TargetedObjective, queries: int, p_init: float,
@@ -134,7 +143,9 @@ class _Square:
             rows["best"] = first_linf(rows["low"], rows["high"], rows["key"])
         else:
             rows["best"] = first_l2(clean, eps, rows["key"], threat.bounds)
-        rows["loss"] = torch.full_like(eps, -torch.inf)
+        for name in ("loss", "rough"):
+            rows[name] = torch.full_like(eps, -torch.inf)
+        rows["rounding"] = torch.zeros_like(eps)
         rows["t"] = torch.zeros_like(rows["label"])
         rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
         rows["done"] = rows["found"].clone()
@@ -145,34 +156,68 @@ class _Square:
         The model takes hardly longer for a batch filled up than for a few rows. Most proposals are rejected, so
         that each query is asked as if those before it were. The queries after one that is accepted are
         forgotten, uncounted, and drawn again from the new image: the search is that of one query at a time.
+
+        A proposal that changes no pixel is rejected, and counted, without asking. Low precision cannot see small
+        gains, and keeps what only seemed one: it sorts out what is clearly worse, and float32 decides on the rest.
         """
         ahead = self._ahead(len(rows), oracle)
         t = rows["t"][:, None] + torch.arange(ahead, device=rows["t"].device)
         x = self._propose(rows, t)
-        label, target = (rows[name].repeat_interleave(ahead) for name in ("label", "target"))
-        logits = oracle.logits(x.flatten(0, 1))
-        loss = objectives.one_each(self.objective(logits, label, target), logits).view_as(t)
-        adversarial = (logits.argmax(1) != label).view_as(t)
-
-        found = rows["found"][:, None]
+        found, low = rows["found"][:, None], oracle.precision != "float32"
+        changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
+        until = (self.queries - rows["t"]).clamp(max=ahead)
+        asked, until = _full_batches(changes & (t < self.queries), rows["t"], until)
+        rough, adversarial = self._answers(rows, x, asked, oracle.logits)
+        loss = rough
+        if low:
+            near = asked & ((adversarial & ~found) | (rough > (rows["rough"] - rows["rounding"])[:, None]))
+            asked, until = _full_batches(near, rows["t"], until)
+            loss, adversarial = self._answers(rows, x, asked, oracle.verdict)
         # an adversarial image beats one that is not; among equals the higher loss wins
         better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
-        better &= t < self.queries
         moved, first = better.any(1), better.int().argmax(1)
-        asked = torch.where(moved, first + 1, (self.queries - rows["t"]).clamp(max=ahead))
+        queries = torch.where(moved, first + 1, until)
+        again = (asked & (t < (rows["t"] + queries)[:, None])).sum(1) if low else 0
         row = torch.arange(len(rows), device=first.device)
+        if low:
+            self._learn(rows, moved, rough[row, first], loss[row, first])
         at = moved.nonzero().flatten()  # few: the others' images need not be copied
         rows["best"][at] = x[at, first[at]]
         rows.put("loss", moved, loss[row, first])
         rows["found"] = rows["found"] | (moved & adversarial[row, first])
-        rows["forwards"] = rows["forwards"] + asked * oracle.passes
-        rows["t"] = rows["t"] + asked
+        rows["forwards"] = rows["forwards"] + (queries + again) * oracle.passes
+        rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
+
+    def _answers(
+        self, rows: Rows, x: Float[Tensor, "batch ahead ..."], asked: Bool[Tensor, "batch ahead"],
+        model: Classifier,
+    ) -> tuple[Float[Tensor, "batch ahead"], Bool[Tensor, "batch ahead"]]:  # fmt: skip
+        """Return losses, and what changes the prediction; −∞ and False where not asked."""
+        loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
+        adversarial = torch.zeros_like(asked)
+        row = asked.nonzero()[:, 0]
+        if len(row):
+            label, logits = rows["label"][row], model(x[asked])
+            loss[asked] = objectives.one_each(self.objective(logits, label, rows["target"][row]), logits)
+            adversarial[asked] = logits.argmax(1) != label
+        return loss, adversarial
+
+    def _learn(
+        self, rows: Rows, moved: Bool[Tensor, " batch"], rough: Float[Tensor, " batch"],
+        loss: Float[Tensor, " batch"],
+    ) -> None:  # fmt: skip
+        """Take note of what low precision made of the proposals that are accepted."""
+        first = rows["rough"].isinf()
+        error = torch.where(first, rough - loss, (rough - rows["rough"]) - (loss - rows["loss"])).abs()
+        weight = torch.where(first, 1.0, 1.0 / _MEMORY)
+        rows.put("rounding", moved, rows["rounding"] + weight * (error - rows["rounding"]))
+        rows.put("rough", moved, rough)
 
     def _ahead(self, count: int, oracle: Oracle) -> int:
         """Return how many queries of each row are asked at once."""
-        fill = _FILL.get(oracle.device.type, _FILL_ELSEWHERE)
-        return max(1, min(fill // count, _MOST_AHEAD, self.queries))
+        fill = _FILL.get((oracle.device.type, oracle.precision), _FILL_ELSEWHERE)
+        return max(1, min(-(-fill // count), _MOST_AHEAD, self.queries))
 
     def _propose(
         self, rows: Rows, t: Int64[Tensor, "batch ahead"]
@@ -187,3 +232,18 @@ class _Square:
         fresh = (t[:, 0] == 0).nonzero().flatten()
         x[fresh, 0] = best[fresh]  # query 0 is the first image itself
         return x
+
+
+def _full_batches(
+    asked: Bool[Tensor, "batch ahead"], t: Int64[Tensor, " batch"], until: Int64[Tensor, " batch"]
+) -> tuple[Bool[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:
+    """Put off the questions that would only begin one more quantum, of the rows that are furthest first.
+
+    Return what is left of them, and how many queries of each row that decides.
+    """
+    order = t.argsort(stable=True)
+    rank = torch.empty_like(asked, dtype=torch.int64)
+    rank[order] = asked[order].flatten().cumsum(0).view_as(rank)
+    total = int(asked.sum())
+    late = asked & (rank > (total - total % QUANTUM or total))
+    return asked & ~late, torch.where(late.any(1), late.int().argmax(1), until)

@@ -113,7 +113,8 @@ class Work:
         verdict["success"] = (verdict["prediction"] != tried["label"]) & allowed
         verdict["near"] = torch.zeros_like(verdict["success"])
         failed = tried["done"] & ~verdict["success"] & (tried["item"] < self.items)
-        if self.main.oracle.precision != "float32" and failed.any():
+        rounded = self.main.oracle.precision != "float32" and not self.search.decides_in_float32
+        if rounded and failed.any():
             verdict["near"][failed] = self._near(tried.take(failed), logits[failed])
             verdict["forwards"] = verdict["forwards"] + lane.oracle.passes * failed
         over = tried["done"] | verdict["success"]
