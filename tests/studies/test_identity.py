@@ -141,7 +141,7 @@ def test_a_search_in_low_precision_is_what_it_has_come_to_mean():
     cell = Attack(model=given("specimen:vit-0", "ViT"), data="digits", eps=(0.1,))
     low = described(replace(cell, precision="bf16"))
     assert low["fields"]["precision"] == "bf16"
-    assert low["content"] == {"precision": "bf16, then float32"}
+    assert low["content"] == {"precision": "bf16, what is near in float32"}
     assert "content" not in described(cell)
 
 

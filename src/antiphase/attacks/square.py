@@ -31,8 +31,9 @@ from antiphase.errors import UserError
 _FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 4 * QUANTUM}
 _FILL_ELSEWHERE = 64
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
-# In low precision, float32 is asked about a proposal unless it loses more than the rounding of gains, which is learnt
-# from about so many proposals accepted last.
+# In low precision, float32 is asked about a proposal unless it seems to lose more than this share of the rounding of
+# gains, which is learnt from about so many proposals accepted last (dev/LOG.md).
+_REACH = 0.5
 _MEMORY = 8
 
 
@@ -170,7 +171,9 @@ class _Square:
         rough, adversarial = self._answers(rows, x, asked, oracle.logits)
         loss = rough
         if low:
-            near = asked & ((adversarial & ~found) | (rough > (rows["rough"] - rows["rounding"])[:, None]))
+            near = asked & (
+                (adversarial & ~found) | (rough > (rows["rough"] - _REACH * rows["rounding"])[:, None])
+            )
             asked, until = _full_batches(near, rows["t"], until)
             loss, adversarial = self._answers(rows, x, asked, oracle.verdict)
         # an adversarial image beats one that is not; among equals the higher loss wins

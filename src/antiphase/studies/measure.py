@@ -31,7 +31,7 @@ from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
-AGAIN = ", then float32"  # what failed by a hair, or follows the boundary: once, low precision was all
+AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
 _SLICE_BYTES = 2**28  # of images in memory at once
 _CELL_SCHEMA = {
     "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "success": pl.Boolean,
