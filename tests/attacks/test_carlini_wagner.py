@@ -29,17 +29,6 @@ class Counted(nn.Module):
         return self.inner(x)
 
 
-class Shifted(nn.Module):
-    """Adds a number to every logit."""
-
-    def __init__(self, inner, shift):
-        super().__init__()
-        self.inner, self.shift = inner, shift
-
-    def forward(self, x):
-        return self.inner(x) + self.shift
-
-
 def _binary(count):
     return (torch.rand(count, 3, 7, 5, generator=torch.Generator().manual_seed(3)) > 0.5).float()
 
@@ -89,7 +78,7 @@ def test_other_bounds():
 def test_shifted_logits_change_nothing(shift):
     model, images = toys.Linear(5).double(), toys.images(11).double()
     plain = carlini_wagner(model, images, None, steps=60, search_steps=5)
-    shifted = carlini_wagner(Shifted(model, shift), images, None, steps=60, search_steps=5)
+    shifted = carlini_wagner(toys.Shifted(model, shift), images, None, steps=60, search_steps=5)
     assert plain.success.all()
     torch.testing.assert_close(shifted.distance, plain.distance, rtol=1e-5, atol=0)
     assert torch.equal(shifted.backwards, plain.backwards)

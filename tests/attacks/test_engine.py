@@ -101,25 +101,11 @@ def test_numpys_integers_seed_as_pythons_do(victim):
     assert torch.equal(one.adversarial, two.adversarial)
 
 
-class Coarse(torch.nn.Module):
-    """A network whose logits low precision rounds to one of so many steps a unit; gradients do not see it."""
-
-    def __init__(self, steps=8):
-        super().__init__()
-        self.network, self.steps = toys.network(), steps
-
-    def forward(self, x):
-        logits = self.network(x)
-        if torch.is_autocast_enabled("cpu"):
-            logits = logits + ((self.steps * logits).round() / self.steps - logits).detach()
-        return logits
-
-
 @pytest.mark.parametrize(
     ("attack", "budget"), [(pgd, {"steps": 2, "restarts": 3}), (apgd, {"steps": 6, "targets": 3})]
 )
 def test_low_precision_loses_no_success(attack, budget, monkeypatch):
-    model, images, threat = Coarse(), toys.images(200), Threat(eps=3.3 / 255)
+    model, images, threat = toys.Coarse(), toys.images(200), Threat(eps=3.3 / 255)
     exact = attack(model, images, None, threat, **budget)
     assert 0.2 < exact.asr < 0.8
     result = attack(model, images, None, threat, precision="bf16", **budget)
@@ -140,7 +126,7 @@ def test_low_precision_loses_no_success(attack, budget, monkeypatch):
     ],
 )
 def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, early_stop):
-    model, images, threat = Coarse(), toys.images(60), Threat(eps=3.3 / 255)
+    model, images, threat = toys.Coarse(), toys.images(60), Threat(eps=3.3 / 255)
 
     def run(size, order):
         result = attack(
@@ -166,7 +152,7 @@ def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, ea
     ],
 )
 def test_low_precision_lengthens_no_perturbation(attack, norm, budget):
-    model, images, threat = Coarse(32), toys.images(40), Threat(norm, float("inf"))
+    model, images, threat = toys.Coarse(32), toys.images(40), Threat(norm, float("inf"))
     coarse, exact = (attack(model, images, None, threat, precision=p, **budget) for p in ("bf16", "float32"))
     assert (coarse.success == exact.success).all()
     assert (coarse.distance <= 1.02 * exact.distance).all()

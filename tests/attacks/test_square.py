@@ -14,7 +14,7 @@ from antiphase.attacks.square import square
 from antiphase.attacks.square_moves import bump, window_size, windows
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
-from tests.attacks.toys import Linear, images, least, network
+from tests.attacks.toys import Coarse, Linear, images, least, network
 from tests.reference import square as reference
 
 NORMS = ["linf", "l2"]
@@ -336,18 +336,6 @@ def test_bad_input(threat, options, named):
 def test_images_without_height_and_width():
     with pytest.raises(UserError, match=r"images of shape \(2, 105\)"):
         square(network(), images(2).flatten(1), None)
-
-
-class Coarse(torch.nn.Module):
-    """A network whose logits low precision rounds to one of so many steps a unit."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self.network, self.steps = network(), steps
-
-    def forward(self, x):
-        logits = self.network(x)
-        return (self.steps * logits).round() / self.steps if torch.is_autocast_enabled("cpu") else logits
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -40,3 +40,28 @@ def least(model, x, norm):
     gap = logits.gather(1, label[:, None]) - logits
     slope = (weight[label][:, None] - weight).norm(p=1 if norm == "linf" else 2, dim=2)
     return (gap / slope).scatter(1, label[:, None], torch.inf).amin(1)
+
+
+class Shifted(nn.Module):
+    """Adds a number to every logit."""
+
+    def __init__(self, inner, shift):
+        super().__init__()
+        self.inner, self.shift = inner, shift
+
+    def forward(self, x):
+        return self.inner(x) + self.shift
+
+
+class Coarse(nn.Module):
+    """A network whose logits low precision rounds to one of so many steps a unit; gradients do not see it."""
+
+    def __init__(self, steps=8):
+        super().__init__()
+        self.network, self.steps = network(), steps
+
+    def forward(self, x):
+        logits = self.network(x)
+        if torch.is_autocast_enabled("cpu"):
+            logits = logits + ((self.steps * logits).round() / self.steps - logits).detach()
+        return logits

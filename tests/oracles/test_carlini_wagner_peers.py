@@ -9,11 +9,11 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import antiphase as ap
 from antiphase.attacks import Threat
 from antiphase.attacks.carlini_wagner import carlini_wagner
+from tests.attacks import toys
 
 
 @pytest.fixture(scope="module", params=["foolbox", "adv-lib"])
@@ -49,22 +49,11 @@ def _adv_lib():
     return attack
 
 
-class Shifted(nn.Module):
-    """A model whose logits are all lower by 50, which changes no prediction."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images):
-        return self.model(images) - 50.0
-
-
 @functools.cache
 def _ours(name, count, search_steps, steps, case):
     """Return the model, images and labels of a case, and what our attack makes of them."""
     model = ap.load_model(f"specimen:{name}").eval().requires_grad_(False)
-    model = Shifted(model).eval() if case == "shifted" else model
+    model = toys.Shifted(model, -50.0).eval() if case == "shifted" else model
     images = ap.data.load_data("specimen-fashion-mnist", limit=count).images(range(count))
     images = images.round() if case == "binary" else images
     label = model(images).argmax(1)

@@ -41,7 +41,7 @@ class Run:
         precision: of the search: ``"float32"``, or ``"bf16"`` for the passes that torch autocasts. Verdicts
             are confirmed in float32 either way, and a search that fails in bf16 by no more than its rounding is
             made again in float32. Of the attacks that follow the boundary, FAB ends in float32, and Carlini and
-            Wagner's is in float32 throughout.
+            Wagner's is in float32 throughout; Square asks float32 about all that may be a gain.
         compile: whether the search asks a ``torch.compile``-d model. Verdicts come from the model as it is.
         passes: of a randomised model for one answer, whose mean logits are attacked and judged (A. Athalye, N. Carlini,
             D. Wagner, *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).

@@ -21,8 +21,8 @@ class Search(Protocol):
         targets: how many other classes are tried one by one; 0 for an untargeted attack. A model with
             fewer classes has fewer targets.
         restarts: how many tries a sample has (with each target).
-        decides_in_float32: whether a search in low precision leaves every choice of what it keeps to float32, so
-            that nothing fails by rounding.
+        decides_in_float32: whether a search in low precision leaves it to float32 what it keeps, so that what
+            failed by a hair is not tried again.
     """
 
     name: str
