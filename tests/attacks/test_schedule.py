@@ -13,12 +13,13 @@ def _schedule(positions, items, early_stop):
     return schedule
 
 
-def _play(outcomes, early_stop, room, spare, pick):
+def _play(outcomes, early_stop, room, spare, likely, pick):
     """Run every item; ``pick`` says which running one ends next. Return what counted for each sample, in order."""
     schedule = _schedule(range(len(outcomes)), range(len(outcomes[0])), early_stop)
     running, counted, decided = [], {p: [] for p in range(len(outcomes))}, set()
     while True:
-        new = schedule.next(room - len(running), min(spare, room - len(running)))
+        left = room - len(running)
+        new = schedule.next(left, min(spare, left), min(likely, left))
         assert len(new) <= room - len(running)
         assert not {(i, p) for i, p in new} & set(running)
         running += new
@@ -41,10 +42,11 @@ def _play(outcomes, early_stop, room, spare, pick):
     early_stop=st.booleans(),
     room=st.integers(1, 11),
     spare=st.integers(0, 11),
+    likely=st.integers(0, 11),
     seed=st.randoms(use_true_random=False),
 )
-def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room, spare, seed):
-    counted, decided = _play(outcomes, early_stop, room, spare, seed.randrange)
+def test_items_count_in_order_up_to_the_first_success(outcomes, early_stop, room, spare, likely, seed):
+    counted, decided = _play(outcomes, early_stop, room, spare, likely, seed.randrange)
     for position, results in enumerate(outcomes):
         until = results.index(True) + 1 if early_stop and True in results else len(results)
         assert counted[position] == list(range(until))
@@ -79,3 +81,18 @@ def test_items_need_be_neither_all_nor_in_a_row():
     assert schedule.end(5, 1, False) == ([1, 6], True)
     assert schedule.end(2, 0, False) == ([0], False)
     assert schedule.next(2) == []
+
+
+def test_items_that_are_likely_to_count_run_ahead_of_their_turn():
+    schedule = _schedule([4, 7], range(12), early_stop=True)
+    assert len(schedule.next(16, likely=6)) == 6  # nothing has succeeded yet: all are likely
+    for position in (4, 7):
+        for item in range(3):
+            schedule.end(position, item, False)
+    schedule.add(1, range(9))
+    assert schedule.next(1) == [(0, 1)]
+    schedule.end(1, 0, True)
+    # one of seven has succeeded: 7/8 to the power of 5 is more than a half, to the power of 6 it is not
+    assert len(schedule.next(16, likely=16)) == 12
+    assert schedule.next(16, likely=16) == []
+    assert schedule.next(16, spare=2, likely=16) == [(9, 4), (9, 7)]  # rows that cost nothing

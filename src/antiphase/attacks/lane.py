@@ -42,9 +42,9 @@ class Lane:
             room = self.size - len(self.batch)
         if room < 1:
             return []
-        # rows that would only be padding cost nothing on a CPU, where others would
+        # rows that would only be padding cost nothing on a CPU; others do, but less than in a smaller batch later
         spare = -len(self.batch) % QUANTUM if self.oracle.device.type == "cpu" else room
-        return self.schedule.next(room, min(spare, room))
+        return self.schedule.next(room, min(spare, room), room)
 
     def start(self, rows: Rows, search: Search) -> None:
         """Let new rows in."""

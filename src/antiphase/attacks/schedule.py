@@ -26,16 +26,20 @@ class Schedule:
             int, int
         ] = {}  # of samples at work: whose outcome counts next, as a place in their items
         self.outcomes: dict[int, dict[int, bool]] = {}  # by that place, where they ended ahead of their turn
+        self.ended = self.succeeded = 0  # items
 
     def add(self, position: int, items: Sequence[int]) -> None:
         """Let a sample wait with its items, at least one, in the order in which they count."""
         self.items[position] = items
         heapq.heappush(self.due, (position, 0))
 
-    def next(self, room: int, spare: int = 0) -> list[tuple[int, int]]:
-        """Return up to ``room`` (item, position) whose turn has come, then up to ``spare`` ahead of theirs.
+    def next(self, room: int, spare: int = 0, likely: int = 0) -> list[tuple[int, int]]:
+        """Return up to ``room`` (item, position) whose turn has come, then some ahead of theirs.
 
-        ``spare`` counts from the rows that are left when nothing is due any more.
+        Args:
+            room: rows for items that are due.
+            spare: rows to fill at any rate: what nothing is due for gets items ahead of their turn.
+            likely: rows to fill with items ahead of their turn as long as these are as likely as not to count.
         """
         chosen: list[tuple[int, int]] = []
         while self.due and len(chosen) < room:
@@ -43,12 +47,14 @@ class Schedule:
             chosen.append((self.items[position][turn], position))
             self.started[position] = turn + 1
             self.turn[position] = turn
-        if not self.due and spare > len(chosen):
-            chosen += self._ahead(spare - len(chosen))
+        if not self.due:
+            chosen += self._ahead(spare - len(chosen), likely - len(chosen))
         return chosen
 
-    def _ahead(self, room: int) -> list[tuple[int, int]]:
+    def _ahead(self, spare: int, likely: int) -> list[tuple[int, int]]:
         """Return items ahead of their turn, of the samples that have the fewest running first."""
+        # an item counts if all its sample's before it fail; who succeeds does so early, and little is lost by hoping
+        fails = 1 - self.succeeded / (self.ended + 1)
         heap = [
             (begun - self.turn[position], begun, position)
             for position, begun in self.started.items()
@@ -56,8 +62,10 @@ class Schedule:
         ]
         heapq.heapify(heap)
         chosen: list[tuple[int, int]] = []
-        while heap and len(chosen) < room:
+        while heap and len(chosen) < max(spare, likely):
             lead, turn, position = heapq.heappop(heap)
+            if len(chosen) >= spare and fails**lead < 0.5:
+                break
             chosen.append((self.items[position][turn], position))
             self.started[position] = turn + 1
             if turn + 1 < len(self.items[position]):
@@ -71,6 +79,8 @@ class Schedule:
         """
         if position not in self.turn:
             return [], False
+        self.ended += 1
+        self.succeeded += success
         items = self.items[position]
         outcomes = self.outcomes.setdefault(position, {})
         outcomes[items.index(item)] = success
