@@ -366,3 +366,19 @@ def test_low_precision_knows_no_batch():
     assert 0 < whole.asr < 1
     for other in others:
         same(whole, other)
+
+
+def test_waiting_for_float32_changes_nothing(monkeypatch):
+    model, x, threat = Coarse(steps=128), images(100, seed=4), Threat(eps=0.01)
+    passes, plain = [], Oracle.verdict
+    monkeypatch.setattr(Oracle, "verdict", lambda oracle, x: passes.append(len(x)) or plain(oracle, x))
+    monkeypatch.setitem(MODULE._FILL, ("cpu", "bf16"), 1)
+    results, batches = [], []
+    for together in (1, 64):
+        monkeypatch.setattr(MODULE, "_TOGETHER", together)
+        passes.clear()
+        results.append(square(model, x, None, threat, queries=150, rescale_schedule=True, precision="bf16"))
+        batches.append(len(passes))
+    assert 0 < results[0].asr < 1
+    same(results[0], results[1])
+    assert batches[1] < 0.8 * batches[0]

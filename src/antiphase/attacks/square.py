@@ -32,9 +32,10 @@ _FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 4 * QUANTUM}
 _FILL_ELSEWHERE = 64
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
 # In low precision, float32 is asked about a proposal unless it seems to lose more than this share of the rounding of
-# gains, which is learnt from about so many proposals accepted last (dev/LOG.md).
+# gains, which is learnt from about so many proposals accepted last (dev/LOG.md). So many proposals wait for each other.
 _REACH = 0.5
 _MEMORY = 8
+_TOGETHER = 64
 
 
 def square(
@@ -111,7 +112,8 @@ class _Square:
 
     For linf also the ``low``est and ``high``est image allowed, of which proposals are put together. A search in low
     precision knows the loss of ``best`` twice: in float32 (``loss``) and as it sees it (``rough``); and by how much
-    a gain that it sees differs from float32's on average (``rounding``).
+    a gain that it sees differs from float32's on average (``rounding``). A row ``waits`` where query t is float32's to
+    decide, of which low precision has ``seen`` the loss.
     """
 
     decides_in_float32 = True
@@ -144,12 +146,12 @@ class _Square:
             rows["best"] = first_linf(rows["low"], rows["high"], rows["key"])
         else:
             rows["best"] = first_l2(clean, eps, rows["key"], threat.bounds)
-        for name in ("loss", "rough"):
+        for name in ("loss", "rough", "seen"):
             rows[name] = torch.full_like(eps, -torch.inf)
         rows["rounding"] = torch.zeros_like(eps)
         rows["t"] = torch.zeros_like(rows["label"])
         rows["found"] = torch.zeros_like(rows["label"], dtype=torch.bool)
-        rows["done"] = rows["found"].clone()
+        rows["done"], rows["waits"] = rows["found"].clone(), rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Ask about several queries of each row at once where rows are few, and accept the first that is better.
@@ -159,38 +161,53 @@ class _Square:
         forgotten, uncounted, and drawn again from the new image: the search is that of one query at a time.
 
         A proposal that changes no pixel is rejected, and counted, without asking. Low precision cannot see small
-        gains, and keeps what only seemed one: it sorts out what is clearly worse, and float32 decides on the rest.
+        gains, and keeps what only seemed one: it sorts out what is clearly worse, and float32 decides on the rest,
+        of many rows at once: until then a row waits where it is.
         """
-        ahead = self._ahead(len(rows), oracle)
+        low, waits = oracle.precision != "float32", rows["waits"]
+        ahead = self._ahead(len(rows) - int(waits.sum()), oracle)
         t = rows["t"][:, None] + torch.arange(ahead, device=rows["t"].device)
         x = self._propose(rows, t)
-        found, low = rows["found"][:, None], oracle.precision != "float32"
         changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
         until = (self.queries - rows["t"]).clamp(max=ahead)
-        asked, until = _full_batches(changes & (t < self.queries), rows["t"], until)
-        rough, adversarial = self._answers(rows, x, asked, oracle.logits)
-        loss = rough
+        asked, until = _full_batches(changes & (t < self.queries) & ~waits[:, None], rows["t"], until)
+        loss, adversarial = self._answers(rows, x, asked, oracle.logits)
+        rough = loss
         if low:
-            near = asked & (
-                (adversarial & ~found) | (rough > (rows["rough"] - _REACH * rows["rounding"])[:, None])
-            )
-            asked, until = _full_batches(near, rows["t"], until)
+            near, rough, until = self._near(rows, asked, rough, adversarial, until)
+            busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have more to ask low precision
+            asked, until = _full_batches(near, rows["t"], until, _TOGETHER if busy else 0)
             loss, adversarial = self._answers(rows, x, asked, oracle.verdict)
         # an adversarial image beats one that is not; among equals the higher loss wins
+        found = rows["found"][:, None]
         better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
         moved, first = better.any(1), better.int().argmax(1)
         queries = torch.where(moved, first + 1, until)
-        again = (asked & (t < (rows["t"] + queries)[:, None])).sum(1) if low else 0
         row = torch.arange(len(rows), device=first.device)
         if low:
+            again = (asked & (t < (rows["t"] + queries)[:, None])).sum(1)
+            rows["forwards"] = rows["forwards"] + again * oracle.passes
+            rows["waits"] = (near & ~asked).any(1) & ~moved
+            rows.put("seen", rows["waits"], rough[row, until.clamp(max=ahead - 1)])
             self._learn(rows, moved, rough[row, first], loss[row, first])
         at = moved.nonzero().flatten()  # few: the others' images need not be copied
         rows["best"][at] = x[at, first[at]]
         rows.put("loss", moved, loss[row, first])
         rows["found"] = rows["found"] | (moved & adversarial[row, first])
-        rows["forwards"] = rows["forwards"] + (queries + again) * oracle.passes
+        rows["forwards"] = rows["forwards"] + queries * oracle.passes
         rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
+
+    def _near(
+        self, rows: Rows, asked: Bool[Tensor, "batch ahead"], rough: Float[Tensor, "batch ahead"],
+        adversarial: Bool[Tensor, "batch ahead"], until: Int64[Tensor, " batch"],
+    ) -> tuple[Bool[Tensor, "batch ahead"], Float[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:  # fmt: skip
+        """Return what float32 is to decide, with what low precision said, and how many queries that decides."""
+        waits, least = rows["waits"], rows["rough"] - _REACH * rows["rounding"]
+        near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))
+        near[:, 0] |= waits
+        rough[:, 0] = torch.where(waits, rows["seen"], rough[:, 0])
+        return near, rough, torch.where(waits, 1, until)
 
     def _answers(
         self, rows: Rows, x: Float[Tensor, "batch ahead ..."], asked: Bool[Tensor, "batch ahead"],
@@ -220,7 +237,7 @@ class _Square:
     def _ahead(self, count: int, oracle: Oracle) -> int:
         """Return how many queries of each row are asked at once."""
         fill = _FILL.get((oracle.device.type, oracle.precision), _FILL_ELSEWHERE)
-        return max(1, min(-(-fill // count), _MOST_AHEAD, self.queries))
+        return max(1, min(-(-fill // max(1, count)), _MOST_AHEAD, self.queries))
 
     def _propose(
         self, rows: Rows, t: Int64[Tensor, "batch ahead"]
@@ -238,15 +255,18 @@ class _Square:
 
 
 def _full_batches(
-    asked: Bool[Tensor, "batch ahead"], t: Int64[Tensor, " batch"], until: Int64[Tensor, " batch"]
-) -> tuple[Bool[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:
+    asked: Bool[Tensor, "batch ahead"], t: Int64[Tensor, " batch"], until: Int64[Tensor, " batch"],
+    least: int = 0,
+) -> tuple[Bool[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:  # fmt: skip
     """Put off the questions that would only begin one more quantum, of the rows that are furthest first.
 
-    Return what is left of them, and how many queries of each row that decides.
+    All are put off where they are fewer than ``least``. Return what is left of them, and how many queries of each row
+    that decides.
     """
     order = t.argsort(stable=True)
     rank = torch.empty_like(asked, dtype=torch.int64)
     rank[order] = asked[order].flatten().cumsum(0).view_as(rank)
     total = int(asked.sum())
-    late = asked & (rank > (total - total % QUANTUM or total))
+    now = 0 if total < least else total - total % QUANTUM or total
+    late = asked & (rank > now)
     return asked & ~late, torch.where(late.any(1), late.int().argmax(1), until)
