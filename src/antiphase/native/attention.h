@@ -29,11 +29,11 @@ int64_t queries_at_once(int64_t count, int64_t keys, int64_t step) {
   return round_up((count + parts - 1) / parts, step);
 }
 
-// Writes exp(scale · scores + bias − their maximum) over the scores and returns the sum; what is not finite gives NaN.
+// Writes exp(scale · scores + bias − their maximum) over the scores and returns the sum; what is not finite gives NaN,
+// which neither a maximum nor an exponential here would keep.
 template <typename T>
-float exponentiate(float* scores, int64_t count, float scale, const float* bias) {
+[[gnu::always_inline]] inline float exponentiate(float* scores, int64_t count, float scale, const float* bias) {
   const int64_t padded = round_up(count, kLanes);
-  std::fill(scores + count, scores + padded, -kInfinity);  // their exponential is 0
   if (bias) {
     for (int64_t i = 0; i < count; i += kLanes) {
       const Floats shift = load(bias + i, std::min(kLanes, count - i));
@@ -41,16 +41,26 @@ float exponentiate(float* scores, int64_t count, float scale, const float* bias)
     }
     scale = 1;
   }
-  const auto larger = [](Floats a, Floats b) { return at::vec::maximum(a, b); };
-  const float top = fold(padded, -kInfinity, [&](int64_t i) { return Floats::loadu(scores + i); }, larger);
+  const __m512 least = _mm512_set1_ps(-kInfinity);  // behind the last: its exponential is 0
+  const auto read = [&](int64_t i) -> Floats {
+    return i + kLanes <= count ? _mm512_loadu_ps(scores + i)
+                               : _mm512_mask_loadu_ps(least, (1 << (count - i)) - 1, scores + i);
+  };
+  __mmask16 odd = 0;
+  const auto look = [&](int64_t i) {
+    const Floats x = read(i);
+    odd |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return x;
+  };
+  const float top = fold(padded, -kInfinity, look, [](Floats a, Floats b) -> Floats { return _mm512_max_ps(a, b); });
   const auto power = [&](int64_t i) {
-    const Floats x = (Floats::loadu(scores + i) - Floats(top)) * Floats(scale);  // the largest is 0, however large
+    const Floats x = (read(i) - Floats(top)) * Floats(scale);  // the largest is 0, however large
     const Floats found = sizeof(T) == 2 ? x.fexp_u20() : x.exp_u20();  // to 13 or 20 bits
     found.store(scores + i);
     return found;
   };
   const float sum = fold(padded, 0, power, std::plus<>());
-  return std::isfinite(top) ? sum : std::numeric_limits<float>::quiet_NaN();
+  return std::isfinite(top) && !odd ? sum : std::numeric_limits<float>::quiet_NaN();
 }
 
 // Writes softmax(scale · one + bias) − λ · softmax(scale · two + bias), over the scores its exponentials; two may be null.
