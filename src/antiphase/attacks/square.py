@@ -28,7 +28,7 @@ from antiphase.errors import UserError
 # How many images few rows are filled up to, see _Square.step. On a CPU the time grows with the images: 6 rows of
 # a DiffViT made 600 queries in 2.3 s with 16 images at once, in 1.9 s with 32, in 2.1 s with 48 (dev/LOG.md). In bf16
 # more are cheaper, as what float32 is asked about again should fill a batch too.
-_FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 4 * QUANTUM}
+_FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 8 * QUANTUM}
 _FILL_ELSEWHERE = 64
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
 # In low precision, float32 is asked about a proposal unless it seems to lose more than this share of the rounding of
