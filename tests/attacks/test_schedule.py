@@ -96,3 +96,10 @@ def test_items_that_are_likely_to_count_run_ahead_of_their_turn():
     assert len(schedule.next(16, likely=16)) == 12
     assert schedule.next(16, likely=16) == []
     assert schedule.next(16, spare=2, likely=16) == [(9, 4), (9, 7)]  # rows that cost nothing
+
+
+def test_where_all_items_count_all_run_ahead():
+    schedule = _schedule([4], range(5), early_stop=False)
+    assert schedule.next(1) == [(0, 4)]
+    schedule.end(4, 0, True)
+    assert schedule.next(16, likely=16) == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -382,3 +382,13 @@ def test_waiting_for_float32_changes_nothing(monkeypatch):
     assert 0 < results[0].asr < 1
     same(results[0], results[1])
     assert batches[1] < 0.8 * batches[0]
+
+
+def test_large_images_are_not_multiplied(asked):
+    def model(x):
+        return torch.stack([x.flatten(1).mean(1), x.flatten(1).amax(1) + 1], 1)
+
+    for side, most in ((200, 16), (20, 32)):
+        asked.clear()
+        square(model, torch.rand(3, 3, side, side), None, Threat(eps=0.01), queries=16)
+        assert max(map(len, asked)) == most

@@ -54,7 +54,7 @@ class Schedule:
     def _ahead(self, spare: int, likely: int) -> list[tuple[int, int]]:
         """Return items ahead of their turn, of the samples that have the fewest running first."""
         # an item counts if all its sample's before it fail; who succeeds does so early, and little is lost by hoping
-        fails = 1 - self.succeeded / (self.ended + 1)
+        fails = 1 - self.succeeded / (self.ended + 1) if self.early_stop else 1.0
         heap = [
             (begun - self.turn[position], begun, position)
             for position, begun in self.started.items()

@@ -11,7 +11,7 @@ from antiphase.attacks import engine, objectives
 from antiphase.attacks.inputs import check_counts
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle
+from antiphase.attacks.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.square_moves import (
@@ -165,7 +165,7 @@ class _Square:
         of many rows at once: until then a row waits where it is.
         """
         low, waits = oracle.precision != "float32", rows["waits"]
-        ahead = self._ahead(len(rows) - int(waits.sum()), oracle)
+        ahead = self._ahead(len(rows) - int(waits.sum()), rows["clean"][0].numel(), oracle)
         t = rows["t"][:, None] + torch.arange(ahead, device=rows["t"].device)
         x = self._propose(rows, t)
         changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
@@ -234,9 +234,10 @@ class _Square:
         rows.put("rounding", moved, rows["rounding"] + weight * (error - rows["rounding"]))
         rows.put("rough", moved, rough)
 
-    def _ahead(self, count: int, oracle: Oracle) -> int:
-        """Return how many queries of each row are asked at once."""
+    def _ahead(self, count: int, pixels: int, oracle: Oracle) -> int:
+        """Return how many queries are asked at once of each of so many rows."""
         fill = _FILL.get((oracle.device.type, oracle.precision), _FILL_ELSEWHERE)
+        fill = min(fill, max(QUANTUM, PIXELS // pixels))
         return max(1, min(-(-fill // max(1, count)), _MOST_AHEAD, self.queries))
 
     def _propose(

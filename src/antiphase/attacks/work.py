@@ -18,7 +18,7 @@ from torch import Tensor
 from antiphase.attacks.lane import Lane
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.options import Run
-from antiphase.attacks.oracle import QUANTUM, Oracle
+from antiphase.attacks.oracle import PIXELS, QUANTUM, Oracle
 from antiphase.attacks.rows import Rows
 from antiphase.attacks.search import Search
 from antiphase.attacks.threat import Threat
@@ -27,7 +27,6 @@ from antiphase.streams import key, sample_keys
 
 _ROWS = 128  # at once where nothing is said
 _ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/LOG.md)
-_PIXELS = 2**21  # at once, which keeps a ViT-B at 224×224 to about 2 GB
 # A search in low precision may have failed by rounding (dev/LOG.md) where its best example is
 _ROUNDINGS = 2  # times the error of its logits short of another class, or nearer, and
 _REACH = 1.02  # times ε away, or nearer
@@ -218,4 +217,4 @@ _SETTLED = (
 
 def _default_size(oracle: Oracle, images: Tensor) -> int:
     plain = oracle.device.type == "cpu" and oracle.precision == "float32"
-    return max(QUANTUM, min(_ROWS_OF_FLOAT32_ON_CPU if plain else _ROWS, _PIXELS // images[0].numel()))
+    return max(QUANTUM, min(_ROWS_OF_FLOAT32_ON_CPU if plain else _ROWS, PIXELS // images[0].numel()))
