@@ -40,6 +40,8 @@ def browser(tmp_path_factory) -> Iterator:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     try:
+        driver.get("about:blank")
+        driver.get_log("performance")  # of the browser's own first page, which may still be loading
         yield driver
     finally:
         driver.quit()
