@@ -22,7 +22,7 @@ Loss = Callable[[Tensor], Tensor]  # from the rows' logits to one number a row
 # strict (see the package's __init__), kept rows bitwise the same on some processors and nearly so on others
 # (dev/LOG.md).
 QUANTUM = 16
-PIXELS = 2**21  # at once, which keeps a ViT-B at 224×224 to about 2 GB
+PIXELS = 2**21  # of the images asked about at once, which keeps a ViT-B at 224×224 to about 2 GB
 
 
 class Oracle:

@@ -47,7 +47,7 @@ class Schedule:
             chosen.append((self.items[position][turn], position))
             self.started[position] = turn + 1
             self.turn[position] = turn
-        if not self.due:
+        if not self.due and max(spare, likely) > len(chosen):
             chosen += self._ahead(spare - len(chosen), likely - len(chosen))
         return chosen
 

@@ -27,7 +27,7 @@ from antiphase.errors import UserError
 
 # How many images few rows are filled up to, see _Square.step. On a CPU the time grows with the images: 6 rows of
 # a DiffViT made 600 queries in 2.3 s with 16 images at once, in 1.9 s with 32, in 2.1 s with 48 (dev/LOG.md). In bf16
-# more are cheaper, as what float32 is asked about again should fill a batch too.
+# more are cheaper: rows that wait for float32 leave room, and what it is asked about should fill a batch too.
 _FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 8 * QUANTUM}
 _FILL_ELSEWHERE = 64
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
@@ -171,8 +171,8 @@ class _Square:
         changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
         until = (self.queries - rows["t"]).clamp(max=ahead)
         asked, until = _full_batches(changes & (t < self.queries) & ~waits[:, None], rows["t"], until)
-        loss, adversarial = self._answers(rows, x, asked, oracle.logits)
-        rough = loss
+        rough, adversarial = self._answers(rows, x, asked, oracle.logits)
+        loss = rough
         if low:
             near, rough, until = self._near(rows, asked, rough, adversarial, until)
             busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have more to ask low precision
