@@ -49,7 +49,7 @@ def mask_of(kind, draw, queries, keys, dtype):
 
 def skip_unless_taken(dtype):
     if dtype == torch.bfloat16 and not kernels().multiplies_bf16():
-        pytest.skip("the kernel takes bfloat16 with AMX only")
+        pytest.skip("the kernel takes bfloat16 with AVX512-BF16 only")
 
 
 def assert_near(found, exact, dtype):

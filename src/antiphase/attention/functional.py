@@ -96,7 +96,7 @@ def attend(
             subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
             ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
             ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++
-            compiler, bfloat16 where there is AMX too.
+            compiler, bfloat16 where the processor multiplies it (AVX512-BF16, which all with AMX have).
             ``"sdpa"`` calls torch's fused attention for each branch. ``"triton"`` is one kernel for both
             branches; it has only been run in Triton's interpreter, so that nothing but asking for it
             chooses it.
@@ -136,8 +136,8 @@ def attend(
         if not compiled.takes(dtypes, widths[0]):
             raise ValueError(
                 f"backend 'native' for {' and '.join(sorted(map(str, dtypes)))}, {widths[0]} wide: expected float32 "
-                "or, with AMX, bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++; 'auto' takes what "
-                "there is"
+                "or, with AVX512-BF16, bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++; 'auto' "
+                "takes what there is"
             )
         if not plain_forward() and not _differentiated(lam, norm, sources):
             return compiled_attention((queries, keys, v), lam, mask, norm)

@@ -7,7 +7,14 @@
 
 namespace {
 
-bool multiplies_bf16() { return blas::could_pack(at::kBFloat16); }
+// Elsewhere products of bf16 are emulated.
+bool multiplies_bf16() {
+#ifdef __AVX512BF16__
+  return true;
+#else
+  return false;
+#endif
+}
 
 }  // namespace
 
