@@ -135,3 +135,20 @@ def test_autocast_does_not_round_the_logits():
     assert (logits != logits.bfloat16()).float().mean() > 0.9
     with torch.no_grad():
         assert torch.equal(logits, model.head(features))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_under_autocast_only_training_keeps_the_residual_stream_in_float32(training):
+    model = _build(_differential).float().train(training)
+    images = _images(16).float().requires_grad_()
+    exact = model(images)
+    entered = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args: entered.append(args[0].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(images)
+    assert entered == [torch.float32 if training else torch.bfloat16] * 3
+    (slope,), (rounded,) = (torch.autograd.grad(out.sum(), images) for out in (exact, logits))
+    assert rounded.dtype == torch.float32
+    for one, other in ((exact, logits), (slope, rounded)):
+        assert (one - other).norm() < 0.03 * one.norm()

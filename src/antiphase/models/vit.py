@@ -117,6 +117,9 @@ class VisionTransformer(nn.Module):
     ) -> Float[Tensor, "batch dim"]:
         """Return the class token behind the last norm, what the head is given.
 
+        Under autocast, but for training, tokens enter the first block in autocast's type, of which the blocks' own
+        outputs are: no sum and no norm then mixes two types, and the logits are hardly rounded more (dev/LOG.md).
+
         Args:
             images: in [0, 1].
             keep: indices of the patches that the blocks see, all where not given (Y. Li et al., *Scaling
@@ -126,7 +129,11 @@ class VisionTransformer(nn.Module):
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :1], kept], 1)
-        return self.norm(run_blocks(self.blocks, x, checkpointing=self.checkpointing)[:, 0])
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and not self.training:
+            x = x.to(torch.get_autocast_dtype(device))
+        x = run_blocks(self.blocks, x, checkpointing=self.checkpointing)[:, 0]
+        return self.norm(x.to(self.norm.weight.dtype))
 
     def forward(
         self,
