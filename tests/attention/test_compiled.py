@@ -1,6 +1,9 @@
 """The compiled forward pass: eager's values in float64, whatever is asked, and each query by itself."""
 
 import math
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -250,3 +253,17 @@ def test_auto_takes_it_where_it_can(tokens, monkeypatch):
     for module in (layer, SoftmaxAttention(8, 4)):
         module(many)
     assert seen == [torch.float32]
+
+
+def test_where_onednn_may_not_multiply_bf16_other_operations_do():
+    code = (
+        "import torch; from antiphase.attention import SoftmaxAttention; from antiphase.native import kernels\n"
+        "layer, x = SoftmaxAttention(8, 4), torch.ones(2, 65, 8)\n"
+        "near = torch.allclose(layer.bfloat16()(x.bfloat16()).float(), layer.float()(x), atol=0.02)\n"
+        "print(kernels().multiplies_bf16(), near)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, text=True,
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.split() == ["False", "True"]

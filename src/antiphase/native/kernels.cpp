@@ -1,19 +1,28 @@
 // What Python sees of the kernels: torch.ops.antiphase.
 #include <torch/library.h>
 
+#include <exception>
+
 #include "attention.h"
 #include "gradients.h"
 #include "norm.h"
 
 namespace {
 
-// Elsewhere products of bf16 are emulated.
+// Whether oneDNN has a product of bf16 in pairs here: it needs AVX512-BF16 and to be allowed it (ONEDNN_MAX_CPU_ISA).
 bool multiplies_bf16() {
-#ifdef __AVX512BF16__
-  return true;
-#else
-  return false;
-#endif
+  static const bool found = [] {
+    const Memory<BFloat16> one(2), two(2 * kLanes);
+    Memory<float> sums(kLanes);
+    try {
+      blas::brgemm(1, kLanes, 2, 2, kLanes, kLanes, false, one.data(), two.data(), sums.data(), true);
+      blas::brgemm_release(true);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }();
+  return found;
 }
 
 }  // namespace
