@@ -117,8 +117,8 @@ class VisionTransformer(nn.Module):
     ) -> Float[Tensor, "batch dim"]:
         """Return the class token behind the last norm, what the head is given.
 
-        Under autocast, but for training, tokens enter the first block in autocast's type, of which the blocks' own
-        outputs are: no sum and no norm then mixes two types, and the logits are hardly rounded more (dev/LOG.md).
+        Under autocast and in evaluation mode, tokens enter the first block in autocast's type, of which the blocks' own
+        outputs are: no sum then mixes two types, and the logits are little more rounded (dev/LOG.md).
 
         Args:
             images: in [0, 1].

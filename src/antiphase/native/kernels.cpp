@@ -12,10 +12,12 @@ namespace {
 // Whether oneDNN has a product of bf16 in pairs here: it needs AVX512-BF16 and to be allowed it (ONEDNN_MAX_CPU_ISA).
 bool multiplies_bf16() {
   static const bool found = [] {
-    const Memory<BFloat16> one(2), two(2 * kLanes);
-    Memory<float> sums(kLanes);
+    constexpr int64_t kSide = kUnit<BFloat16>;
+    const Memory<BFloat16> one(kSide * kSide), two(kSide * kSide);
+    Memory<float> sums(kSide * kSide);
     try {
-      blas::brgemm(1, kLanes, 2, 2, kLanes, kLanes, false, one.data(), two.data(), sums.data(), true);
+      blas::brgemm(
+          kSide, kSide, kSide, kSide, kSide, kSide, false, one.data(), two.data(), sums.data(), true);
       blas::brgemm_release(true);
       return true;
     } catch (const std::exception&) {
