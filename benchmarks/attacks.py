@@ -2,7 +2,8 @@
 
 Every attack is given the same model, images, threat and budget. Rounds alternate between the libraries, so
 that a busy machine slows both; the ratio is that of the fastest rounds. The others are development
-dependencies: pyautoattack, foolbox; torchattacks where installed.
+dependencies: pyautoattack, foolbox; torchattacks where installed. Our search asks the model for its logits only
+(``antiphase.attention.outputs_only``), the others call it as anybody would; --outputs-only lets them do the same.
 
     uv run python benchmarks/attacks.py                        # everything, about an hour on 2 cores
     uv run python benchmarks/attacks.py apgd-ce pgd --images 100
@@ -10,6 +11,7 @@ dependencies: pyautoattack, foolbox; torchattacks where installed.
 """
 
 import argparse
+import contextlib
 import json
 import time
 import warnings
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 import antiphase as ap
 from antiphase.attacks import Threat, apgd, autoattack, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.attention import outputs_only
 from antiphase.heap import keep_freed_memory
 
 Timed = Callable[[], float]  # does the work; returns the robust accuracy or the share that stands
@@ -39,6 +42,10 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="our search through torch.compile, warmed up first"
     )
+    parser.add_argument(
+        "--outputs-only", action="store_true",
+        help="let the others too leave out what the logits do not depend on",
+    )  # fmt: skip
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
@@ -58,7 +65,8 @@ def main() -> None:
     for name in options.what:
         for eps in [float(Fraction(text)) for text in options.eps.split(",")]:
             compare, single = COMPARISONS[name]
-            run(name, compare(model, images, labels, eps, options), eps, options)
+            with outputs_only() if options.outputs_only else contextlib.nullcontext():
+                run(name, compare(model, images, labels, eps, options), eps, options)
             if single:
                 break
 

@@ -370,8 +370,13 @@ def test_low_precision_knows_no_batch():
 
 def test_waiting_for_float32_changes_nothing(monkeypatch):
     model, x, threat = Coarse(steps=128), images(100, seed=4), Threat(eps=0.01)
-    passes, plain = [], Oracle.verdict
-    monkeypatch.setattr(Oracle, "verdict", lambda oracle, x: passes.append(len(x)) or plain(oracle, x))
+    passes, plain = [], Oracle.logits
+
+    def logits(oracle, x):
+        passes.extend([len(x)] if oracle.precision == "float32" else [])
+        return plain(oracle, x)
+
+    monkeypatch.setattr(Oracle, "logits", logits)
     monkeypatch.setitem(MODULE._FILL, ("cpu", "bf16"), 1)
     results, batches = [], []
     for together in (1, 64):

@@ -70,6 +70,19 @@ def test_combined_maps_reproduce_the_forward_pass(tokens, redraw, backend, maps_
     assert_close(maps.combined.sum(-1).mean((0, 2)), (1 - maps.lam).expand(HEADS // 2))
 
 
+@pytest.mark.parametrize("make", [SoftmaxAttention, DifferentialAttention])
+@pytest.mark.parametrize("queries", [1, 3, TOKENS])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_first_tokens_alone_may_ask(tokens, redraw, backend, make, queries, bias):
+    module = redraw(make(DIM, HEADS, qkv_bias=bias, backend=backend).double())
+    x = tokens(2, TOKENS, DIM)
+    mask = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(3)) < 0.6
+    mask[:, 0] = True
+    assert_close(module(x, queries=queries), module(x)[:, :queries], rtol=0, atol=1e-12)
+    some = module(x, mask[:queries], queries=queries)
+    assert_close(some, module(x, mask)[:, :queries], rtol=0, atol=1e-12)
+
+
 def test_lambda_zero_is_standard_attention_over_the_positive_map(tokens, redraw, backend):
     module = redraw(
         DifferentialAttention(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from antiphase.attacks.objectives import one_each
 from antiphase.attacks.options import Precision
 from antiphase.attacks.rows import Rows
+from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
 
 Classifier = Callable[[Tensor], Tensor]
@@ -27,6 +28,9 @@ PIXELS = 2**21  # of the images asked about at once, which keeps a ViT-B at 224Ã
 
 class Oracle:
     """Answers an attack's questions about a model: the search's in its own precision, verdicts in float32.
+
+    The search asks for no more than the logits (:func:`~antiphase.attention.modes.outputs_only`); verdicts come from
+    the model as it is.
 
     Args:
         model: from images ``(batch, C, H, W)`` to logits ``(batch, classes)``.
@@ -53,7 +57,7 @@ class Oracle:
         self.seen: Counter[str] = Counter()
 
     def in_float32(self) -> Self:
-        """Return an oracle whose search asks the model as it is, in float32; what is seen counts for both."""
+        """Return an oracle whose search is in float32 and not compiled; what is seen counts for both."""
         exact = copy.copy(self)
         exact.precision, exact._searched = "float32", self.model
         return exact
@@ -114,9 +118,11 @@ class Oracle:
         return values, logits.detach(), gradients
 
     def _search(self, x: Tensor) -> Tensor:
-        if self.precision == "float32":
-            return self._ask(self._searched, x)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        low = self.precision != "float32"
+        with (
+            outputs_only(),
+            torch.autocast(x.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext(),
+        ):
             return self._ask(self._searched, x)
 
     def _ask(self, model: Classifier, x: Tensor) -> Tensor:

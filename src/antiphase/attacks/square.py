@@ -177,7 +177,7 @@ class _Square:
             near, rough, until = self._near(rows, asked, rough, adversarial, until)
             busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have more to ask low precision
             asked, until = _full_batches(near, rows["t"], until, _TOGETHER if busy else 0)
-            loss, adversarial = self._answers(rows, x, asked, oracle.verdict)
+            loss, adversarial = self._answers(rows, x, asked, oracle.in_float32().logits)
         # an adversarial image beats one that is not; among equals the higher loss wins
         found = rows["found"][:, None]
         better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))

@@ -3,6 +3,7 @@
 from antiphase.attention.functional import differential_attention
 from antiphase.attention.lambdas import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
 from antiphase.attention.maps import combine, softmax_maps
+from antiphase.attention.modes import outputs_only
 from antiphase.attention.modules import AttentionMaps, DifferentialAttention, SoftmaxAttention
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "constant",
     "depth_scheduled",
     "differential_attention",
+    "outputs_only",
     "softmax_maps",
 ]

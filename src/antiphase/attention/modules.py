@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -58,16 +59,24 @@ class SoftmaxAttention(nn.Module):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"num_heads={self.num_heads}"
 
-    def parts(self, qkv: Float[Tensor, "batch tokens width"]) -> Parts:
-        """Return the queries and keys of the one branch, and the values, as views of their projection."""
-        parts = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return (parts[0],), (parts[1],), parts[2]  # not unbound: its views may not be written to
+    def parts(self, *projected: Float[Tensor, "batch _ width"]) -> Parts:
+        """Return the queries and keys of the one branch, and the values, as views of their projection.
+
+        Args:
+            projected: all three in one tensor, or the queries in one and the keys and values in another.
+        """
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in _thirds(*projected))
+        return (q,), (k,), v
 
     def forward(
-        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the attended tokens; ``mask`` as in ``differential_attention``."""
-        heads = attend(self.parts, 0.0, mask, self.backend, self.qkv(x))
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        mask: Tensor | None = None,
+        *,
+        queries: int | None = None,
+    ) -> Float[Tensor, "batch queries dim"]:
+        """Return the attended tokens; arguments as of :class:`DifferentialAttention`'s."""
+        heads = attend(self.parts, 0.0, mask, self.backend, *_project(self.qkv, x, queries))
         return self.proj(heads.transpose(1, 2).flatten(2))
 
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
@@ -136,22 +145,35 @@ class DifferentialAttention(nn.Module):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"num_diff_heads={self.num_diff_heads}, lambda_init={self.lambda_init!r}, scale={self.scale!r}"
 
-    def parts(self, qkv: Float[Tensor, "batch tokens width"]) -> Parts:
+    def parts(self, *projected: Float[Tensor, "batch _ width"]) -> Parts:
         """Return the queries and keys of both branches, and the values, as views of their projection.
 
         Map 2i of the projection is A1 of head i and map 2i + 1 its A2.
+
+        Args:
+            projected: all three in one tensor, or the queries in one and the keys and values in another.
         """
-        # (queries, keys, values; branch; batch, head, token, width); not unbound: its views may not be written to
-        parts = qkv.unflatten(-1, (3, self.num_diff_heads, 2, self.width)).permute(2, 4, 0, 3, 1, 5)
-        values = qkv.unflatten(-1, (3, self.num_diff_heads, -1))[:, :, 2].transpose(1, 2)
-        return parts[0], parts[1], values
+        q, k, v = _thirds(*projected)
+        branches = (self.num_diff_heads, 2, self.width)
+        q, k = (part.unflatten(-1, branches).permute(3, 0, 2, 1, 4) for part in (q, k))
+        return q, k, v.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2)
 
     def forward(
-        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the attended tokens; ``mask`` as in ``differential_attention``."""
-        norm = self.head_norm()
-        return self._project(attend(self.parts, self.lam(), mask, self.backend, self.qkv(x), norm=norm))
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        mask: Tensor | None = None,
+        *,
+        queries: int | None = None,
+    ) -> Float[Tensor, "batch queries dim"]:
+        """Return the attended tokens.
+
+        Args:
+            x: tokens.
+            mask: as in ``differential_attention``.
+            queries: how many tokens attend to all, the first ones; all where not given.
+        """
+        norm, projected = self.head_norm(), _project(self.qkv, x, queries)
+        return self._project(attend(self.parts, self.lam(), mask, self.backend, *projected, norm=norm))
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
         """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
@@ -171,3 +193,25 @@ class DifferentialAttention(nn.Module):
         """Return both maps and λ, differentiable in ``x``."""
         (q1, q2), (k1, k2), _ = self.parts(self.qkv(x))
         return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), self.lam())
+
+
+def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
+    """Return the projection of all tokens, or that of the first to queries and of all to keys and values."""
+    if queries is None:
+        return (qkv(x),)
+    dim = qkv.out_features // 3
+    if type(qkv).forward is not nn.Linear.forward:  # another layer in its place: ask for all
+        projected = qkv(x)
+        return projected[:, :queries, :dim], projected[..., dim:]
+    weights = qkv.weight[:dim], qkv.weight[dim:]
+    biases = (None, None) if qkv.bias is None else (qkv.bias[:dim], qkv.bias[dim:])
+    return F.linear(x[:, :queries], weights[0], biases[0]), F.linear(x, weights[1], biases[1])
+
+
+def _thirds(first: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the projections to queries, keys and values; slices, since what is split may not be written to."""
+    if rest:
+        (second,), dim = rest, first.shape[-1]
+        return first, second[..., :dim], second[..., dim:]
+    dim = first.shape[-1] // 3
+    return first[..., :dim], first[..., dim : 2 * dim], first[..., 2 * dim :]

@@ -1,10 +1,14 @@
 """The pre-norm residual block that image and text towers are made of; what attends is a slot."""
 
 from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention.modes import is_outputs_only
 
 AttentionFactory = Callable[[int], nn.Module]
 
@@ -59,6 +63,14 @@ class Block(nn.Module):
         x = x + (self.attn(self.norm1(x)) if mask is None else self.attn(self.norm1(x), mask))
         return x + self.mlp(self.norm2(x))
 
+    def first_token(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch 1 dim"]:
+        """Return the first token after the block, computing no other that it does not depend on."""
+        normed = self.norm1(x)
+        # of another module in the slot it is not known whether it computes fewer tokens
+        known = _as_written(self.attn, SoftmaxAttention, DifferentialAttention)
+        x = x[:, :1] + (self.attn(normed, queries=1) if known else self.attn(normed)[:, :1])
+        return x + self.mlp(self.norm2(x))
+
 
 def run_blocks(
     blocks: Iterable[nn.Module],
@@ -84,3 +96,31 @@ def run_blocks(
             else block(*given)
         )
     return x
+
+
+def first_token(
+    blocks: Iterable[nn.Module], x: Float[Tensor, "batch tokens dim"], *, checkpointing: bool = False
+) -> Float[Tensor, "batch dim"]:
+    """Return the first token after all blocks, within ``outputs_only`` by a cut last block; arguments as above."""
+    blocks = list(blocks)
+    if is_outputs_only() and blocks and _can_be_cut(last := blocks[-1]):
+        return last.first_token(run_blocks(blocks[:-1], x, checkpointing=checkpointing))[:, 0]
+    return run_blocks(blocks, x, checkpointing=checkpointing)[:, 0]
+
+
+def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
+    """Return whether a block is what this file says, each token by itself but for the attention, and unwatched."""
+    return (
+        isinstance(block, Block)
+        and _as_written(block, Block)
+        and _as_written(block.norm2, nn.LayerNorm)
+        and _as_written(block.mlp, Mlp)
+        and not any(
+            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+            for part in block.modules()
+        )
+    )
+
+
+def _as_written(module: nn.Module, *types: type[nn.Module]) -> bool:
+    return type(module) in types and "forward" not in vars(module)

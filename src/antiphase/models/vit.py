@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from antiphase.models.normalize import Normalize
-from antiphase.models.transformer import AttentionFactory, Block, run_blocks
+from antiphase.models.transformer import AttentionFactory, Block, first_token
 from antiphase.streams import generator
 
 
@@ -132,7 +132,7 @@ class VisionTransformer(nn.Module):
         device = x.device.type
         if torch.is_autocast_enabled(device) and not self.training:
             x = x.to(torch.get_autocast_dtype(device))
-        x = run_blocks(self.blocks, x, checkpointing=self.checkpointing)[:, 0]
+        x = first_token(self.blocks, x, checkpointing=self.checkpointing)
         return self.norm(x.to(self.norm.weight.dtype))
 
     def forward(
