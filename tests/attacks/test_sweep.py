@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from antiphase.attacks import Threat, apgd, fab, pgd, sweep
+from antiphase.attacks import Threat, apgd, fab, pgd, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -48,6 +49,141 @@ def test_down_only_the_fallen_go_on(victim):
         assert torch.equal(smaller.success, larger.success & single.success)
         assert (smaller.forwards[~larger.success] == 0).all()
     assert sum(int(r.forwards.sum()) for r in down) < sum(int(r.forwards.sum()) for r in alone)
+
+
+ARRAYS = (
+    "label",
+    "clean_prediction",
+    "prediction",
+    "success",
+    "adversarial",
+    "distance",
+    "forwards",
+    "backwards",
+)
+
+
+def _same(one, other):
+    for name in ARRAYS:
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def _one_after_the_other(ensemble, model, images, labels, budgets, **run):
+    """Return what a sweep down must: (positions, result) of a run at each ε on those who fell above, ε falling."""
+    ids, at, found = torch.arange(len(images)), torch.arange(len(images)), []
+    for eps in sorted(budgets, reverse=True):
+        given = None if labels is None else labels[at]
+        part = run_ensemble(
+            ensemble, model, images[at], given, Threat("linf", eps), run={**run, "ids": ids[at]}
+        )
+        found.append((at, part))
+        labels = part.label if labels is None else labels
+        at = at[part.success]
+        if not len(at):
+            break
+    return found
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["clean predictions", "labels"])
+@pytest.mark.parametrize(
+    "ensemble",
+    [
+        autoattack_ensemble("standard", steps=6, queries=30, targets=2),
+        Ensemble(
+            "mixed", (Stage("pgd", pgd, {"steps": 3}), Stage("apgd-t", apgd, {"steps": 6, "targets": 2}))
+        ),
+    ],
+    ids=lambda ensemble: ensemble.name,
+)
+def test_down_is_one_budget_after_the_other(victim, ensemble, given):
+    model, images = victim
+    labels = torch.arange(len(images)) % 5 if given else None  # many of them are wrong from the first
+    down = sweep(ensemble, model, images, labels, THREAT, EPS, nested="down")
+    expected = _one_after_the_other(ensemble, model, images, labels, EPS)
+    assert len(expected) == len(EPS)
+    for result, (at, part) in zip(reversed(down), expected, strict=True):
+        stands = torch.ones(len(images), dtype=torch.bool)
+        stands[at] = False
+        for name in ARRAYS:
+            assert torch.equal(getattr(result, name)[at], getattr(part, name)), name
+        assert not result.success[stands].any()
+        assert (result.forwards[stands] == 0).all()
+        assert torch.equal(result.adversarial[stands], images[stands])
+        assert result.settings == part.settings
+        assert [(stage.attack, stage.threat.eps) for stage in result.stages] == [
+            (stage.attack, stage.threat.eps) for stage in part.stages
+        ]
+        for ours, theirs in zip(result.stages, part.stages, strict=True):
+            assert torch.equal(ours.ids, theirs.ids)
+            _same(ours, theirs)
+    late = [len(stage) for result in down for stage in result.stages if stage.attack == "apgd-t"]
+    assert sum(size > 0 for size in late) > 1  # several ε had to come together
+
+
+def test_down_late_stages_see_all_budgets_at_once(victim):
+    calls = []
+
+    def late(model, images, labels, threat, *, budgets=None, **run):
+        calls.append((threat.eps, sorted(set((budgets if budgets is not None else torch.empty(0)).tolist()))))
+        return apgd(model, images, labels, threat, steps=3, budgets=budgets, **run)
+
+    first = Stage("apgd", apgd, {"steps": 20})
+    down = sweep(Ensemble("two", (first, Stage("late", late))), *victim, None, THREAT, EPS, nested="down")
+    standing = [
+        eps for eps, result in zip(EPS, down, strict=True) if len(result.stages) > 1 and len(result.stages[1])
+    ]
+    assert calls[0] == (max(standing), standing)
+    assert len(standing) > 2
+
+
+def test_down_spends_its_time_by_passes(victim):
+    down = sweep(apgd, *victim, None, THREAT, EPS, settings={"steps": 20}, nested="down")
+    assert all((result.seconds > 0) == (int(result.forwards.sum()) > 0) for result in down)
+
+
+@pytest.mark.parametrize(
+    ("attack", "settings"),
+    [
+        (apgd, {"steps": 8}),
+        (apgd, {"steps": 5, "targets": 2}),
+        (fab, {"steps": 8, "targets": 2}),
+        (square, {"queries": 60}),
+    ],
+)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, norm):
+    model, images = victim
+    scale = 1 if norm == "linf" else 8
+    budgets = torch.tensor(
+        [EPS[position % 3] * scale for position in range(len(images))], dtype=torch.float64
+    )
+    together = attack(
+        model, images, None, Threat(norm, EPS[-1] * scale), budgets=budgets, batch_size=7, **settings
+    )
+    assert 0 < together.asr < 1
+    for eps in EPS[:3]:
+        at = (budgets == eps * scale).nonzero().flatten()
+        alone = attack(model, images[at], None, Threat(norm, eps * scale), ids=at, **settings)
+        for name in ARRAYS:
+            assert torch.equal(getattr(together, name)[at], getattr(alone, name)), name
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [
+        (
+            torch.full((52,), 0.1),
+            r"budgets of shape \(52,\) and torch.float32: expected one ε a sample, \(53,\)",
+        ),
+        (torch.ones(53, dtype=torch.int64), "budgets of shape .* and torch.int64"),
+        (torch.full((53,), 0.3), "budgets 0.3: expected 0 to the threat's ε, 0.2"),
+        (torch.full((53,), -1.0), "budgets -1: expected 0 to the threat's ε, 0.2"),
+        (torch.full((53,), torch.nan), "budgets nan: expected 0 to the threat's ε"),
+    ],
+)
+def test_budgets_that_are_none(victim, budgets, message):
+    with pytest.raises(UserError, match=message):
+        apgd(*victim, None, Threat("linf", 0.2), budgets=budgets)
 
 
 def test_an_attack_for_the_nearest_example_runs_once(victim):

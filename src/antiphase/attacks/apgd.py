@@ -33,6 +33,7 @@ def apgd(
     restarts: int = 1,
     rho: float = 0.75,
     momentum: float = 0.75,
+    budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Climb the loss with momentum, halving the step size whenever progress stalls.
@@ -64,6 +65,7 @@ def apgd(
         restarts: how often each search is tried from another random start.
         rho: ρ, the share of rising steps below which η is halved, in (0, 1).
         momentum: a, in (0, 1]; 1 is none.
+        budgets: an ε for each sample in place of the threat's, none above it.
         **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
     Raises:
@@ -80,7 +82,7 @@ def apgd(
         "steps": steps, "objective": objective if isinstance(objective, str) else "custom",
         "targets": targets, "restarts": restarts, "rho": rho, "momentum": momentum,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run)
+    return engine.run(model, images, labels, threat, search, settings, run, budgets)
 
 
 def checkpoints(steps: int) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from antiphase.attacks.checks import inspect_model, inspect_search
-from antiphase.attacks.inputs import check_inputs
+from antiphase.attacks.inputs import check_budgets, check_inputs
 from antiphase.attacks.options import Run, RunOptions
 from antiphase.attacks.oracle import Classifier, attacked
 from antiphase.attacks.progress import bar
@@ -25,6 +25,7 @@ def run(
     search: Search,
     settings: dict[str, Any],
     options: RunOptions,
+    budgets: Tensor | None = None,
 ) -> AttackResult:
     """Attack every sample and return the verdicts.
 
@@ -36,6 +37,7 @@ def run(
         search: the attack.
         settings: its parameters, for the record.
         options: seed, batch size and the like.
+        budgets: an ε for each sample in place of the threat's, none above it.
 
     Raises:
         UserError: for images outside the bounds, labels or ids that do not fit, or a model whose logits
@@ -45,11 +47,14 @@ def run(
     chosen = Run(**options)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
     check_inputs(images, labels, threat, ids)
+    if budgets is None:
+        budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
+    check_budgets(budgets, len(images), threat)
     ids = ids.cpu()
     images = images.detach()
     with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
         warnings = inspect_model(oracle, images)
-        work = Work(oracle, images, labels, threat, search, chosen, ids)
+        work = Work(oracle, images, labels, threat, budgets, search, chosen, ids)
         with bar(search.name, len(images), chosen.progress) as show:
             shown = -1
             while work.advance():

@@ -110,28 +110,36 @@ def run_ensemble(
         if stage.nearest and done_before is not None and whole is not None:
             part = _nearer(done_before, whole.ids[standing], threat)
         else:
-            title = stage.name if chosen.progress is True and stage.name else chosen.progress
             here: RunOptions = {
-                **run, "ids": ids[standing], "progress": title, "on_finished": None,
+                **run, "ids": ids[standing], "progress": title(stage, chosen), "on_finished": None,
             }  # fmt: skip
             some = None if given is None else given[standing]
             part = stage.attack(model, images[standing], some, threat, **stage.settings, **here)
         parts.append(replace(part, attack=stage.name or part.attack))
-        whole = _merged(whole, part, standing, threat)
+        whole = merged(whole, part, standing, threat)
         if chosen.on_finished is not None:
             last = number == len(ensemble.stages) - 1
             over = standing if last else standing[whole.success[standing]]
             chosen.on_finished(over, arrays_of(whole))
     assert whole is not None
+    return replace(concluded(ensemble, whole, parts), ids=ids, seconds=time.monotonic() - began)
+
+
+def concluded(ensemble: Ensemble, whole: AttackResult, parts: list[AttackResult]) -> AttackResult:
+    """Say of the verdicts of all stages which of them they come from, and what is doubtful."""
     warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)  # each once
     changes: dict[str, Any] = {}
     if len(ensemble.stages) > 1:
         felled = {part.attack: int(part.success.sum()) for part in parts}
         black_box = felled.get("square", 0)
-        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, len(ids)))
+        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, len(whole)))
         changes = {"attack": ensemble.name, "settings": {"felled": felled}}
-    seconds = time.monotonic() - began
-    return replace(whole, **changes, ids=ids, stages=tuple(parts), warnings=tuple(warnings), seconds=seconds)
+    return replace(whole, **changes, stages=tuple(parts), warnings=tuple(warnings))
+
+
+def title(stage: Stage, chosen: Run) -> bool | str:
+    """Return what a stage's progress bar shows."""
+    return stage.name if chosen.progress is True and stage.name else chosen.progress
 
 
 def _standing(whole: AttackResult | None, count: int) -> Int64[Tensor, " standing"]:
@@ -161,7 +169,7 @@ def _nearer(known: AttackResult, ids: Tensor, threat: Threat) -> AttackResult:
     )  # fmt: skip
 
 
-def _merged(
+def merged(
     whole: AttackResult | None, part: AttackResult, at: Int64[Tensor, " standing"], threat: Threat
 ) -> AttackResult:
     """Write a stage's verdicts over those of the samples that it was given."""

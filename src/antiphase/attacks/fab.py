@@ -38,6 +38,7 @@ def fab(
     alpha_max: float = 0.1,
     eta: float = 1.05,
     beta: float = 0.9,
+    budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Step onto the linearised decision boundary again and again, pulled towards the clean image x₀.
@@ -71,6 +72,7 @@ def fab(
         alpha_max: the greatest pull towards x₀, in [0, 1].
         eta: by how much a step overshoots the plane, at least 1.
         beta: how much of the distance is left after a crossing, in (0, 1).
+        budgets: an ε for each sample in place of the threat's, none above it.
         **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`; ``early_stop`` is
             False where ε is infinite and nothing else is said.
 
@@ -91,7 +93,7 @@ def fab(
         "steps": steps, "targets": targets, "restarts": restarts, "alpha_max": alpha_max, "eta": eta,
         "beta": beta,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run)
+    return engine.run(model, images, labels, threat, search, settings, run, budgets)
 
 
 def step_onto_plane(

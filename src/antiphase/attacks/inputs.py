@@ -53,3 +53,18 @@ def check_inputs(images: Tensor, labels: Tensor | None, threat: Threat, ids: Ten
         raise UserError(
             "ids that stand twice: expected another one for each sample, as its random draws are by id"
         )
+
+
+def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:
+    """Say in one line which budget is none.
+
+    Raises:
+        UserError: for another number of them than ``count``, and below 0 or above the threat's.
+    """
+    if budgets.shape != (count,) or not budgets.is_floating_point():
+        raise UserError(
+            f"budgets of shape {tuple(budgets.shape)} and {budgets.dtype}: expected one ε a sample, ({count},)"
+        )
+    outside = budgets[~((budgets >= 0) & (budgets <= threat.eps))]  # written so that NaN is outside
+    if len(outside):
+        raise UserError(f"budgets {float(outside[0]):g}: expected 0 to the threat's ε, {threat.eps:g}")

@@ -50,6 +50,7 @@ def square(
     targets: int | None = None,
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool = False,
+    budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Change one random window of the image after the other, and keep what raises the loss.
@@ -86,6 +87,7 @@ def square(
         objective: what is maximised: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
             (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number a sample.
         rescale_schedule: whether the halvings, given for 10,000 queries, are spread over ``queries``.
+        budgets: an ε for each sample in place of the threat's, none above it.
         **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
     Raises:
@@ -104,7 +106,7 @@ def square(
         "objective": objective if isinstance(objective, str) else "custom",
         "rescale_schedule": rescale_schedule,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run)
+    return engine.run(model, images, labels, threat, search, settings, run, budgets)
 
 
 class _Square:

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
-import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.attacks.checks import falling_asr
-from antiphase.attacks.ensemble import Attack, Ensemble, Stage, arrays_of, run_ensemble
+from antiphase.attacks.descent import descend
+from antiphase.attacks.ensemble import Attack, Ensemble, Stage, run_ensemble
 from antiphase.attacks.options import Run, RunOptions
 from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
@@ -69,39 +69,10 @@ def sweep(
     if nested == "down":
         if Run(**run).on_finished is not None:
             raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
-        for budget in reversed(budgets):
-            at = replace(threat, eps=budget)
-            results.append(_below(results[-1] if results else None, ensemble, model, images, labels, at, run))
-        return results[::-1]
+        return descend(ensemble, model, images, labels, threat, budgets, run)
     for budget in budgets:
         before = results[-1] if nested and results else None
         at = replace(threat, eps=budget)
         results.append(run_ensemble(ensemble, model, images, labels, at, before=before, run=run))
     worse = falling_asr(budgets, [result.asr for result in results])
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]
-
-
-def _below(
-    above: AttackResult | None, ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None,
-    threat: Threat, run: RunOptions,
-) -> AttackResult:  # fmt: skip
-    """Attack those that fell at the ε above; the others stand, as they were."""
-    if above is None:
-        return run_ensemble(ensemble, model, images, labels, threat, run=run)
-    fallen = above.success.nonzero().flatten()
-    nothing = torch.zeros_like(above.forwards)
-    whole = replace(
-        above, threat=threat, success=torch.zeros_like(above.success), prediction=above.clean_prediction.clone(),
-        adversarial=images.detach().cpu().clone(), distance=torch.zeros_like(above.distance), forwards=nothing,
-        backwards=nothing.clone(), stages=(), warnings=(),
-    )  # fmt: skip
-    if not len(fallen):
-        return whole
-    here: RunOptions = {**run, "ids": above.ids[fallen]}
-    part = run_ensemble(ensemble, model, images[fallen], above.label[fallen], threat, run=here)
-    arrays = arrays_of(whole)
-    for name, tensor in arrays_of(part).items():
-        arrays[name][fallen] = tensor
-    return replace(
-        whole, settings=part.settings, stages=part.stages, warnings=part.warnings, seconds=part.seconds
-    )

@@ -36,10 +36,11 @@ class Work:
     """Samples waiting, samples in the batch, and what is known of each."""
 
     def __init__(
-        self, oracle: Oracle, images: Tensor, labels: Tensor | None, threat: Threat, search: Search,
-        options: Run, ids: Tensor,
+        self, oracle: Oracle, images: Tensor, labels: Tensor | None, threat: Threat, budgets: Tensor,
+        search: Search, options: Run, ids: Tensor,
     ) -> None:  # fmt: skip
         self.images, self.ids, self.threat, self.search, self.options = images, ids, threat, search, options
+        self.budgets = budgets.cpu().to(images.dtype)
         self.main, self.exact = (
             Lane(each, options.batch_size or _default_size(each, images), options.early_stop)
             for each in (oracle, oracle.in_float32())
@@ -141,7 +142,7 @@ class Work:
             position=position, item=item, key=sample_keys(self.keys[which], self.ids[position]), clean=clean,
             label=self.results["label"][position],
             restart=which // targets, target=self.targets[position, which % targets],
-            eps=torch.full((count,), self.threat.eps, dtype=clean.dtype),
+            eps=self.budgets[position],
             forwards=torch.zeros(count, dtype=torch.int64), backwards=torch.zeros(count, dtype=torch.int64),
         )  # fmt: skip
         lane.start(rows, self.search)

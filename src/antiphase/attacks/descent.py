@@ -1,0 +1,134 @@
+"""Down through several ε: each sample at the largest at which it may yet stand, whatever that is of the others."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from antiphase.attacks.ensemble import Ensemble, Stage, arrays_of, concluded, merged, title
+from antiphase.attacks.options import Run, RunOptions
+from antiphase.attacks.oracle import Classifier
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.threat import Threat
+
+Piece = tuple[Int64[Tensor, " some"], AttackResult]  # positions, and what a stage says of them at one ε
+
+
+def descend(
+    ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat,
+    budgets: Sequence[float], run: RunOptions,
+) -> list[AttackResult]:  # fmt: skip
+    """Attack at the largest ε, and who falls at the next one below; return a result for each, ε rising.
+
+    The stage that is furthest back goes first, so that samples come to the late and long ones together, each with its
+    own ε: an attack with an argument ``budgets`` takes them all at once, another is called for each ε. Verdicts are
+    those of one ε after the other.
+
+    Args:
+        ensemble: its stages, in order.
+        model: classifier of images within the threat's bounds.
+        images: clean images.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm and bounds.
+        budgets: the ε, rising.
+        run: seed, batch size and the like.
+    """
+    ensemble.check(model, images)
+    count, last = len(images), len(ensemble.stages)
+    level = torch.full((count,), len(budgets) - 1)  # of each sample: which ε it is attacked at
+    turn = torch.zeros_like(level)  # and the stage that comes next there
+    pieces: dict[tuple[int, int], list[Piece]] = {}  # by level and stage
+    while bool((at_work := (level >= 0) & (turn < last)).any()):
+        number = int(turn[at_work].min())
+        chosen = (at_work & (turn == number)).nonzero().flatten()
+        for here in _groups(ensemble.stages[number], chosen, level[chosen]):
+            given = None if labels is None else labels[here]
+            part = _attack(
+                ensemble.stages[number], model, images, given, threat, budgets, here, level[here], run
+            )
+            labels = part.label if labels is None else labels  # of all: the first group is everybody
+            for at, piece in _by_level(part, here, level[here]):
+                pieces.setdefault((at, number), []).append(piece)
+            fell = here[part.success]
+            turn[here] += 1
+            turn[fell] = 0
+            level[fell] -= 1
+    results: list[AttackResult] = []
+    for at in reversed(range(len(budgets))):
+        threat = replace(threat, eps=budgets[at])
+        found = [(number, _joined(pieces[at, number])) for number in range(last) if (at, number) in pieces]
+        results.append(_result(ensemble, threat, found, results[-1] if results else None, images))
+    return results[::-1]
+
+
+def _groups(stage: Stage, chosen: Tensor, level: Tensor) -> list[Tensor]:
+    """Return the positions that one call of the attack can take."""
+    if "budgets" in inspect.signature(stage.attack).parameters:
+        return [chosen]
+    return [chosen[level == each] for each in level.unique()]
+
+
+def _attack(
+    stage: Stage, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat,
+    budgets: Sequence[float], at: Tensor, level: Tensor, run: RunOptions,
+) -> AttackResult:  # fmt: skip
+    chosen = Run(**run)
+    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
+    here: dict[str, Any] = {**run, "ids": ids[at], "progress": title(stage, chosen)}
+    if int(level.min()) < int(level.max()):
+        here["budgets"] = torch.tensor(budgets, dtype=torch.float64)[level]
+    threat = replace(threat, eps=budgets[int(level.max())])
+    return stage.attack(model, images[at], labels, threat, **stage.settings, **here)
+
+
+def _by_level(part: AttackResult, at: Tensor, level: Tensor) -> Iterator[tuple[int, Piece]]:
+    """Cut a result into those of each ε; the time is shared out by passes."""
+    passes = (part.forwards + part.backwards).double()
+    for each in level.unique().tolist():
+        rows = level == each
+        arrays: dict[str, Any] = {name: tensor[rows] for name, tensor in arrays_of(part).items()}
+        seconds = part.seconds * float(passes[rows].sum() / passes.sum().clamp_min(1))
+        yield each, (at[rows], replace(part, ids=part.ids[rows], seconds=seconds, **arrays))
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    """Put together what one stage said at one ε, call by call, of different samples."""
+    at, order = torch.cat([at for at, _ in pieces]).sort()
+    parts = [part for _, part in pieces]
+    arrays: dict[str, Any] = {
+        name: torch.cat([arrays_of(part)[name] for part in parts])[order] for name in arrays_of(parts[0])
+    }
+    warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)
+    return at, replace(
+        parts[0], ids=torch.cat([part.ids for part in parts])[order], warnings=tuple(warnings),
+        seconds=sum(part.seconds for part in parts), **arrays,
+    )  # fmt: skip
+
+
+def _result(
+    ensemble: Ensemble,
+    threat: Threat,
+    found: list[tuple[int, Piece]],
+    above: AttackResult | None,
+    images: Tensor,
+) -> AttackResult:
+    """Put the stages' results at one ε together; who stood at the ε above stands, at no cost."""
+    whole, parts = None, []
+    if above is not None:
+        nothing = torch.zeros_like(above.forwards)
+        whole = replace(
+            above, threat=threat, settings=found[0][1][1].settings if found else above.settings,
+            success=torch.zeros_like(above.success), prediction=above.clean_prediction.clone(),
+            adversarial=images.detach().cpu().clone(), distance=torch.zeros_like(above.distance),
+            forwards=nothing, backwards=nothing.clone(),
+        )  # fmt: skip
+    for number, (at, part) in found:
+        part = replace(part, threat=threat, attack=ensemble.stages[number].name or part.attack)
+        parts.append(part)
+        whole = merged(whole, part, at, threat)
+    assert whole is not None
+    return replace(concluded(ensemble, whole, parts), seconds=sum(part.seconds for part in parts))
