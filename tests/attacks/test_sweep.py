@@ -1,6 +1,8 @@
 """Several ε in one call: what carries over, and that nothing else changes."""
 
+import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,9 +138,70 @@ def test_down_late_stages_see_all_budgets_at_once(victim):
     assert len(standing) > 2
 
 
-def test_down_spends_its_time_by_passes(victim):
-    down = sweep(apgd, *victim, None, THREAT, EPS, settings={"steps": 20}, nested="down")
-    assert all((result.seconds > 0) == (int(result.forwards.sum()) > 0) for result in down)
+@pytest.mark.parametrize("counts", [True, False], ids=["by passes", "by samples"])
+def test_down_shares_out_time_and_says_of_whom_its_warnings_are(victim, counts):
+    calls = []
+
+    def late(model, images, labels, threat, *, budgets=None, **run):
+        result = apgd(model, images, labels, threat, steps=3, budgets=budgets, **run)
+        calls.append([threat.eps] if budgets is None else sorted(set(budgets.tolist())))
+        changes = {} if counts else {"forwards": 0 * result.forwards, "backwards": 0 * result.backwards}
+        return replace(result, seconds=8.0, warnings=("odd",), **changes)
+
+    first = Stage("apgd", apgd, {"steps": 20})
+    down = sweep(Ensemble("two", (first, Stage("late", late))), *victim, None, THREAT, EPS, nested="down")
+    parts = {result.threat.eps: result.stages[1] for result in down if len(result.stages) > 1}
+    assert sum(part.seconds for part in parts.values()) == pytest.approx(8.0 * len(calls))
+    assert len(calls[0]) > 1
+    spent = torch.stack([(parts[eps].forwards + parts[eps].backwards).sum() for eps in calls[0]])
+    shares = torch.tensor([parts[eps].seconds for eps in calls[0]])
+    if len(calls) == 1:
+        weights = spent if counts else torch.tensor([len(parts[eps]) for eps in calls[0]])
+        expected = weights / weights.sum()
+        torch.testing.assert_close(shares, 8.0 * expected, check_dtype=False)
+    together = ", ".join(f"{eps:g}" for eps in calls[0])
+    assert f"odd (of ε = {together} together)" in parts[calls[0][0]].warnings
+
+
+def test_black_box_wins_are_told_of_those_attacked_at_an_eps(victim):
+    def strong(model, images, labels, threat, **run):
+        return apgd(model, images, labels, threat, steps=9, **run)
+
+    def weak(model, images, labels, threat, **run):
+        if threat.eps > EPS[0]:  # above, all fall to the first stage
+            return strong(model, images, labels, threat, **run)
+        return apgd(model, images, labels, threat, steps=1, **run)
+
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", strong)))
+    down = sweep(ensemble, *victim, None, THREAT, EPS, nested="down")
+    (at, part) = _one_after_the_other(ensemble, *victim, None, EPS)[-1]
+    assert 0 < len(at) < 53
+    assert down[0].warnings == part.warnings
+
+
+def test_down_takes_an_infinite_budget(victim):
+    first, second = Stage("apgd", apgd, {"steps": 5}), Stage("fab", fab, {"steps": 5, "targets": 2})
+    down = sweep(Ensemble("fab", (second,)), *victim, None, THREAT, [*EPS, float("inf")], nested="down")
+    assert down[-1].asr == 1
+    assert [result.asr for result in down] == sorted(result.asr for result in down)
+    with pytest.raises(UserError, match="eps inf: APGD needs a finite budget"):
+        sweep(Ensemble("two", (first, second)), *victim, None, THREAT, [0.1, float("inf")], nested="down")
+
+
+def test_down_calls_apart_what_does_not_say_that_it_takes_budgets(victim):
+    class Silent:
+        __signature__ = "none"
+
+        def __call__(self, model, images, labels, threat, **run):
+            return apgd(model, images, labels, threat, steps=3, **run)
+
+    ensembles = [
+        Ensemble("two", (Stage("apgd", apgd, {"steps": 20}), Stage("late", late)))
+        for late in (Silent(), functools.partial(apgd, steps=3))
+    ]
+    apart, together = (sweep(each, *victim, None, THREAT, EPS, nested="down") for each in ensembles)
+    for one, other in zip(apart, together, strict=True):
+        _same(one, other)
 
 
 @pytest.mark.parametrize(
@@ -146,24 +209,32 @@ def test_down_spends_its_time_by_passes(victim):
     [
         (apgd, {"steps": 8}),
         (apgd, {"steps": 5, "targets": 2}),
-        (fab, {"steps": 8, "targets": 2}),
+        (fab, {"steps": 30, "targets": 2}),
         (square, {"queries": 60}),
     ],
 )
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, norm):
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, norm, precision):
     model, images = victim
+    model = (
+        toys.Coarse(steps=8) if precision == "bf16" else model
+    )  # rounds, so that failures by a hair are tried again
     scale = 1 if norm == "linf" else 8
     budgets = torch.tensor(
         [EPS[position % 3] * scale for position in range(len(images))], dtype=torch.float64
     )
     together = attack(
-        model, images, None, Threat(norm, EPS[-1] * scale), budgets=budgets, batch_size=7, **settings
-    )
+        model, images, None, Threat(norm, EPS[-1] * scale), budgets=budgets, batch_size=7,
+        precision=precision, **settings,
+    )  # fmt: skip
     assert 0 < together.asr < 1
+    assert together.settings["budgets"] == budgets.tolist()
     for eps in EPS[:3]:
         at = (budgets == eps * scale).nonzero().flatten()
-        alone = attack(model, images[at], None, Threat(norm, eps * scale), ids=at, **settings)
+        alone = attack(
+            model, images[at], None, Threat(norm, eps * scale), ids=at, precision=precision, **settings
+        )
         for name in ARRAYS:
             assert torch.equal(getattr(together, name)[at], getattr(alone, name)), name
 
@@ -176,6 +247,8 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
             r"budgets of shape \(52,\) and torch.float32: expected one ε a sample, \(53,\)",
         ),
         (torch.ones(53, dtype=torch.int64), "budgets of shape .* and torch.int64"),
+        ([0.1] * 53, "budgets are a list: expected a torch tensor"),
+        (torch.full((53,), 0.1, dtype=torch.bfloat16), "budgets of shape .* and torch.bfloat16"),
         (torch.full((53,), 0.3), "budgets 0.3: expected 0 to the threat's ε, 0.2"),
         (torch.full((53,), -1.0), "budgets -1: expected 0 to the threat's ε, 0.2"),
         (torch.full((53,), torch.nan), "budgets nan: expected 0 to the threat's ε"),
@@ -184,6 +257,21 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
 def test_budgets_that_are_none(victim, budgets, message):
     with pytest.raises(UserError, match=message):
         apgd(*victim, None, Threat("linf", 0.2), budgets=budgets)
+
+
+def test_budgets_beside_an_infinite_one(victim):
+    with pytest.raises(UserError, match="budgets beside an infinite ε: expected a finite one"):
+        fab(*victim, None, Threat("linf", float("inf")), budgets=torch.full((53,), 0.1))
+
+
+def test_a_budget_may_be_the_threats_rounded(victim):
+    eps = 8 / 255
+    budgets = torch.full((53,), eps)
+    assert float(budgets[0]) > eps
+    _same(
+        apgd(*victim, None, Threat("linf", eps), steps=2, budgets=budgets),
+        apgd(*victim, None, Threat("linf", eps), steps=2),
+    )
 
 
 def test_an_attack_for_the_nearest_example_runs_once(victim):

@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.testing import assert_close
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 from antiphase.attacks import Threat, pgd, square
 from antiphase.attacks.oracle import Oracle
@@ -48,10 +51,22 @@ def _both_passes(model, x, keep=None):
     return [logits, *torch.autograd.grad(logits.square().sum(), wanted)]
 
 
+class _Flops(TorchDispatchMode):
+    """Counts those of matrix products; torch's own counter hooks all modules, and so sees whole blocks."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        self.total += count(*args, **(kwargs or {}), out_val=out) if count else 0
+        return out
+
+
 def _flops(model, x):
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with _Flops() as counter, torch.no_grad():
         model(x)
-    return counter.get_total_flops()
+    return counter.total
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -184,10 +199,61 @@ def _adapted_projection(model):
     model.blocks[-1].attn.qkv.__class__ = Adapted
 
 
+def _wrapped_projection(model):
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) * 1.5
+
+    model.blocks[-1].attn.qkv = Wrapped(model.blocks[-1].attn.qkv)
+
+
+def _patched_projection(model):
+    qkv = model.blocks[-1].attn.qkv
+    plain = qkv.forward
+    qkv.forward = lambda x: 2 * plain(x)
+
+
+def _parametrised_projection(model):
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    parametrize.register_parametrization(model.blocks[-1].attn.qkv, "weight", Doubled())
+
+
+def _across_tokens(x):
+    return x - x.mean(1, keepdim=True)
+
+
+def _patched_hidden_layer(model):
+    fc1 = model.blocks[-1].mlp.fc1
+    plain = fc1.forward
+    fc1.forward = lambda x: _across_tokens(plain(x))
+
+
+def _other_activation(model):
+    class Mixing(nn.GELU):
+        def forward(self, x):
+            return super().forward(_across_tokens(x))
+
+    model.blocks[-1].mlp.act = Mixing()
+
+
+def _patched_output(model):
+    proj = model.blocks[-1].attn.proj
+    plain = proj.forward
+    proj.forward = lambda x: _across_tokens(plain(x))
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        _hooked, _pre_hooked, _patched_attention, _other_attention, _subclassed_attention, _other_mlp,
+        _wrapped_projection, _patched_projection, _parametrised_projection, _patched_hidden_layer, _other_activation,
+        _patched_output, _hooked, _pre_hooked, _patched_attention, _other_attention, _subclassed_attention, _other_mlp,
         _other_norm, _subclassed_block, _adapted_projection,
     ],
 )  # fmt: skip
@@ -209,6 +275,50 @@ def test_hooks_see_every_token():
     assert seen == [(5, 37, DIM)]
 
 
+def test_hooks_for_all_modules_count(monkeypatch):
+    def louder(module, args, output):
+        return 1.5 * output if isinstance(module, nn.Linear) and module.out_features == 3 * DIM else None
+
+    model, x = _build(_differential), _images()
+    untouched = model(x)
+    handle = nn.modules.module.register_module_forward_hook(louder)
+    try:
+        whole = model(x)
+        with outputs_only():
+            assert_close(model(x), whole)
+    finally:
+        handle.remove()
+    assert (whole - untouched).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [Block, DifferentialAttention])
+def test_classes_changed_by_hand_count(kind, monkeypatch):
+    model, x = _build(_differential), _images()
+    untouched, plain = model(x), kind.forward
+    monkeypatch.setattr(kind, "forward", lambda module, x, mask=None: plain(module, x, mask).flip(1))
+    whole = model(x)
+    assert (whole - untouched).abs().max() > 1e-3
+    with outputs_only():
+        assert_close(model(x), whole)
+
+
+def test_checkpointed_blocks_and_models():
+    class Checkpointed(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return checkpoint(self.model, x, use_reentrant=False)
+
+    model, x, threat = _build(_differential), _images(), Threat(eps=0.03)
+    expected = pgd(model, x, None, threat, steps=3)
+    model.checkpointing = True
+    for other in (model, Checkpointed(model)):
+        result = pgd(other, x, None, threat, steps=3)
+        assert torch.equal(result.adversarial, expected.adversarial)
+
+
 def test_it_nests_and_ends_with_an_error():
     assert not is_outputs_only()
     with outputs_only():
@@ -226,6 +336,12 @@ def test_a_compiled_model_follows():
         assert_close(compiled(x), whole)
         with outputs_only():
             assert_close(compiled(x), whole)
+            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            with outputs_only():
+                compiled(x)
+    assert (
+        torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    )  # the depth of nesting is no matter
 
 
 class Watched(nn.Module):

@@ -6,18 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
 
-from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, sweep
+from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
 from antiphase.attacks.adapters import run_foreign
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.studies import measure as measure_module
 from antiphase.studies.measure import Plan, _doubts, measure
 from antiphase.studies.shards import Shard
 
@@ -53,6 +55,22 @@ def test_rows_are_the_verdicts_of_the_library(tmp_path, victim, nested):
         for name in ("success", "prediction", "forwards", "backwards"):
             assert level[name].to_list() == getattr(result, name).tolist(), name
         assert level["felled_by"].is_null().to_list() == (~result.success).tolist()
+
+
+def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypatch):
+    held, alive = [], []
+
+    def watched(model, images, labels, threat, **run):
+        alive.append(sum(reference() is not None for reference in held))
+        result = pgd(model, images, labels, threat, steps=2, **run)
+        held.extend([weakref.ref(images), weakref.ref(result.adversarial)])
+        return result
+
+    catalogue.add_attack("watched", watched)
+    monkeypatch.setattr(measure_module, "_SLICE_BYTES", 8 * 4 * 64)
+    rows, _ = _measure(victim, tmp_path, Plan((4 / 255,), attack="watched"))
+    assert len(rows) == 31
+    assert alive == [0, 0, 0, 0]  # slices of 8
 
 
 def test_a_search_for_the_nearest_example_serves_every_eps(tmp_path, victim):

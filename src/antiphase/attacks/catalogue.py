@@ -95,4 +95,6 @@ def settings_of(stage: Stage) -> str:
 
 def _defaults(stage: Stage) -> dict[str, object]:
     parameters = inspect.signature(stage.attack).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    keywords = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    keywords.pop("budgets", None)  # is of the samples
+    return keywords

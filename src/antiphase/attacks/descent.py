@@ -1,6 +1,7 @@
 """Down through several ε: each sample at the largest at which it may yet stand, whatever that is of the others."""
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,13 +46,13 @@ def descend(
     while bool((at_work := (level >= 0) & (turn < last)).any()):
         number = int(turn[at_work].min())
         chosen = (at_work & (turn == number)).nonzero().flatten()
-        for here in _groups(ensemble.stages[number], chosen, level[chosen]):
+        for here in _groups(ensemble.stages[number], chosen, level[chosen], budgets[-1]):
             given = None if labels is None else labels[here]
             part = _attack(
                 ensemble.stages[number], model, images, given, threat, budgets, here, level[here], run
             )
             labels = part.label if labels is None else labels  # of all: the first group is everybody
-            for at, piece in _by_level(part, here, level[here]):
+            for at, piece in _by_level(part, here, level[here], budgets):
                 pieces.setdefault((at, number), []).append(piece)
             fell = here[part.success]
             turn[here] += 1
@@ -65,11 +66,13 @@ def descend(
     return results[::-1]
 
 
-def _groups(stage: Stage, chosen: Tensor, level: Tensor) -> list[Tensor]:
-    """Return the positions that one call of the attack can take."""
-    if "budgets" in inspect.signature(stage.attack).parameters:
-        return [chosen]
-    return [chosen[level == each] for each in level.unique()]
+def _groups(stage: Stage, chosen: Tensor, level: Tensor, most: float) -> list[Tensor]:
+    """Return the positions that one call of the attack can take, ``most`` being the largest ε."""
+    try:
+        mixed = "budgets" in inspect.signature(stage.attack).parameters and math.isfinite(most)
+    except (TypeError, ValueError):  # it does not say
+        mixed = False
+    return [chosen] if mixed else [chosen[level == each] for each in level.unique()]
 
 
 def _attack(
@@ -85,14 +88,27 @@ def _attack(
     return stage.attack(model, images[at], labels, threat, **stage.settings, **here)
 
 
-def _by_level(part: AttackResult, at: Tensor, level: Tensor) -> Iterator[tuple[int, Piece]]:
-    """Cut a result into those of each ε; the time is shared out by passes."""
+def _by_level(
+    part: AttackResult, at: Tensor, level: Tensor, budgets: Sequence[float]
+) -> Iterator[tuple[int, Piece]]:
+    """Cut a result into those of each ε; the time is shared out by passes, what is doubtful is so of all."""
     passes = (part.forwards + part.backwards).double()
-    for each in level.unique().tolist():
+    share = passes / passes.sum() if passes.any() else torch.full_like(passes, 1 / len(passes))
+    levels = level.unique().tolist()
+    together = ", ".join(f"{budgets[each]:g}" for each in levels)
+    said = (
+        part.warnings
+        if len(levels) == 1
+        else [f"{one} (of ε = {together} together)" for one in part.warnings]
+    )
+    settings = {name: value for name, value in part.settings.items() if name != "budgets"}
+    for each in levels:
         rows = level == each
         arrays: dict[str, Any] = {name: tensor[rows] for name, tensor in arrays_of(part).items()}
-        seconds = part.seconds * float(passes[rows].sum() / passes.sum().clamp_min(1))
-        yield each, (at[rows], replace(part, ids=part.ids[rows], seconds=seconds, **arrays))
+        yield each, (at[rows], replace(
+            part, ids=part.ids[rows], settings=settings, warnings=tuple(said),
+            seconds=part.seconds * float(share[rows].sum()), **arrays,
+        ))  # fmt: skip
 
 
 def _joined(pieces: list[Piece]) -> Piece:
@@ -105,7 +121,7 @@ def _joined(pieces: list[Piece]) -> Piece:
     warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)
     return at, replace(
         parts[0], ids=torch.cat([part.ids for part in parts])[order], warnings=tuple(warnings),
-        seconds=sum(part.seconds for part in parts), **arrays,
+        seconds=sum((part.seconds for part in parts), 0.0), **arrays,
     )  # fmt: skip
 
 
@@ -131,4 +147,7 @@ def _result(
         parts.append(part)
         whole = merged(whole, part, at, threat)
     assert whole is not None
-    return replace(concluded(ensemble, whole, parts), seconds=sum(part.seconds for part in parts))
+    attacked = len(found[0][1][0]) if found else 0
+    return replace(
+        concluded(ensemble, whole, parts, attacked), seconds=sum((part.seconds for part in parts), 0.0)
+    )

@@ -49,7 +49,9 @@ def run(
     check_inputs(images, labels, threat, ids)
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
-    check_budgets(budgets, len(images), threat)
+    else:
+        check_budgets(budgets, len(images), threat)
+        settings = settings | {"budgets": budgets.tolist()}
     ids = ids.cpu()
     images = images.detach()
     with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:

@@ -25,7 +25,8 @@ class Stage:
 
     Attributes:
         name: of the attack.
-        attack: function of (model, images, labels, threat) and keyword arguments.
+        attack: function of (model, images, labels, threat) and keyword arguments; ``budgets``, if it is one of them,
+            is an ε for each sample.
         settings: its keyword arguments.
         nearest: whether it looks for the nearest adversarial example whatever ε is, so that one search
             serves every ε.
@@ -122,17 +123,17 @@ def run_ensemble(
             over = standing if last else standing[whole.success[standing]]
             chosen.on_finished(over, arrays_of(whole))
     assert whole is not None
-    return replace(concluded(ensemble, whole, parts), ids=ids, seconds=time.monotonic() - began)
+    return replace(concluded(ensemble, whole, parts, len(ids)), ids=ids, seconds=time.monotonic() - began)
 
 
-def concluded(ensemble: Ensemble, whole: AttackResult, parts: list[AttackResult]) -> AttackResult:
-    """Say of the verdicts of all stages which of them they come from, and what is doubtful."""
+def concluded(ensemble: Ensemble, whole: AttackResult, parts: list[AttackResult], count: int) -> AttackResult:
+    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful."""
     warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)  # each once
     changes: dict[str, Any] = {}
     if len(ensemble.stages) > 1:
         felled = {part.attack: int(part.success.sum()) for part in parts}
         black_box = felled.get("square", 0)
-        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, len(whole)))
+        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, count))
         changes = {"attack": ensemble.name, "settings": {"felled": felled}}
     return replace(whole, **changes, stages=tuple(parts), warnings=tuple(warnings))
 

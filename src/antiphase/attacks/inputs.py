@@ -1,5 +1,6 @@
 """What an attack is given, looked at before anything is spent on it."""
 
+import math
 from numbers import Integral
 
 import torch
@@ -61,10 +62,18 @@ def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:
     Raises:
         UserError: for another number of them than ``count``, and below 0 or above the threat's.
     """
-    if budgets.shape != (count,) or not budgets.is_floating_point():
+    if not isinstance(budgets, Tensor):
+        raise UserError(f"budgets are a {type(budgets).__name__}: expected a torch tensor")
+    if budgets.shape != (count,) or budgets.dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"budgets of shape {tuple(budgets.shape)} and {budgets.dtype}: expected one ε a sample, ({count},)"
+            f"budgets of shape {tuple(budgets.shape)} and {budgets.dtype}: expected one ε a sample, ({count},), of "
+            "float32 or float64"
         )
-    outside = budgets[~((budgets >= 0) & (budgets <= threat.eps))]  # written so that NaN is outside
+    if math.isinf(threat.eps):
+        raise UserError(
+            "budgets beside an infinite ε: expected a finite one, which is as large as any of them"
+        )
+    # float32 may round up; written so that NaN is outside
+    outside = budgets[~((budgets >= 0) & (budgets.double() <= threat.eps * (1 + 1e-6)))]
     if len(outside):
         raise UserError(f"budgets {float(outside[0]):g}: expected 0 to the threat's ε, {threat.eps:g}")

@@ -99,7 +99,7 @@ class Oracle:
         x = _pad(x).detach().requires_grad_(True)
         values: list[Tensor] = []
         gradients: list[Tensor] = []
-        with torch.enable_grad():
+        with torch.enable_grad(), outputs_only():  # backward too: what is checkpointed is computed again
             logits = self._search(x)[:count]
             if torch.is_inference_mode_enabled():
                 raise UserError("no gradients inside torch.inference_mode(): call the attack outside of it")

@@ -1,5 +1,6 @@
 """What is asked of a call besides its values: whether our own kernels may answer, and what may be left out."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+_lock = threading.Lock()
 _callers = 0  # within outputs_only()
+_only_outputs = False  # whether any is: by this alone compiled code is to be chosen
 
 
 @contextmanager
@@ -18,20 +21,27 @@ def outputs_only() -> Iterator[None]:
     the keys and values that the class token attends to. Logits and gradients are the same, to rounding. A block that
     is watched by hooks, or changed by hand, is computed whole.
 
-    The attacks search within it, and take their verdicts outside of it. Like autocast, it reaches models inside of
-    others and other libraries' attacks; unlike autocast, it holds for all threads.
+    The attacks search within it, and take their verdicts as their caller would: outside of it, unless the caller is
+    within. Like autocast, it reaches models inside of others and other libraries' attacks; unlike autocast, it holds
+    for all threads, and a checkpointed model has to go backward within it too.
     """
-    global _callers
-    _callers += 1
+    _enter(1)
     try:
         yield
     finally:
-        _callers -= 1
+        _enter(-1)
 
 
 def is_outputs_only() -> bool:
     """Return whether any caller is within :func:`outputs_only`."""
-    return _callers > 0
+    return _only_outputs
+
+
+def _enter(count: int) -> None:
+    global _callers, _only_outputs
+    with _lock:
+        _callers += count
+        _only_outputs = _callers > 0
 
 
 def plain_forward() -> bool:

@@ -199,10 +199,11 @@ def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ..
     """Return the projection of all tokens, or that of the first to queries and of all to keys and values."""
     if queries is None:
         return (qkv(x),)
-    dim = qkv.out_features // 3
-    if type(qkv).forward is not nn.Linear.forward:  # another layer in its place: ask for all
+    if type(qkv) is not nn.Linear or "forward" in vars(qkv):  # another layer in its place: ask for all
         projected = qkv(x)
+        dim = projected.shape[-1] // 3
         return projected[:, :queries, :dim], projected[..., dim:]
+    dim = qkv.out_features // 3
     weights = qkv.weight[:dim], qkv.weight[dim:]
     biases = (None, None) if qkv.bias is None else (qkv.bias[:dim], qkv.bias[dim:])
     return F.linear(x[:, :queries], weights[0], biases[0]), F.linear(x, weights[1], biases[1])

@@ -201,7 +201,7 @@ class FileImages(ImageSet):
         with ThreadPoolExecutor(_WORKERS) as pool:
             decoded = [pixels.numpy() for pixels in pool.map(self._decode, rows)]
         # torch.stack meets its threads once an image: on a busy machine that took longer than the decoding
-        return torch.from_numpy(np.stack(decoded)).float() / 255
+        return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place: it may be large
 
     def take(self, positions: Sequence[int] | Tensor) -> "FileImages":
         """Return the samples at ``positions``, in that order, with their ids and labels."""

@@ -1,10 +1,11 @@
 """The pre-norm residual block that image and text towers are made of; what attends is a slot."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
@@ -68,6 +69,7 @@ class Block(nn.Module):
         normed = self.norm1(x)
         # of another module in the slot it is not known whether it computes fewer tokens
         known = _as_written(self.attn, SoftmaxAttention, DifferentialAttention)
+        known = known and _as_written(self.attn.proj, nn.Linear)
         x = x[:, :1] + (self.attn(normed, queries=1) if known else self.attn(normed)[:, :1])
         return x + self.mlp(self.norm2(x))
 
@@ -103,24 +105,33 @@ def first_token(
 ) -> Float[Tensor, "batch dim"]:
     """Return the first token after all blocks, within ``outputs_only`` by a cut last block; arguments as above."""
     blocks = list(blocks)
-    if is_outputs_only() and blocks and _can_be_cut(last := blocks[-1]):
-        return last.first_token(run_blocks(blocks[:-1], x, checkpointing=checkpointing))[:, 0]
-    return run_blocks(blocks, x, checkpointing=checkpointing)[:, 0]
+    if not (is_outputs_only() and blocks and _can_be_cut(last := blocks[-1])):
+        return run_blocks(blocks, x, checkpointing=checkpointing)[:, 0]
+    x = run_blocks(blocks[:-1], x, checkpointing=checkpointing)
+    if checkpointing:
+        x = checkpoint(last.first_token, x, use_reentrant=False, preserve_rng_state=False)
+    else:
+        x = last.first_token(x)
+    return x[:, 0]
 
 
 def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
-    """Return whether a block is what this file says, each token by itself but for the attention, and unwatched."""
+    """Return whether a block is what this file says, by token but for the attention, and nobody watches it."""
     return (
         isinstance(block, Block)
         and _as_written(block, Block)
-        and _as_written(block.norm2, nn.LayerNorm)
-        and _as_written(block.mlp, Mlp)
-        and not any(
-            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-            for part in block.modules()
-        )
+        and all(_as_written(part, *_BY_TOKEN) for part in (block.norm2, *block.mlp.modules()))
+        and not any(getattr(module_hooks, f"_global{name}") for name in _HOOKS)
+        and not any(getattr(part, name) for part in block.modules() for name in _HOOKS)
     )
 
 
-def _as_written(module: nn.Module, *types: type[nn.Module]) -> bool:
-    return type(module) in types and "forward" not in vars(module)
+def _as_written(module: object, *types: type[nn.Module]) -> bool:
+    """Return whether a module is of one of these types itself, and computes what that did at first."""
+    kind: Any = type(module)
+    return kind in types and kind.forward is _WRITTEN[kind] and "forward" not in vars(module)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_BY_TOKEN: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.Linear, nn.GELU, QuickGELU, Mlp)
+_WRITTEN = {kind: kind.forward for kind in (*_BY_TOKEN, Block, SoftmaxAttention, DifferentialAttention)}

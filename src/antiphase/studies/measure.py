@@ -203,22 +203,8 @@ def _cell(
     shard.wait()  # nobody writes before everybody has read
     warnings: dict[str, None] = {}
     for part in slices(torch.tensor(missing[shard.rank :: shard.count], dtype=torch.int64), data.image_shape):
-        images, ids = data.images(part), data.ids[part]
-
-        def keep(positions: Tensor, results: dict[str, Tensor], ids: Tensor = ids) -> None:
-            columns = {"sample": ids[positions].numpy()}
-            columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
-            journal.append(pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA))
-
-        try:
-            result = stage.attack(
-                model, images, None, Threat(plan.norm, eps), **stage.settings, seed=plan.seed, ids=ids,
-                batch_size=plan.batch_size, precision=plan.precision, on_finished=keep,
-                progress=title if shard.first else "", **({"compile": True} if plan.compile else {}),
-            )  # fmt: skip
-        finally:  # whatever stops the attack, finished samples are kept
-            journal.flush()
-        warnings |= dict.fromkeys(result.warnings)
+        found = _attack(journal, stage, model, data, part, eps, plan, title if shard.first else "")
+        warnings |= dict.fromkeys(found)
     if warnings:
         write_json(path / f"warnings-{shard.rank}.json", list(warnings))
     shard.wait()
@@ -228,6 +214,34 @@ def _cell(
     if missing and shard.first:
         journal.compact(rows)
     return rows.filter(pl.col("sample").is_in(wanted.implode())), said
+
+
+def _attack(
+    journal: Journal,
+    stage: Stage,
+    model: nn.Module,
+    data: ImageSet,
+    part: Tensor,
+    eps: float,
+    plan: Plan,
+    title: str,
+) -> tuple[str, ...]:
+    """Attack some images, keep their rows and return the warnings; the images go with the call."""
+    images, ids = data.images(part), data.ids[part]
+
+    def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
+        columns = {"sample": ids[positions].numpy()}
+        columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
+        journal.append(pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA))
+
+    try:
+        return stage.attack(
+            model, images, None, Threat(plan.norm, eps), **stage.settings, seed=plan.seed, ids=ids,
+            batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,
+            **({"compile": True} if plan.compile else {}),
+        ).warnings  # fmt: skip
+    finally:  # whatever stops the attack, finished samples are kept
+        journal.flush()
 
 
 def slices(positions: Tensor, shape: tuple[int, int, int]) -> Iterator[Tensor]:
