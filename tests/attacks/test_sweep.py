@@ -155,10 +155,9 @@ def test_down_shares_out_time_and_says_of_whom_its_warnings_are(victim, counts):
     assert len(calls[0]) > 1
     spent = torch.stack([(parts[eps].forwards + parts[eps].backwards).sum() for eps in calls[0]])
     shares = torch.tensor([parts[eps].seconds for eps in calls[0]])
-    if len(calls) == 1:
-        weights = spent if counts else torch.tensor([len(parts[eps]) for eps in calls[0]])
-        expected = weights / weights.sum()
-        torch.testing.assert_close(shares, 8.0 * expected, check_dtype=False)
+    assert len(calls) == 1
+    weights = spent if counts else torch.tensor([len(parts[eps]) for eps in calls[0]])
+    torch.testing.assert_close(shares, 8.0 * weights / weights.sum(), check_dtype=False)
     together = ", ".join(f"{eps:g}" for eps in calls[0])
     assert f"odd (of ε = {together} together)" in parts[calls[0][0]].warnings
 

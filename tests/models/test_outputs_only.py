@@ -138,8 +138,17 @@ def test_the_last_block_does_no_more_than_keys_values_and_one_token(make):
     assert deeper_cut - cut == deeper - whole  # the first block of two is whole
 
 
+def _across_tokens(x):
+    return x - x.mean(1, keepdim=True)
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1, keepdim=True).expand_as(x)
+
+
 def _hooked(model):
-    model.blocks[-1].mlp.fc1.register_forward_hook(lambda module, args, output: output * 2)
+    model.blocks[-1].mlp.fc1.register_forward_hook(lambda module, args, output: _across_tokens(output))
 
 
 def _pre_hooked(model):
@@ -152,10 +161,6 @@ def _patched_attention(model):
 
 
 def _other_attention(model):
-    class Mean(nn.Module):
-        def forward(self, x):
-            return x.mean(1, keepdim=True).expand_as(x)
-
     model.blocks[-1].attn = Mean()
 
 
@@ -168,17 +173,13 @@ def _subclassed_attention(model):
 
 
 def _other_mlp(model):
-    class Mixing(nn.Module):
-        def forward(self, x):
-            return x.mean(1, keepdim=True).expand_as(x)
-
-    model.blocks[-1].mlp = Mixing()
+    model.blocks[-1].mlp = Mean()
 
 
 def _other_norm(model):
     class AcrossTokens(nn.LayerNorm):
         def forward(self, x):
-            return super().forward(x - x.mean(1, keepdim=True))
+            return super().forward(_across_tokens(x))
 
     model.blocks[-1].norm2.__class__ = AcrossTokens
 
@@ -223,10 +224,6 @@ def _parametrised_projection(model):
             return 2 * weight
 
     parametrize.register_parametrization(model.blocks[-1].attn.qkv, "weight", Doubled())
-
-
-def _across_tokens(x):
-    return x - x.mean(1, keepdim=True)
 
 
 def _patched_hidden_layer(model):
@@ -275,7 +272,7 @@ def test_hooks_see_every_token():
     assert seen == [(5, 37, DIM)]
 
 
-def test_hooks_for_all_modules_count(monkeypatch):
+def test_hooks_for_all_modules_count():
     def louder(module, args, output):
         return 1.5 * output if isinstance(module, nn.Linear) and module.out_features == 3 * DIM else None
 

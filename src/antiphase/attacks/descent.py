@@ -61,7 +61,11 @@ def descend(
     results: list[AttackResult] = []
     for at in reversed(range(len(budgets))):
         threat = replace(threat, eps=budgets[at])
-        found = [(number, _joined(pieces[at, number])) for number in range(last) if (at, number) in pieces]
+        found = [
+            (stage, _joined(pieces[at, number]))
+            for number, stage in enumerate(ensemble.stages)
+            if (at, number) in pieces
+        ]
         results.append(_result(ensemble, threat, found, results[-1] if results else None, images))
     return results[::-1]
 
@@ -128,26 +132,25 @@ def _joined(pieces: list[Piece]) -> Piece:
 def _result(
     ensemble: Ensemble,
     threat: Threat,
-    found: list[tuple[int, Piece]],
+    found: list[tuple[Stage, Piece]],
     above: AttackResult | None,
     images: Tensor,
 ) -> AttackResult:
     """Put the stages' results at one ε together; who stood at the ε above stands, at no cost."""
-    whole, parts = None, []
+    whole = None
+    parts = [replace(part, threat=threat, attack=stage.name or part.attack) for stage, (_, part) in found]
     if above is not None:
         nothing = torch.zeros_like(above.forwards)
         whole = replace(
-            above, threat=threat, settings=found[0][1][1].settings if found else above.settings,
+            above, threat=threat, settings=parts[0].settings if parts else above.settings,
             success=torch.zeros_like(above.success), prediction=above.clean_prediction.clone(),
             adversarial=images.detach().cpu().clone(), distance=torch.zeros_like(above.distance),
             forwards=nothing, backwards=nothing.clone(),
         )  # fmt: skip
-    for number, (at, part) in found:
-        part = replace(part, threat=threat, attack=ensemble.stages[number].name or part.attack)
-        parts.append(part)
+    for (_, (at, _)), part in zip(found, parts, strict=True):
         whole = merged(whole, part, at, threat)
     assert whole is not None
-    attacked = len(found[0][1][0]) if found else 0
+    attacked = len(parts[0]) if parts else 0
     return replace(
         concluded(ensemble, whole, parts, attacked), seconds=sum((part.seconds for part in parts), 0.0)
     )

@@ -41,7 +41,8 @@ def sweep(
       search fails at ε and would succeed in the smaller ball, that success is missed.
     - ``nested=False``: independent runs, as the robustness paper's.
 
-    A result's ``forwards`` and ``backwards`` are those spent at its own ε.
+    A result's ``forwards`` and ``backwards`` are those spent at its own ε. So are its ``seconds``; what one call for
+    several ε took, which there is for ``"down"``, is shared out by passes.
 
     Args:
         attack: an attack function, or an ensemble.

@@ -18,8 +18,8 @@ def outputs_only() -> Iterator[None]:
     """Let models leave out what their output does not depend on.
 
     Within it a vision transformer, which is read at its class token, computes no other token in its last block beyond
-    the keys and values that the class token attends to. Logits and gradients are the same, to rounding. A block that
-    is watched by hooks, or changed by hand, is computed whole.
+    the keys and values that the class token attends to. Logits and gradients are the same, to rounding. What is
+    watched by hooks, or changed by hand, sees all tokens.
 
     The attacks search within it, and take their verdicts as their caller would: outside of it, unless the caller is
     within. Like autocast, it reaches models inside of others and other libraries' attacks; unlike autocast, it holds
