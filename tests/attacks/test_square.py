@@ -9,8 +9,9 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attacks import Threat, objectives
+from antiphase.attacks.catalogue import find_attack, settings_of
 from antiphase.attacks.oracle import Oracle
-from antiphase.attacks.square import square
+from antiphase.attacks.square import rescales, square
 from antiphase.attacks.square_moves import bump, window_size, windows
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
@@ -74,8 +75,9 @@ def test_agrees_with_the_slow_twin(norm, shape, queries, options, margin_to_boun
         x = (x - 0.35) / 0.3  # from 0 to 1
     eps = {"linf": 0.07, "l2": 0.9}[norm]
     result = square(
-        model, x, None, Threat(norm, eps), queries=queries, early_stop=False, seed=3, batch_size=1, **options
-    )
+        model, x, None, Threat(norm, eps), queries=queries, early_stop=False, seed=3, batch_size=1,
+        **{"rescale_schedule": False, **options},
+    )  # fmt: skip
     seen = torch.cat(asked)
     keys = sample_keys(key(3, "square", 0), torch.arange(3)).tolist()
     for index in range(3):
@@ -107,7 +109,16 @@ def test_what_is_adversarial_is_kept_whatever_the_objective_says():
         logits = model(image[None])
         return objective(logits, label).item(), bool(logits.argmax(1) != label)
 
-    result = square(model, x, None, Threat(eps=0.12), queries=40, objective=objective, early_stop=False)
+    result = square(
+        model,
+        x,
+        None,
+        Threat(eps=0.12),
+        queries=40,
+        objective=objective,
+        early_stop=False,
+        rescale_schedule=False,
+    )
     keys = sample_keys(key(0, "square", 0), torch.arange(6)).tolist()
     for index in range(6):
         label = result.label[index : index + 1]
@@ -251,7 +262,7 @@ def test_linear_models_fall_above_the_least_perturbation_and_never_below(norm, o
 def test_more_queries_or_restarts_never_lower_success(norm):
     model, x = network(), images(40, seed=1)
     threat = Threat(norm, {"linf": 0.01, "l2": 0.08}[norm])
-    runs = [square(model, x, None, threat, queries=n) for n in (1, 5, 25, 125)]
+    runs = [square(model, x, None, threat, queries=n, rescale_schedule=False) for n in (1, 5, 25, 125)]
     for few, many in itertools.pairwise(runs):
         assert (many.success >= few.success).all()
         assert torch.equal(many.forwards[few.success], few.forwards[few.success])
@@ -397,3 +408,27 @@ def test_large_images_are_not_multiplied(asked):
         asked.clear()
         square(model, torch.rand(3, 3, side, side), None, Threat(eps=0.01), queries=16)
         assert max(map(len, asked)) == most
+
+
+def test_a_short_search_spreads_its_window_sizes_over_its_queries():
+    model, x = network(), images(9)
+    short = {asked: square(model, x, None, Threat(eps=0.05), queries=60, rescale_schedule=asked)
+             for asked in (None, True, False)}  # fmt: skip
+    same(short[None], short[True])
+    assert not torch.equal(short[None].adversarial, short[False].adversarial)
+    assert short[None].settings["rescale_schedule"]
+    assert (rescales(4_999, None), rescales(5_000, None), rescales(60, False)) == (True, False, False)
+
+
+def test_rows_of_a_rescaled_schedule_have_another_name_than_those_before():
+    stages = {queries: find_attack("square", queries=queries).stages[0] for queries in (1_000, 5_000)}
+    assert stages[1_000].settings == {"queries": 1_000, "rescale_schedule": True}
+    assert stages[5_000].settings == {"queries": 5_000}
+    assert find_attack("square").stages[0].settings == {}
+    assert (
+        find_attack("square", queries=9, rescale_schedule=False).stages[0].settings["rescale_schedule"]
+        is False
+    )
+    official = find_attack("autoattack", queries=1_000).stages[-1]
+    assert official.settings == {"queries": 1_000}
+    assert "rescale_schedule False" in settings_of(official)

@@ -81,17 +81,20 @@ def test_success_rates_agree(trained, name, norm, eps):
     assert abs(ours - theirs) <= 2 * SEEDS
 
 
+@pytest.mark.parametrize("rescaled", [False, True])
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.08), ("l2", 0.5)])
-def test_square_is_as_strong(trained, norm, eps):
+def test_square_is_as_strong(trained, norm, eps, rescaled):
     model, images = trained
     label = model(images).argmax(1)
     queries, counts = 300, []
     for seed in range(3):
-        result = square(model, images, None, Threat(norm, eps), queries=queries, seed=seed)
+        result = square(
+            model, images, None, Threat(norm, eps), queries=queries, seed=seed, rescale_schedule=rescaled
+        )
         with torch.random.fork_rng():
             attack = theirs_square.SquareAttack(
                 model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, n_queries=queries, n_restarts=1, seed=seed,
-                device="cpu", p_init=0.8, resc_schedule=False,
+                device="cpu", p_init=0.8, resc_schedule=rescaled,
             )  # fmt: skip
             theirs = attack.perturb(images.clone(), label.clone())
         fallen = (model(theirs).argmax(1) != label) & Threat(norm, eps).allows(theirs, images, eps + 1e-5)

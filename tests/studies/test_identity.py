@@ -148,3 +148,14 @@ def test_a_search_in_low_precision_is_what_it_has_come_to_mean():
 def test_a_batch_size_is_no_more_than_that():
     plan = Attack(model=given("specimen:vit-0", "ViT"), data="digits", eps=(0.1,)).plan(64)
     assert (plan.batch_size, plan.compile) == (64, False)
+
+
+def test_square_with_few_queries_is_another_cell_since_its_schedule_is_rescaled():
+    def cell(**settings):
+        return Attack(
+            model=_MODEL, data="digits", eps=(1 / 255,), limit=20, attack="square", settings=settings
+        )
+
+    assert cell(queries=1_000).content() == {"rescale_schedule": "chosen"}
+    assert cell(queries=1_000, rescale_schedule=False).content() == {}
+    assert cell(queries=5_000).content() == cell().content() == {}

@@ -1,6 +1,7 @@
 """AutoAttack: four or six complementary attacks, each on what those before it left standing."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal, Unpack
 
 from jaxtyping import Float, Int64
@@ -82,7 +83,8 @@ def autoattack_ensemble(
     # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
     plain_fab = Stage("fab", fab, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
     fab_t = Stage("fab-t", fab, {"steps": steps, "targets": targets}, nearest=True)
-    blind = Stage("square", square, {"queries": queries})
+    # with the official schedule for any number of queries; not one of the settings, which name stored rows
+    blind = Stage("square", partial(square, rescale_schedule=False), {"queries": queries})
     stages = {
         "standard": (ce, apgd_t, fab_t, blind),
         "2020": (ce, dlr, plain_fab, blind),

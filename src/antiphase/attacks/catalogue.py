@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.autoattack import autoattack_ensemble
@@ -12,12 +13,19 @@ from antiphase.attacks.fgsm import fgsm
 from antiphase.attacks.noise import noise
 from antiphase.attacks.patch import patch_pgd
 from antiphase.attacks.pgd import pgd
-from antiphase.attacks.square import square
+from antiphase.attacks.square import AUTOATTACK_QUERIES, rescales, square
 from antiphase.errors import UserError
 
 
 def _single(name: str, attack: Callable, nearest: bool = False, **fixed: object) -> Callable[..., Ensemble]:
     return lambda **settings: Ensemble(name, (Stage(name, attack, {**fixed, **settings}, nearest),))
+
+
+def _square(**settings: Any) -> Ensemble:
+    """Say in the settings that the schedule is rescaled: rows stored before it was have other settings."""
+    if rescales(settings.get("queries", AUTOATTACK_QUERIES), settings.get("rescale_schedule")):
+        settings |= {"rescale_schedule": True}
+    return _single("square", square)(**settings)
 
 
 CATALOGUE: dict[str, Callable[..., Ensemble]] = {
@@ -29,7 +37,7 @@ CATALOGUE: dict[str, Callable[..., Ensemble]] = {
     "apgd-t": _single("apgd-t", apgd, targets=9),
     "fab": _single("fab", fab, nearest=True),
     "fab-t": _single("fab-t", fab, nearest=True, targets=9),
-    "square": _single("square", square),
+    "square": _square,
     "carlini-wagner": _single("carlini-wagner", carlini_wagner, nearest=True),
     "noise": _single("noise", noise),
     "autoattack": autoattack_ensemble,
@@ -86,7 +94,7 @@ def settings_of(stage: Stage) -> str:
     'objective cross_entropy'
     """
     objective = "dlr" if stage.settings.get("targets") else "cross_entropy"  # APGD's
-    unsaid = {"step_size": "ε/4", "targets": "none", "objective": objective}
+    unsaid = {"step_size": "ε/4", "targets": "none", "objective": objective, "rescale_schedule": False}
     return ", ".join(
         f"{name} {unsaid[name] if value is None else value}"
         for name, value in (_defaults(stage) | stage.settings).items()

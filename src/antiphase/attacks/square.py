@@ -30,6 +30,7 @@ from antiphase.errors import UserError
 # more are cheaper: rows that wait for float32 leave room, and what it is asked about should fill a batch too.
 _FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 8 * QUANTUM}
 _FILL_ELSEWHERE = 64
+AUTOATTACK_QUERIES = 5_000
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
 # In low precision, float32 is asked about a proposal unless it seems to lose more than this share of the rounding of
 # gains, which is learnt from about so many proposals accepted last (dev/LOG.md). So many proposals wait for each other.
@@ -44,12 +45,12 @@ def square(
     labels: Int64[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    queries: int = 5000,
+    queries: int = AUTOATTACK_QUERIES,
     p_init: float = 0.8,
     restarts: int = 1,
     targets: int | None = None,
     objective: str | Objective | TargetedObjective = "margin",
-    rescale_schedule: bool = False,
+    rescale_schedule: bool | None = None,
     budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -86,7 +87,9 @@ def square(
             moves away from the label.
         objective: what is maximised: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
             (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number a sample.
-        rescale_schedule: whether the halvings, given for 10,000 queries, are spread over ``queries``.
+        rescale_schedule: whether the halvings, which are given for 10,000 queries, are spread over ``queries``. None
+            does so for fewer than 5,000 queries, AutoAttack's number: with the schedule as it is, a search of 1,000
+            queries ends before its windows are small, and breaks fewer samples. :func:`autoattack` never does so.
         budgets: an ε for each sample in place of the threat's, none above it.
         **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
 
@@ -100,13 +103,19 @@ def square(
         raise UserError("eps inf: Square needs a finite budget; for the least perturbation use FAB")
     if images.ndim != 4:
         raise UserError(f"images of shape {tuple(images.shape)}: Square expects (samples, C, H, W)")
-    search = _Square(threat, objective, queries, p_init, restarts, targets, rescale_schedule)
+    rescale = rescales(queries, rescale_schedule)
+    search = _Square(threat, objective, queries, p_init, restarts, targets, rescale)
     settings: dict[str, Any] = {
         "queries": queries, "p_init": p_init, "restarts": restarts, "targets": targets,
         "objective": objective if isinstance(objective, str) else "custom",
-        "rescale_schedule": rescale_schedule,
+        "rescale_schedule": rescale,
     }  # fmt: skip
     return engine.run(model, images, labels, threat, search, settings, run, budgets)
+
+
+def rescales(queries: int, asked: bool | None) -> bool:
+    """Return whether the schedule of window sizes is spread over the queries."""
+    return queries < AUTOATTACK_QUERIES if asked is None else asked
 
 
 class _Square:

@@ -87,7 +87,11 @@ class Attack(Cell):
     def content(self) -> dict[str, str]:
         """Return what its data are, where they lie in a folder, and what its precision has come to mean."""
         found = data_content(self.data, self.split)
-        means = {} if self.precision == "float32" else {"precision": self.precision + AGAIN}
+        means: dict[str, str] = {}
+        if self.precision != "float32":
+            means["precision"] = self.precision + AGAIN
+        if self.attack == "square" and self.plan().ensemble.stages[0].settings.keys() > self.settings.keys():
+            means["rescale_schedule"] = "chosen"  # not asked for: earlier rows were made without
         return means | ({"data": found} if found else {})
 
     def factors(self) -> dict[str, Any]:
