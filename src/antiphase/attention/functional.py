@@ -20,9 +20,9 @@ from antiphase.attention.norm import HeadNorm
 from antiphase.attention.recomputed import recomputed_attention
 from antiphase.attention.views import Branches, Parts, View, split
 
-Backend = Literal["auto", "eager", "chunked", "native", "sdpa", "triton"]
+Backend = Literal["auto", "eager", "chunked", "native", "sdpa"]
 _FEW, _VERY_FEW = 64, 32  # keys
-BACKENDS: tuple[Backend, ...] = ("auto", "eager", "chunked", "native", "sdpa", "triton")
+BACKENDS: tuple[Backend, ...] = ("auto", "eager", "chunked", "native", "sdpa")
 
 
 def differential_attention(
@@ -50,7 +50,6 @@ def differential_attention(
         backend: see :func:`attend`.
 
     Raises:
-        ImportError: for ``"triton"`` without Triton.
         ValueError: for a backend that does not exist or cannot take the inputs, heads that do not match λ, or
             a mask of integers.
     """
@@ -97,9 +96,7 @@ def attend(
             ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
             ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++
             compiler, bfloat16 where the processor multiplies it (AVX512-BF16, which all with AMX have).
-            ``"sdpa"`` calls torch's fused attention for each branch. ``"triton"`` is one kernel for both
-            branches; it has only been run in Triton's interpreter, so that nothing but asking for it
-            chooses it.
+            ``"sdpa"`` calls torch's fused attention for each branch.
         sources: what is viewed.
         norm: what each query's row of a head passes last, if anything.
     """
@@ -126,8 +123,6 @@ def attend(
         0 in (*shapes[0], *v.shape) or len({shape[:-2] for shape in shapes}) > 1
     ):
         backend = "eager"  # nothing to cut, or heads that are broadcast
-    if backend == "triton" and len(queries) == 1:
-        raise ValueError("backend 'triton' computes differential attention only: take 'auto' for standard")
     if backend in ("chunked", "native") and torch.is_autocast_enabled(v.device.type):
         sources = tuple(source.to(torch.get_autocast_dtype(v.device.type)) for source in sources)
         queries, keys, v = view(*sources)
@@ -157,11 +152,6 @@ def _heads(
         combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
         return combined.to(v.dtype) @ v
     queries, keys, v = view(*sources)
-    if backend == "triton":
-        from antiphase.attention.triton_attention import triton_differential_attention
-
-        (q1, q2), (k1, k2) = queries, keys
-        return triton_differential_attention(q1, k1, q2, k2, v, lam, mask)
     outs = [_fused(q, k, v, mask) for q, k in zip(queries, keys, strict=True)]
     return combine(outs[0], outs[1], lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
 
