@@ -12,9 +12,9 @@ _LARGEST = (1 << 31) - 1  # bytes; an int
 def keep_freed_memory() -> None:
     """Ask glibc to keep what is freed for the next pass; for commands, which own their process.
 
-    By default it hands large stretches back to the system, whose pages the next pass then has to be given again, one
-    fault for every 4 KiB: up to a quarter of a forward pass of a large model on a CPU (dev/LOG.md). Nothing happens
-    without glibc, or where the user has set its thresholds in the environment.
+    By default glibc returns large stretches to the system. The next pass then faults the pages in again, which takes
+    up to a quarter of a forward pass of a large model on a CPU (dev/attention-backends.md). Without glibc, or if the
+    user has set its thresholds in the environment, this does nothing.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return

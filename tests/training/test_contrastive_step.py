@@ -49,7 +49,7 @@ def test_parts_give_the_gradient_of_the_whole(kind, part):
 
 
 def test_places_of_bad_samples_take_no_part():
-    # in float64: the terms of λ's gradient cancel, so that float32 knows it to some 1e-5 of it (dev/LOG.md)
+    # in float64, since the terms of λ's gradient cancel: float32 gives it to about 1e-5 (dev/attention-backends.md)
     model, valid = model_of("clip").double(), torch.ones(COUNT, dtype=torch.bool)
     valid[[2, 7]] = False
     twin = copy.deepcopy(model)

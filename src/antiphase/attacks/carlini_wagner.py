@@ -102,7 +102,7 @@ def carlini_wagner(
     if not 0 <= confidence < math.inf:
         raise UserError(f"confidence {confidence}: expected a number of at least 0")
     run.setdefault("early_stop", math.isfinite(threat.eps))
-    if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/LOG.md)
+    if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"
     settings: dict[str, Any] = {
         "steps": steps, "search_steps": search_steps, "targets": targets, "learning_rate": learning_rate,

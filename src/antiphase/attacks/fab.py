@@ -19,8 +19,8 @@ from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
 MOST_CLASSES = 100  # untargeted FAB spends one backward pass for each other class at every step
-# Rounding moves the boundary that FAB steps onto (dev/LOG.md). A search in low precision takes its last steps in
-# float32, from the nearest example that it found: at least 15, and a fifth of all.
+# Rounding moves the boundary that FAB steps onto. A search in low precision takes its last steps in float32, from the
+# nearest example found: a fifth of all steps, at least 15 (dev/low-precision.md).
 _ROUGH = 0.8
 _LEAST_EXACT = 15
 _RESTART_SCALE: dict[Norm, float] = {"linf": 0.3, "l2": 1.0}  # stands in for an infinite ε; FAB's own default
@@ -54,7 +54,7 @@ def fab(
     ``steps`` steps cost ``steps + 1`` forward and backward passes at most (without targets, a backward
     pass for each other class), and one forward pass to confirm the verdict. The paper linearises once
     more after x was pulled back, for another forward pass a step; the plane at the crossing, which lies
-    nearer to the boundary, led to distances as small on a DiffViT (dev/LOG.md).
+    nearer to the boundary, led to distances as small on a DiffViT.
 
     Source: F. Croce, M. Hein, *Minimally Distorted Adversarial Examples with a Fast Adaptive Boundary
     Attack*, ICML 2020, Algorithm 1, without its final search; the defaults are AutoAttack's.

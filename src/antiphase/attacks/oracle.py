@@ -21,7 +21,7 @@ Loss = Callable[[Tensor], Tensor]  # from the rows' logits to one number a row
 
 # A matrix product may round a row differently in other company. Multiples of this many rows, with MKL told to be
 # strict (see the package's __init__), kept rows bitwise the same on some processors and nearly so on others
-# (dev/LOG.md).
+# (dev/attack-engine.md).
 QUANTUM = 16
 PIXELS = 2**21  # of the images asked about at once, which keeps a ViT-B at 224×224 to about 2 GB
 

@@ -25,15 +25,16 @@ from antiphase.attacks.square_moves import (
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-# How many images few rows are filled up to, see _Square.step. On a CPU the time grows with the images: 6 rows of
-# a DiffViT made 600 queries in 2.3 s with 16 images at once, in 1.9 s with 32, in 2.1 s with 48 (dev/LOG.md). In bf16
-# more are cheaper: rows that wait for float32 leave room, and what it is asked about should fill a batch too.
+# When few rows are left, a batch is filled to this many images with further queries of each row, see _Square.step. On
+# a CPU in float32 32 images were fastest (dev/attack-engine.md). In bf16 more are cheaper: rows that wait for float32
+# leave room, and the questions to float32 should fill a batch too.
 _FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 8 * QUANTUM}
 _FILL_ELSEWHERE = 64
 AUTOATTACK_QUERIES = 5_000
 _MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
-# In low precision, float32 is asked about a proposal unless it seems to lose more than this share of the rounding of
-# gains, which is learnt from about so many proposals accepted last (dev/LOG.md). So many proposals wait for each other.
+# In low precision, float32 is asked about a proposal unless it seems to lose more than _REACH times the rounding of
+# gains. That rounding is learned from about the last _MEMORY accepted proposals. Float32 is asked about _TOGETHER
+# proposals at once (dev/low-precision.md).
 _REACH = 0.5
 _MEMORY = 8
 _TOGETHER = 64

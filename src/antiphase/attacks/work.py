@@ -26,8 +26,8 @@ from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 
 _ROWS = 128  # at once where nothing is said
-_ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/LOG.md)
-# A search in low precision may have failed by rounding (dev/LOG.md) where its best example is
+_ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/attack-engine.md)
+# A search in low precision may have failed by rounding (dev/low-precision.md) where its best example is
 _ROUNDINGS = 2  # times the error of its logits short of another class, or nearer, and
 _REACH = 1.02  # times ε away, or nearer
 

@@ -91,8 +91,8 @@ def attend(
         lam: as in :func:`differential_attention`; not looked at where there is one branch.
         mask: as there.
         backend: ``"auto"`` takes, of those that can do what is asked, what was measured to be the quickest on
-            a CPU (dev/LOG.md); on other devices torch's attention, unmeasured. ``"eager"`` forms the maps,
-            subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
+            a CPU (dev/attention-backends.md); on other devices torch's attention, unmeasured. ``"eager"`` forms the
+            maps, subtracts them and multiplies v once: every derivative exists, forward mode and second order too.
             ``"chunked"`` does the same in pieces that fit a CPU's cache and keeps no map; no forward mode.
             ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++
             compiler, bfloat16 where the processor multiplies it (AVX512-BF16, which all with AMX have).

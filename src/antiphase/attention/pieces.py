@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 # bytes of scores in a piece of whole heads, by the bytes of a number: with fewer the calls cost more than they save (in
-# bf16, whose operations are the quickest, first), more leave the cache (dev/LOG.md)
+# bf16, whose operations are the quickest, first), more leave the cache (dev/attention-backends.md)
 _CACHE = {2: 9 << 19, 4: 9 << 18, 8: 9 << 18}
 
 Stack = Sequence[Tensor]  # (batch, heads, branches, rows, width): one tensor, or one for each branch

@@ -17,7 +17,7 @@ class PatchEmbed(nn.Module):
     """Split the image into square patches and project each to a token.
 
     ``proj`` holds the weights as a convolution, as every checkpoint does; one matrix product is quicker, above all in
-    the gradient by the image (dev/LOG.md).
+    the gradient by the image (dev/models.md).
     """
 
     def __init__(self, in_channels: int, patch_size: int, dim: int) -> None:
@@ -118,7 +118,7 @@ class VisionTransformer(nn.Module):
         """Return the class token behind the last norm, what the head is given.
 
         Under autocast and in evaluation mode, tokens enter the first block in autocast's type, of which the blocks' own
-        outputs are: no sum then mixes two types, and the logits are little more rounded (dev/LOG.md).
+        outputs are: no sum then mixes two types, and the logits are little more rounded (dev/low-precision.md).
 
         Args:
             images: in [0, 1].
@@ -157,7 +157,7 @@ def initialise(model: nn.Module, seed: int) -> None:
     the released DiffCLIP keeps and timm keeps for the patches), positions and head N(0, 0.02) cut at two
     standard deviations, biases 0, norms 1, λ vectors N(0, 0.1), λ scalars 0. The rule is the same for
     standard and differential attention, and each parameter has a stream of its own, so the two twins of a
-    seed start from equal projections. How large the patches start matters to robustness: see dev/LOG.md.
+    seed start from equal projections. How large the patches start matters to robustness: see dev/models.md.
 
     Args:
         model: a model with this package's parameter names.

@@ -45,7 +45,7 @@ class ClipRecipe(BaseModel):
     store: Literal["float32", "float16"] = "float32"
 
 
-# openmoji: found by hand on the set, see dev/LOG.md; the same for every variant
+# openmoji: found by hand on the set, see dev/clip.md; the same for every variant
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "diffclip": {"size": "b16", "recipe": {}},
     "openmoji": {
