@@ -6,7 +6,6 @@ from pathlib import Path
 import polars as pl
 from polars.testing import assert_frame_equal
 
-from antiphase.data import load_data
 from antiphase.studies.cells import Attack, Sense, TrainVit
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import make_plan
@@ -62,4 +61,3 @@ def test_a_stored_study_opens_and_goes_on_at_the_stage_where_it_was_killed(tmp_p
     run_cells([FINISHED, SENSED, KILLED], Lab(store, progress=False), seen.append)
     assert len(seen) == 1  # the killed cell alone
     assert_frame_equal(store.rows(KILLED), pl.read_parquet(STORED / "study-expected.parquet"), abs_tol=1e-6)
-    assert load_data("digits", split="test", limit=12).ids.tolist() == store.rows(KILLED)["sample"].to_list()
