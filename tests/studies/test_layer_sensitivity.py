@@ -10,6 +10,7 @@ import pytest
 from antiphase.evaluation import sensitivity
 from antiphase.studies.estimates import estimates
 from antiphase.studies.papers.robustness import layer_sensitivity as study
+from antiphase.studies.papers.robustness import layer_values as layer
 
 SEEDS, LAYERS, HEADS, IMAGES = 2, 3, 5, 7
 
@@ -26,21 +27,19 @@ def rows(opposed: bool = True, shared: float = 0.5) -> dict[str, pl.DataFrame]:
     for (series, attention), seed in product((("DiffViT", "differential"), ("ViT", "softmax")), range(SEEDS)):
         name = f"{series}-{seed}"
         model = {"series": series, "model": name, "attention": attention, "cell": name, "training_seed": seed}
-        for layer, sample in product(range(LAYERS), range(IMAGES)):
-            here = model | {"data": "digits", "depth": LAYERS, "layer": layer, "name": "", "sample": sample}
+        for at, sample in product(range(LAYERS), range(IMAGES)):
+            here = model | {"data": "digits", "depth": LAYERS, "layer": at, "name": "", "sample": sample}
             for head in range(HEADS):
                 found["alignment"].append(here | {"head": head} | gradients(draw, series == "ViT", opposed))
-            for estimator in study.ESTIMATORS:
+            for estimator in layer.ESTIMATORS:
                 value = float(draw.uniform(1.0, 2.0))
                 found["lipschitz"].append(here | {"of": "map", "estimator": estimator, "value": value})
-            for kind in study.PERTURBATIONS if series == "DiffViT" else ():
+            for kind in layer.PERTURBATIONS if series == "DiffViT" else ():
                 one, two = draw.normal(size=(2, 11))
                 two += shared * one
                 lengths = map(np.linalg.norm, (one, two, one - two))
                 moved = dict(zip(("positive", "negative", "moved"), lengths, strict=True))
-                found["depth"].append(
-                    here | {"perturbation": kind, "eps": 1 / 255, "stage": layer + 1} | moved
-                )
+                found["depth"].append(here | {"perturbation": kind, "eps": 1 / 255, "stage": at + 1} | moved)
     return {table: pl.DataFrame(its) for table, its in found.items()}
 
 
@@ -63,44 +62,44 @@ def made():
 def of_seed(found: pl.DataFrame, quantity: str, seed: int = 0) -> list[float]:
     """Return the means over the images of one seed, layer by layer."""
     own = found.filter(quantity=quantity, training_seed=seed)
-    return estimates(own, ["layer"], study.VALUE, share=False)["value"].to_list()
+    return estimates(own, ["layer"], layer.VALUE, share=False)["value"].to_list()
 
 
 @pytest.mark.parametrize(
     ("quantity", "metric"),
     [
-        (study.RATIO, "relative"), (study.PARTS[0], "by_gamma"), (study.PARTS[1], "by_rho"),
-        (study.PARTS[2], "by_cosine"), ("γ", "gamma"),
+        (layer.RATIO, "relative"), (layer.PARTS[0], "by_gamma"), (layer.PARTS[1], "by_rho"),
+        (layer.PARTS[2], "by_cosine"), ("γ", "gamma"),
     ],
 )  # fmt: skip
 def test_parts_are_those_of_antiphase_sense(made, quantity, metric):
     expected = sensitivity.explanation(made["alignment"], [("DiffViT-1", "ViT-1")]).filter(metric=metric)
-    assert of_seed(study.values(made), quantity, 1) == pytest.approx(expected["value"].to_list())
+    assert of_seed(layer.values(made), quantity, 1) == pytest.approx(expected["value"].to_list())
 
 
 @pytest.mark.parametrize(("quantity", "metric"), [("ρ", "rho"), ("cosθ", "cosine")])
 def test_factors_are_those_of_antiphase_sense(made, quantity, metric):
     expected = sensitivity.alignment(made["alignment"]).filter(model="DiffViT-0", metric=metric)
-    assert of_seed(study.values(made), quantity) == pytest.approx(expected["value"].to_list())
+    assert of_seed(layer.values(made), quantity) == pytest.approx(expected["value"].to_list())
 
 
 def test_cancellation_is_that_of_antiphase_sense(made):
     expected = sensitivity.cancellation(made["depth"]).filter(model="DiffViT-0", perturbation="pgd")
-    assert of_seed(study.values(made), "PGD") == pytest.approx(expected["value"].to_list())
+    assert of_seed(layer.values(made), "PGD") == pytest.approx(expected["value"].to_list())
 
 
 def test_intervals_over_images_are_near_the_jackknifes(made):
-    found = study.values(made).filter(training_seed=0, quantity=study.RATIO)
-    ours = estimates(found, ["layer"], study.VALUE, share=False)
+    found = layer.values(made).filter(training_seed=0, quantity=layer.RATIO)
+    ours = estimates(found, ["layer"], layer.VALUE, share=False)
     expected = sensitivity.explanation(made["alignment"], [("DiffViT-0", "ViT-0")]).filter(metric="relative")
     widths = [(frame["high"] - frame["low"]).to_numpy() for frame in (ours, expected)]
     assert widths[0] == pytest.approx(widths[1], rel=0.1)
 
 
 def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logarithms(made):
-    found = study.values(made)
-    parts = [np.array(of_seed(found, part)) for part in study.PARTS]
-    assert sum(parts) == pytest.approx(np.array(of_seed(found, study.RATIO)))
+    found = layer.values(made)
+    parts = [np.array(of_seed(found, part)) for part in layer.PARTS]
+    assert sum(parts) == pytest.approx(np.array(of_seed(found, layer.RATIO)))
     mine, twin = (
         made["lipschitz"].filter(series=series, training_seed=0, layer=2, estimator="sampled mean")["value"].to_numpy()
         for series in ("DiffViT", "ViT")
@@ -122,3 +121,12 @@ def test_a_layer_without_its_twin_is_left_out(made):
     assert len(plot.panels) == 1
     claims = {claim.name: claim.verdict for claim in study.claims(alone)}
     assert claims["gradient-above-vit"] == "not run"
+
+
+def test_lambda_has_an_interval_over_the_seeds_alone(made):
+    aligned = made["alignment"].with_columns(lam=0.5 + 0.1 * pl.col("training_seed"))
+    found = layer.lambdas(aligned).row(0, named=True)
+    half = 12.706204736 * 0.05  # t(1, .975), two seeds at 0.5 and 0.6
+    assert (found["value"], found["low"], found["seeds"]) == pytest.approx((0.55, 0.55 - half, 2))
+    alone = layer.lambdas(aligned.filter(training_seed=1)).row(0, named=True)
+    assert (alone["value"], alone["low"], alone["high"]) == (pytest.approx(0.6), None, None)

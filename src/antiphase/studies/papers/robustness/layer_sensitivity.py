@@ -30,18 +30,22 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import SAMPLE, SEED, difference, estimates
+from antiphase.studies.estimates import difference, estimates
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
+from antiphase.studies.papers.robustness.layer_values import (
+    ESTIMATORS,
+    PARTS,
+    PERTURBATIONS,
+    PLACE,
+    RATIO,
+    VALUE,
+    lambdas,
+    values,
+)
 from antiphase.studies.papers.robustness.show import each_data, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
-LAYER = ["data", "depth", SEED, "layer"]
-VALUE = pl.col("value")
 FACTORS = ("λ", "ρ", "cosθ", "γ")
-RATIO = "gradients, Theorem 2"
-PARTS = ("A1 alone, γ", "size of A2, ρ", "angle, cosθ")
-ESTIMATORS = ("sampled mean", "power iteration", "gradient ascent")
-PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -54,144 +58,75 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def values(rows: Rows) -> pl.DataFrame:
-    """Return every quantity of every layer of DiffViT, one row for each training seed and image.
-
-    A ratio of means over the images is linearised: the mean of an image's values is the ratio itself, and their
-    spread over the images is that of the ratio, so that it can be averaged like any other value.
-
-    Returns:
-        Columns ``data, depth, training_seed, layer, sample, quantity, value``.
-    """
-    return pl.concat([_gradients(rows["alignment"]), _lipschitz(rows["lipschitz"]), _moved(rows["depth"])])
-
-
-def _root(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
-    """Return √(mean(top) / mean(bottom)), linearised in each image."""
-    relative = top / top.mean() - bottom / bottom.mean()
-    return (top.mean() / bottom.mean()).sqrt() * (1.0 + relative / 2)
-
-
-def _log(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
-    """Return ½·ln(mean(top) / mean(bottom)), linearised in each image."""
-    return ((top.mean() / bottom.mean()).log() + top / top.mean() - bottom / bottom.mean()) / 2
-
-
-def _cosine(cross: pl.Expr, first: pl.Expr, second: pl.Expr) -> pl.Expr:
-    """Return mean(cross) / √(mean(first)·mean(second)), linearised in each image."""
-    scale = (first.mean() * second.mean()).sqrt()
-    half = (first / first.mean() + second / second.mean()) / 2
-    return (cross + cross.mean() * (1.0 - half)) / scale
-
-
-def _twins(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
-    """Return DiffViT's rows, with columns of the ViT of the same data, depth, seed and image."""
-    base = rows.filter(series="ViT").select(*keys, *(pl.col(name).alias(f"base_{name}") for name in columns))
-    return rows.filter(series="DiffViT").join(base, on=keys, maintain_order="left")
-
-
-def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
-    first, second, cross, moved, size = map(pl.col, ("first", "second", "cross", "moved", "size"))
-    keys = [*LAYER, SAMPLE]
-    heads = (
-        aligned.filter(site="pixels")
-        .with_columns(size=first + pl.col("lam") ** 2 * second)  # ‖J1‖² + λ²‖J2‖²: as if at a right angle
-        .group_by("series", "cell", *keys, maintain_order=True)
-        .agg(pl.mean("lam", "first", "second", "cross", "moved", "size"))
-    )
-    found = _twins(heads, keys, ["moved"])
-    base = pl.col("base_moved")
-    quantities = {
-        "λ": pl.col("lam"), "ρ": _root(second, first), "cosθ": _cosine(cross, first, second), "γ": _root(first, base),
-        RATIO: _log(moved, base), PARTS[0]: _log(first, base), PARTS[1]: _log(size, first), PARTS[2]: _log(moved, size),
-    }  # fmt: skip
-    return pl.concat([_named(found, pl.lit(name), value) for name, value in quantities.items()])
-
-
-def _lipschitz(rows: pl.DataFrame) -> pl.DataFrame:
-    maps = rows.filter(pl.col("of") == "map", pl.col("estimator").is_in(ESTIMATORS))
-    found = _twins(maps, [*LAYER, "estimator", SAMPLE], ["value"])
-    return _named(found, pl.col("estimator"), _log(VALUE**2, pl.col("base_value") ** 2))
-
-
-def _moved(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the cancellation of each block at the smallest ε."""
-    own = rows.filter(pl.col("moved").is_not_null(), pl.col("eps") == pl.col("eps").min())
-    apart = pl.col("positive") ** 2 + pl.col("negative") ** 2
-    found = own.with_columns(layer=pl.col("stage") - 1)  # stage 0 is the embedding
-    name = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
-    return _named(found, name, _root(pl.col("moved") ** 2, apart))
-
-
-def _named(found: pl.DataFrame, quantity: pl.Expr, value: pl.Expr) -> pl.DataFrame:
-    named = found.with_columns(quantity=quantity)
-    return named.select(*LAYER, SAMPLE, "cell", "quantity", value=value.over([*LAYER, "quantity"]))
-
-
 def draw(rows: Rows) -> Artefact:
     """The quantities of Theorem 2, the parts of the ratio, the ratio as predicted and measured, cancellation."""
-    found = estimates(values(rows), ["data", "depth", "layer", "quantity"], VALUE, share=False)
+    found = pl.concat([lambdas(rows["alignment"]), estimates(values(rows), PLACE, VALUE, share=False)])
     found = found.sort("depth", "layer", maintain_order=True).with_columns(x=pl.col("layer") + 1.0)
-    log = "ln(DiffViT / ViT)"
+    moves, log = tuple(PERTURBATIONS.values()), "ln(DiffViT / ViT)"
+    beyond = found.with_columns(pl.col("value", "low", "high") - 1.0)
     plots = [
-        _by_quantity(found),
-        _by_depth(
-            found, "layer-parts", (RATIO, *PARTS), log, 0.0,
+        _factors(found),
+        _bars(
+            found,
+            "layer-parts",
+            (RATIO, *PARTS),
+            log,
             "The logarithm of ‖J_DA‖ / ‖J_base‖ by Theorem 2 and its three parts, which add up to it, layer by layer. "
-            "Above 0, DiffViT's map is the more sensitive one. Bands: 95 % over training seeds and images.",
+            "Above 0, DiffViT's map is the more sensitive one. Whiskers: 95 % over training seeds and images.",
         ),
-        _by_depth(
-            found, "layer-prediction", (RATIO, *ESTIMATORS), log, 0.0,
+        _bars(
+            found,
+            "layer-prediction",
+            (RATIO, *ESTIMATORS),
+            log,
             "The ratio of gradients (Theorem 2) and the ratios of local Lipschitz estimates of the same maps. Lemma 2 "
-            "says that the first bounds the others from above. Bands: 95 % over training seeds and images.",
+            "says that the first bounds the others from above. Whiskers: 95 % over training seeds and images.",
         ),
-        _by_depth(
-            found, "layer-cancellation", tuple(PERTURBATIONS.values()), "cancellation", 1.0,
-            "How far A1 − λ·A2 moves under a perturbation of ε = 1/255, relative to two maps that move independently. "
-            "Below 1 the subtraction cancels, above 1 it adds up. Bands: 95 % over training seeds and images.",
-        ),
-    ]  # fmt: skip
-    tables = [
-        _table(found, "layer-factors", FACTORS, "λ, ρ, cosθ and γ by layer"),
-        _table(
-            found, "layer-parts", (RATIO, *PARTS, *ESTIMATORS), "ln(DiffViT / ViT) and its parts, by layer"
-        ),
-        _table(
-            found, "layer-cancellation", tuple(PERTURBATIONS.values()), "Cancellation by block, ε = 1/255"
+        _bars(
+            beyond,
+            "layer-cancellation",
+            moves,
+            "cancellation − 1",
+            "How much further A1 − λ·A2 moves under a perturbation of ε = 1/255 than two maps that move independently. "
+            "Below 0 the subtraction cancels, above 0 it adds up. Whiskers: 95 % over training seeds and images.",
+            percent=True,
         ),
     ]
+    tables = [
+        _table(found, "layer-factors", FACTORS, "λ, ρ, cosθ and γ by layer"),
+        _table(found, "layer-parts", (RATIO, *PARTS, *ESTIMATORS), f"{log} and its parts, by layer"),
+        _table(found, "layer-cancellation", moves, "Cancellation by block, ε = 1/255"),
+    ]  # fmt: skip
     return Artefact([plot for plot in plots if plot.panels], tables)
 
 
-def _by_quantity(found: pl.DataFrame) -> Plot:
+def _factors(found: pl.DataFrame) -> Plot:
     """Return a panel for each of λ, ρ, cosθ and γ, a line for each depth."""
     shown = found.with_columns(series=pl.format("DiffViT, depth {}", "depth"))
-    level = {"ρ": 1.0, "cosθ": 0.0, "γ": 1.0}
     panels = [
-        Panel(f"{name}, {data}", "layer", name, _points(shown.filter(data=data, quantity=name)), level=level.get(name))
+        Panel(f"{name}, {data}", "layer", name, _points(shown.filter(data=data, quantity=name)))
         for data in shown["data"].unique(maintain_order=True)
         for name in FACTORS
-    ]  # fmt: skip
+    ]
     caption = (
         "λ, ρ = ‖J2‖ / ‖J1‖, cosθ between J1 and J2, and γ = ‖J1‖ / ‖J_base‖, J by the pixels. "
-        "Bands: 95 % over training seeds and images."
+        "Bands: 95 % over training seeds and images; those of λ over training seeds."
     )
     return Plot("layer-factors", caption, tuple(panels))
 
 
-def _by_depth(
-    found: pl.DataFrame, name: str, quantities: tuple[str, ...], axis: str, level: float, caption: str
+def _bars(
+    found: pl.DataFrame,
+    name: str,
+    quantities: tuple[str, ...],
+    axis: str,
+    caption: str,
+    percent: bool = False,
 ) -> Plot:
-    """Return a panel for each data set and depth, a line for each quantity."""
-    shown = pl.concat([found.filter(quantity=quantity) for quantity in quantities])
+    """Return a panel for each data set and depth: bars of each quantity, layer by layer."""
+    shown = pl.concat([found.filter(quantity=each) for each in quantities]).rename({"quantity": "series"})
     panels = [
-        Panel(
-            f"depth {depth}, {data}",
-            "layer",
-            axis,
-            _points(block.rename({"quantity": "series"})),
-            level=level,
-        )
+        Panel(f"depth {depth}, {data}", "layer", axis, _points(block), kind="bar", percent=percent, level=0.0)
         for (data, depth), block in shown.group_by(["data", "depth"], maintain_order=True)
     ]
     return Plot(name, caption, tuple(panels))
