@@ -30,7 +30,7 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
 
 def test_version_and_help(run_cli):
     assert run_cli("--version")[1].startswith("antiphase 0.")
-    commands = "quickstart audit attack train train-clip evaluate export look sense certify findings"
+    commands = "quickstart audit attack train train-clip evaluate export look sense certify"
     for command in commands.split():
         code, out, _ = run_cli(command, "--help")
         assert code == 0
@@ -60,7 +60,6 @@ def test_version_and_help(run_cli):
             "no attention",
         ),
         (["certify", "specimen:diffvit-0", "--sigma", "-1"], "sigma -1.0"),
-        (["findings", "--sense", "nowhere", "--audit", "nowhere"], "nowhere"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, run_cli, arguments, named):

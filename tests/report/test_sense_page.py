@@ -1,16 +1,14 @@
-"""The pages of a sensitivity run, from its directory alone: tables, figures, headline, findings."""
+"""The pages of a sensitivity run, from its directory alone: tables, figures, headline."""
 
 import json
 import re
 
-import polars as pl
 import pytest
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.report.findings import write_findings
 from antiphase.report.sense_page import headline, sense_table, write_sense_report
 from antiphase.report.sensitivity import read_rows
 from antiphase.studies.audit import audit
@@ -48,23 +46,14 @@ def with_seed(model, seed):
 
 
 @pytest.fixture(scope="module")
-def runs(lineup, tmp_path_factory):
-    sensed, audited = tmp_path_factory.mktemp("sense"), tmp_path_factory.mktemp("audit")
-    data = load_data("digits", limit=4)
-    sense_all(*lineup, data, QUICK, sensed, parts=PARTS, command="antiphase sense", progress=False)
-    audit(
-        *lineup,
-        data,
-        Plan((8 / 255,), settings={"steps": 2}),
-        audited,
-        command="antiphase audit",
-        progress=False,
-    )
-    return sensed, audited
+def run(lineup, tmp_path_factory):
+    out, data = tmp_path_factory.mktemp("sense"), load_data("digits", limit=4)
+    sense_all(*lineup, data, QUICK, out, parts=PARTS, command="antiphase sense", progress=False)
+    return out
 
 
-def test_the_page_holds_every_part_and_every_layer(runs):
-    page = write_sense_report(runs[0]).read_text(encoding="utf-8")
+def test_the_page_holds_every_part_and_every_layer(run):
+    page = write_sense_report(run).read_text(encoding="utf-8")
     for title in (
         "Gradient alignment",
         "Local Lipschitz constants",
@@ -73,20 +62,18 @@ def test_the_page_holds_every_part_and_every_layer(runs):
         assert title in page
     assert len(re.findall(r"<svg role=.img.", page)) == 7
     assert "http://" not in page.replace("http://www.w3.org", "")
-    rows = read_rows(runs[0])
+    rows = read_rows(run)
     assert rows["alignment"]["layer"].max() == 1
     assert page.count("data:text/csv") == 9
-    assert (
-        write_sense_report(runs[0]).read_text(encoding="utf-8") == page
-    )  # the same files give the same bytes
+    assert write_sense_report(run).read_text(encoding="utf-8") == page  # the same files give the same bytes
 
 
-def test_the_table_in_the_page_is_the_number_on_disk(runs):
-    summary = json.loads((runs[0] / "summary.json").read_text())
+def test_the_table_in_the_page_is_the_number_on_disk(run):
+    summary = json.loads((run / "summary.json").read_text())
     first = next(e for e in summary["alignment"] if e["metric"] == "rho" and e["site"] == "tokens")
-    rows = read_rows(runs[0])["alignment"].filter(model=first["model"], site="tokens", layer=first["layer"])
+    rows = read_rows(run)["alignment"].filter(model=first["model"], site="tokens", layer=first["layer"])
     assert first["value"] == pytest.approx((rows["second"].sum() / rows["first"].sum()) ** 0.5)
-    assert f"{first['value']:.3f}" in write_sense_report(runs[0]).read_text(encoding="utf-8")
+    assert f"{first['value']:.3f}" in write_sense_report(run).read_text(encoding="utf-8")
 
 
 def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
@@ -143,19 +130,9 @@ def test_several_seeds_are_spoken_of_together():
     assert "mean of 3 seeds" in lead
 
 
-def test_the_console_table_has_a_row_for_each_layer_and_site(runs):
-    summary = json.loads((runs[0] / "summary.json").read_text())
+def test_the_console_table_has_a_row_for_each_layer_and_site(run):
+    summary = json.loads((run / "summary.json").read_text())
     assert sense_table(summary).row_count == 3 * (2 * (1 + 1 + 2 + 2))
-
-
-def test_findings_decide_claims_from_the_rows(runs, tmp_path):
-    page = write_findings(*runs, tmp_path / "findings.md").read_text(encoding="utf-8")
-    claims = re.findall(r"\| (holds|fails|undecided) \|$", page, re.MULTILINE)
-    assert len(claims) == 2 + 3 + 4 + 1 + 6 + 1 + 1
-    assert "depth 2, layer 2" in page
-    rows = pl.read_parquet(runs[1] / "rows.parquet")
-    asr = rows.filter(pl.col("model").str.starts_with("diffvit-d1")).group_by("model").agg(pl.mean("success"))
-    assert f"| 8/255 | 1 | {100 * asr['success'].mean():.1f} [" in page
 
 
 def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
@@ -179,24 +156,3 @@ def test_twins_of_other_depths_are_refused(lineup, tmp_path):
     data = load_data("digits", limit=1)
     with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
         sense_all(lineup[0][:1], lineup[1][2:3], data, QUICK, tmp_path, parts=["alignment"], progress=False)
-
-
-def test_findings_pass_over_the_control(runs, lineup, tmp_path):
-    page = write_findings(*runs, tmp_path / "plain.md").read_text(encoding="utf-8")
-    data, plan = load_data("digits", limit=4), Plan((8 / 255,), settings={"steps": 2})
-    audit(*lineup, data, plan, tmp_path / "audit", control=True, command="antiphase audit", progress=False)
-    again = write_findings(runs[0], tmp_path / "audit", tmp_path / "control.md").read_text(encoding="utf-8")
-    assert again == page
-
-
-def test_findings_say_what_is_missing(runs, tmp_path, lineup):
-    data = load_data("digits", limit=2)
-    sense_all(*lineup, data, QUICK, tmp_path / "part", parts=["alignment"], progress=False)
-    with pytest.raises(UserError, match="has no depth: run antiphase sense with --parts"):
-        write_findings(tmp_path / "part", runs[1], tmp_path / "findings.md")
-    sense_all(lineup[0][:1], lineup[1][:1], data, QUICK, tmp_path / "one", parts=PARTS, progress=False)
-    with pytest.raises(UserError, match="depth 1: expected twins of one family and its own"):
-        write_findings(tmp_path / "one", runs[1], tmp_path / "findings.md")
-    with pytest.raises(UserError, match=r"rows.parquet cannot be read"):
-        write_findings(runs[0], tmp_path / "nowhere", tmp_path / "findings.md")
-    assert not (tmp_path / "findings.md").exists()

@@ -8,7 +8,6 @@ import torch
 
 from antiphase.data import load_data
 from antiphase.models import clip, diffclip, load_model, write_model, zero_shot_classifier
-from antiphase.report.clip_findings import clip_section
 
 SMALL = {
     "vision": {"dim": 24, "depth": 2, "num_heads": 2, "patch_size": 16},
@@ -119,42 +118,6 @@ def test_evaluate_writes_rows_and_a_table_and_goes_on(run_cli, every, tmp_path):
     assert run_cli(*arguments)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()} == times
     assert rows.equals(pl.read_parquet(tmp_path / "rows.parquet"))
-
-
-def test_findings_compare_families_seed_by_seed(run_cli, every, tmp_path):
-    run_cli(
-        "evaluate",
-        every,
-        "--data",
-        "openmoji",
-        "--limit",
-        "23",
-        "--captions",
-        "first",
-        "--tasks",
-        "retrieval,zero-shot",
-        "--cache",
-        tmp_path / "features",
-        "--out",
-        tmp_path / "evaluate",
-        "-q",
-    )
-    run_cli(
-        "audit", every, "--data", "openmoji", "--limit", "4", "--steps", "2", "--eps", "8/255", "--objective", "cosine",
-        "--sense-limit", "0", "--out", tmp_path / "audit", "-q",
-    )  # fmt: skip
-    text, runs = clip_section(tmp_path / "evaluate", tmp_path / "audit")
-    assert "| set | number | chance | clip | diffclip |" in text
-    assert "| openmoji | retrieval, image R@1 | 4.3 |" in text
-    assert "| 8/255 |" in text
-    assert [run["n"] for run in runs] == [[23], 4]
-    values = {
-        (r["model"], f"{r['setting']} {r['metric']}"): r["value"]
-        for r in json.loads((tmp_path / "evaluate" / "summary.json").read_text())["results"]
-    }
-    mean = 50 * sum(values[f"diffclip-s{seed}", "text R@5"] for seed in (0, 1))
-    row = next(line for line in text.splitlines() if line.startswith("| openmoji | retrieval, text R@5"))
-    assert f"| {mean:.1f} [" in row
 
 
 def test_export_writes_both_layouts_and_says_where(run_cli, models, tmp_path):

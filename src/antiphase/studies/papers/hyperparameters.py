@@ -82,6 +82,10 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         *_RECIPE, *_CIFAR, *_DEPTHS, Line("train.attention", ("differential",), "Section 5.4"),
         Line("sense.part", ("alignment",), "Section 5.4"),
     ),
+    "layer-sensitivity": (
+        *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL,
+        Line("sense.part", ("alignment", "lipschitz", "depth"), "Section 4"),
+    ),
     "figure-6": (
         *_RECIPE, *_CIFAR, *_BOTH, *_ONE, *_PGD, Line("attack.restarts", (1, 3), "Appendix D.3"), _eps(1, 4),
     ),
