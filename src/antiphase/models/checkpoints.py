@@ -14,6 +14,7 @@ from antiphase.files import replacing, write_json
 
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
+CLASS_NAMES = "class_names"  # in the recipe's file
 
 
 def save(
