@@ -205,6 +205,7 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
             f"timm:{name}: the weights cannot be had ({reason}); download them where there is a network, "
             "or build the model with --random-weights"
         ) from None
+    checkpoints.check_finite(model.state_dict(), spec)
     settings: dict[str, Any] = resolve_data_config(model=model)
     wrapped = Normalized(model, settings["mean"], settings["std"])
     attention = "differential" if layer_lambdas(model) else "softmax"
