@@ -108,8 +108,8 @@ def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> 
     """
     return [
         f"{row['model']}: clean accuracy {100 * row['value']:.1f} % [{100 * row['low']:.1f}, {100 * row['high']:.1f}] "
-        f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that model and data "
-        "have the same classes in the same order"
+        f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that the "
+        "model and the data fit and have the same classes"
         for row in accuracy.iter_rows(named=True)
         if row["low"] <= 1 / num_classes[row["model"]]
     ]
