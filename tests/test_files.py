@@ -130,3 +130,9 @@ def test_one_text_cut_in_two_ways_has_two_digests(text, cuts, others):
         return [text[a:b] for a, b in itertools.pairwise([0, *sorted(places), len(text)])]
 
     assert (digest(*parts(cuts)) == digest(*parts(others))) == (parts(cuts) == parts(others))
+
+
+def test_text_that_utf8_cannot_hold_is_escaped_and_json_reads_it_back(tmp_path):
+    name = os.fsdecode(b"\xff.png")
+    write_json(tmp_path / "a.json", {"command": name})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"command": name}

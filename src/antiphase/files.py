@@ -31,9 +31,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path`` in UTF-8, whole or not at all."""
+    """Write ``text`` to ``path`` in UTF-8, whole or not at all; what UTF-8 cannot hold is escaped."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def printable(name: str) -> str:
+    r"""Return a file name with the bytes that are not UTF-8 escaped, so that it can be printed and stored.
+
+    >>> print(printable(os.fsdecode(b"caf\xe9.png")))
+    caf\xe9.png
+    """
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -98,6 +101,22 @@ def test_an_unreadable_image_is_named_or_left_out_and_counted(unsplit):
     assert kept.ids.tolist() == [0, 1, 3]
     assert len(list(kept.batches(2))) == 2
     assert load_data(f"folder:{unsplit}", skip_bad=True, limit=2, progress=False).skipped == ()
+
+
+def test_names_that_are_not_utf8_can_be_printed_and_stored(tmp_path, write_image):
+    folder = os.fsdecode(bytes(tmp_path) + b"/r\xe9")
+    for name in (b"caf\xe9/a.png", b"tea/b.png"):
+        write_image(Path(folder) / os.fsdecode(name))
+    (Path(folder) / "tea" / os.fsdecode(b"\xff.png")).write_bytes(b"no image")
+    made = load_data(f"folder:{folder}", image_size=5, skip_bad=True, progress=False)
+    assert made.class_names == ("caf\\xe9", "tea")
+    assert made.skipped == ("tea/\\xff.png",)
+    assert made.name.endswith("r\\xe9")
+    assert made.images([0, 1]).shape == (2, 3, 5, 5)
+    with pytest.raises(UserError, match=r"tea/\\xff\.png") as caught:
+        load_data(f"folder:{folder}", image_size=5).images([2])
+    for line in (*made.class_names, *made.skipped, made.name, str(caught.value)):
+        line.encode()  # fails for what a terminal or a file in UTF-8 cannot hold
 
 
 WNIDS = ("n01440764", "n02102040", "n03000684")

@@ -376,11 +376,26 @@ def test_s3_is_read_with_the_aws_command_line(tmp_path, monkeypatch):
 def test_samples_are_those_of_stats_else_of_sizes_else_counted(tmp_path):
     pattern = write_shards(tmp_path, [3, 5, 7])
     assert open_shards(pattern).samples == 15
-    (tmp_path / "sizes.json").write_text(json.dumps({"cc-0000.tar": 100, "cc-0001.tar": 200}))
-    assert open_shards(pattern).samples == 307
-    (tmp_path / "cc-0001_stats.json").write_text(json.dumps({"count": 9000, "successes": 1000}))
-    assert open_shards(pattern).samples == 1107
+    (tmp_path / "sizes.json").write_text(json.dumps({"cc-0000.tar": 4, "cc-0001.tar": 8}))
+    assert open_shards(pattern).samples == 4 + 8 + 7
+    (tmp_path / "cc-0001_stats.json").write_text(json.dumps({"count": 9000, "successes": 9}))
+    assert open_shards(pattern).samples == 4 + 9 + 7
     assert open_shards(pattern, samples=13).samples == 13
+
+
+@pytest.mark.parametrize("list_of", ["cc-0000_stats.json", "sizes.json"])
+def test_a_count_that_a_shard_has_no_room_for_is_refused(tmp_path, list_of):
+    pattern = write_shards(tmp_path, [3])
+    (tmp_path / list_of).write_text(
+        json.dumps({"successes": 10**9} if "stats" in list_of else {"cc-0000.tar": 10**9})
+    )
+    with pytest.raises(
+        UserError, match=r"cc-0000\.tar is said to hold 1,000,000,000 samples and has room for .* 5:"
+    ):
+        open_shards(pattern)
+    packed = gzip.compress((tmp_path / "cc-0000.tar").read_bytes())
+    (tmp_path / "cc-0000.tar").write_bytes(packed)  # how much is in it is not known
+    assert open_shards(pattern).samples == 10**9
 
 
 def test_members_are_counted_once_and_again_when_the_file_changes(tmp_path, monkeypatch):

@@ -151,7 +151,11 @@ def test_a_set_of_the_other_kind_is_one_line(write, classified):
             r"0\.tar/s0000000\.cls says 'cat', expected the number of a class",
         ),
         ({"webp": picture(1), "cls": b"-1"}, r"says '-1', expected"),
-        ({"webp": picture(1), "cls": 3}, "label 3 is none of its classes, 0 to 2"),
+        ({"webp": picture(1), "cls": 3}, r"s0000000\.cls says 3, expected the number of a class, 0 to 2"),
+        (
+            {"webp": picture(1), "cls": b"9" * 5000},
+            r"s0000000\.cls says 9{80}, expected the number of a class, 0",
+        ),
     ],
 )
 def test_a_sample_that_is_no_good_is_named(write, sample, line):
@@ -159,6 +163,13 @@ def test_a_sample_that_is_no_good_is_named(write, sample, line):
     with pytest.raises(UserError, match=line) as caught:
         load_data(f"wds:{folder}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [10**9, 2**63, 2**64])
+def test_a_huge_label_without_names_is_refused(write, label):
+    folder = write([{"webp": picture(1), "cls": label}])
+    with pytest.raises(UserError, match=f"says {label}, expected the number of a class, 0 to 999999"):
+        load_data(f"wds:{folder}")
 
 
 def test_a_set_that_is_not_whole_is_one_line(classified, tmp_path):

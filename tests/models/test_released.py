@@ -163,6 +163,43 @@ def test_a_pickle_that_would_run_code_is_refused(released, capsys):
         load_model(f"diffclip:{path}")
 
 
+@pytest.mark.parametrize(
+    ("name", "axes"), [("positional_embedding", 2), ("visual.pos_embed", 3), ("image_projection", 2)]
+)
+def test_a_shape_that_is_not_the_layouts_is_one_line(released, name, axes):
+    path, state = released(None)
+    torch.save(state | {name: state[name].flatten()}, path)
+    with pytest.raises(
+        UserError, match=rf"'{name}' is \(\d+,\), not {axes} axes; expected the layout"
+    ) as caught:
+        load_model(f"diffclip:{path}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*on trust")
+def test_projections_that_do_not_fit_together_are_one_line(released):
+    path, state = released("both")
+    name = "transformer.resblocks.1.attn.k_proj.weight"
+    torch.save(state | {name: state[name][:, :-1]}, path)
+    with pytest.raises(UserError, match=r"k_proj\.weight.* differ in shape"):
+        load_model(f"diffclip:{path}#lambda_init=0.8")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda weight: weight.index_fill(0, torch.tensor([0]), float("nan")), "'text.norm.bias' holds NaN"),
+        (lambda weight: weight.index_fill(0, torch.tensor([1]), float("inf")), "'text.norm.bias' holds NaN"),
+        (lambda weight: weight.long(), "'text.norm.bias' is of type int64; expected float32"),
+    ],
+)
+def test_weights_that_are_no_finite_real_numbers_are_refused(released, change, line):
+    path, state = released(None)
+    torch.save(state | {"ln_final.bias": change(state["ln_final.bias"])}, path)
+    with pytest.raises(UserError, match=line):
+        load_model(f"diffclip:{path}")
+
+
 def test_what_does_not_fit_is_named(released, tmp_path):
     path, state = released(None)
     torch.save({"state_dict": {name: w for name, w in state.items() if name != "visual.norm.bias"}}, path)

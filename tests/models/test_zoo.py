@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import antiphase
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.models import load_model, mean_lambdas
+from antiphase.models import load_model, mean_lambdas, vit
 from antiphase.models.card import card_of
+from antiphase.models.checkpoints import save
 from antiphase.models.zoo import fingerprint, specimen_names
 
 SPECIMENS = Path(antiphase.__file__).parent / "specimens"
@@ -82,6 +84,45 @@ def test_weights_without_a_network_are_one_line(monkeypatch):
     with pytest.raises(UserError, match="--random-weights") as raised:
         load_model("timm:vit_tiny_patch16_224")
     assert "\n" not in str(raised.value)
+
+
+def test_a_tokenizer_without_a_network_is_not_answered_with_random_weights(monkeypatch):
+    import open_clip
+
+    def fail(*arguments, **options):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(open_clip, "create_model", fail)
+    with pytest.raises(UserError, match="text tower or tokenizer is on the hub") as raised:
+        load_model("open_clip:roberta-ViT-B-32", random_weights=True)
+    assert "--random-weights" not in str(raised.value)
+
+
+def test_a_damaged_byte_is_found(tmp_path):
+    model = vit(8, dim=8, num_heads=2)
+    save(model, {"model": model.config.model_dump(mode="json")}, tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    load_model(str(tmp_path))
+    file.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])  # a small change of one weight
+    with pytest.raises(UserError, match=r"model\.safetensors: damaged"):
+        load_model(str(tmp_path))
+    save_file(model.state_dict(), file)  # as older versions wrote it
+    load_model(str(tmp_path))
+
+
+def test_a_timm_model_with_nan_is_refused(monkeypatch):
+    make = timm.create_model
+
+    def damaged(*arguments, **options):
+        model = make(*arguments, **options)
+        with torch.no_grad():
+            model.head.bias[0] = float("nan")
+        return model
+
+    monkeypatch.setattr(timm, "create_model", damaged)
+    with pytest.raises(UserError, match=r"timm:test_vit: 'head\.bias' holds NaN or infinity"):
+        load_model("timm:test_vit", random_weights=True)
 
 
 def test_a_model_that_was_not_loaded_has_no_card():

@@ -163,6 +163,21 @@ def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
     assert found == [("retrieval", "noto-emoji"), ("retrieval", "openmoji"), ("zero-shot", "openmoji")]
 
 
+def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_path):
+    write_mmvp(tmp_path / "set", 2, ("a",))  # some images
+    rows = [f"MLLM_VLM Images/a/{n}.jpg,words,{'odd' if n % 2 else 'even'}" for n in range(1, 5)]
+    (tmp_path / "set" / "table.csv").write_text("\n".join(["image,caption,label", *rows]))
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--data", f"csv:{tmp_path / 'set' / 'table.csv'}", "--tasks", "zero-shot",
+        "--templates", "1", "-q", "--out", tmp_path / "out", "--cache", cache,
+    )  # fmt: skip
+    assert code == 0, err
+    (warning,) = json.loads((tmp_path / "out" / "run.json").read_text())["warnings"]
+    assert warning.startswith("clip, zero-shot on csv:")
+    assert "on 4 images is not above chance, 50 %" in warning
+    assert f"warning: {warning}" in err
+
+
 def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
     write_mmvp(tmp_path / "set", 2, ("a",))  # some images
     rows = [

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torchvision.transforms.v2 import functional as v2
 
+from antiphase.data.shards import open_shards
 from antiphase.errors import UserError
 from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.models import load_model
@@ -175,6 +176,21 @@ def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert log[-1]["bad_samples"] == 3
     assert math.isfinite(log[-1]["loss"])
+
+
+def test_shards_in_which_no_image_can_be_read_end_the_training(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write_shard(folder / "00000.tar", ["a dog"] * 16)
+    tar = (folder / "00000.tar").read_bytes()
+    assert tar.count(b"\xff\xd8\xff") == 16
+    (folder / "00000.tar").write_bytes(tar.replace(b"\xff\xd8\xff", b"\0\0\0"))
+    pairs = open_shards(str(folder))
+    recipe = tiny_recipe(pairs=pairs, epochs=1)
+    with pytest.raises(UserError, match=r"none of the last 16 samples could be read, see .*bad-samples\.txt"):
+        train_clip(recipe, pairs, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert len((tmp_path / "run" / BAD_SAMPLES_FILE).read_text().splitlines()) == 16
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10_000))

@@ -12,6 +12,7 @@ from antiphase.cli.options import (
     Against,
     AttackName,
     BatchSize,
+    Classes,
     Compiled,
     Control,
     DataSource,
@@ -90,6 +91,7 @@ def audit(
     model: Models,
     against: Against = None,
     data: DataSource = None,
+    classes: Classes = None,
     split: Split = "test",
     limit: Limit = 1000,
     eps: Eps = EPS,
@@ -134,7 +136,7 @@ def audit(
         settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
         nested=not independent, control=control,
         sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
-        skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+        skip_bad=skip_bad, prompt=prompt, batch_size=batch_size, classes=classes,
     )  # fmt: skip
 
 
@@ -142,6 +144,7 @@ def audit(
 def attack(
     model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
     data: DataSource = None,
+    classes: Classes = None,
     split: Split = "test",
     limit: Limit = 1000,
     name: Annotated[
@@ -193,4 +196,5 @@ def attack(
         [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
         settings=settings, nested=not independent, control=control, precision=precision, compile=compile,
         seed=seed, random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+        classes=classes,
     )  # fmt: skip

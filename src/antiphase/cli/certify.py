@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import DataSource, Device, Limit, Out, Prompt, Quiet, RandomWeights, Seed, Split
+from antiphase.cli.options import (
+    Classes,
+    DataSource,
+    Device,
+    Limit,
+    Out,
+    Prompt,
+    Quiet,
+    RandomWeights,
+    Seed,
+    Split,
+)
 from antiphase.commands.certify import run_certify
 
 
@@ -15,6 +26,7 @@ def certify(
     model: Annotated[str, typer.Argument(help="specimen:diffvit-0, a run directory, timm:NAME.")],
     against: Annotated[str | None, typer.Option(help="The twin to compare with.")] = None,
     data: DataSource = None,
+    classes: Classes = None,
     split: Split = "test",
     limit: Limit = 500,
     sigma: Annotated[
@@ -54,5 +66,5 @@ def certify(
     run_certify(
         model, against, data, out, quiet, device, split=split, limit=limit, random_weights=random_weights,
         prompt=prompt, batch_size=batch_size, sigma=sigma, samples=samples, select=select, alpha=alpha, seed=seed,
-        precision=precision,
+        precision=precision, classes=classes,
     )  # fmt: skip

@@ -44,6 +44,13 @@ Compiled = Annotated[
 DataSource = Annotated[
     str | None, typer.Option(help="Source of images; the model's own test images where not given.")
 ]
+Classes = Annotated[
+    Path | None,
+    typer.Option(
+        help="Text file that names the data's classes in the order of the model's outputs, one a line, a blank line "
+        "for a class that the data lack. Where not given, classes are matched by the names that the model stores."
+    ),
+]
 RandomWeights = Annotated[
     bool, typer.Option("--random-weights", help="Build timm: and open_clip: models without a download.")
 ]

@@ -16,7 +16,7 @@ from antiphase.commands.parse import parse_eps
 def run_audit(
     models: list[str], against: list[str], data: str | None, out: Path, quiet: bool, device: str, *, eps: str,
     split: str = "test", limit: int | None = None, random_weights: bool = False, skip_bad: bool = False,
-    prompt: str | None = None, control: bool = False, sense_limit: int = 0, **plan: Any,
+    prompt: str | None = None, classes: Path | None = None, control: bool = False, sense_limit: int = 0, **plan: Any,
 ) -> None:  # fmt: skip
     """Load models and data, audit them, write the report and print the table."""
     from antiphase.report import console_table, write_report
@@ -28,7 +28,7 @@ def run_audit(
     chosen = Plan(parse_eps(eps), **plan)
     ours, twins, images = load_lineup(
         models, against, data, split=split, limit=limit, random_weights=random_weights, skip_bad=skip_bad,
-        device=device, progress=not quiet, prompt=prompt,
+        device=device, progress=not quiet, prompt=prompt, classes=classes,
     )  # fmt: skip
     summary = audit(
         ours, twins, images, chosen, out, control=control, sense_limit=sense_limit,

@@ -13,7 +13,7 @@ from antiphase.errors import UserError
 def run_certify(
     model: str, against: str | None, data: str | None, out: Path, quiet: bool, device: str, *,
     split: str = "test", limit: int | None = None, random_weights: bool = False, prompt: str | None = None,
-    batch_size: int | None = None, **smoothing: Any,
+    classes: Path | None = None, batch_size: int | None = None, **smoothing: Any,
 ) -> None:  # fmt: skip
     """Load one or two models and data, smooth them, write rows, summary and figure, and print the table."""
     from antiphase.report.certified import certificate_table, curve_figure, write_figure
@@ -28,6 +28,7 @@ def run_certify(
     ours, twins, images = load_lineup(
         [model], [against] if against else [], data, split=split, limit=limit, random_weights=random_weights,
         skip_bad=False, device=device, progress=not quiet, prompt=prompt,
+        classes=classes,
     )  # fmt: skip
     console = Console(stderr=True, highlight=False)
     rows, summary = certify(
@@ -38,4 +39,6 @@ def run_certify(
         return
     write_figure(curve_figure(rows, summary), out)
     Console().print(certificate_table(summary))
+    for warning in summary["warnings"]:
+        print(f"warning: {warning}")
     print(f"rows, summary and figure: {out}   ({time.monotonic() - began:.0f} s)")

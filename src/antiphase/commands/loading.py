@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from antiphase.errors import UserError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def load_lineup(
     models: Sequence[str], against: Sequence[str], data: str | None, *, split: str, limit: int | None,
     random_weights: bool, skip_bad: bool, device: str, progress: bool, prompt: str | None = None,
+    classes: Path | None = None,
 ) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:  # fmt: skip
     """Load models, their twins and the images: those that were asked for, else those the first was trained for.
 
@@ -36,12 +38,14 @@ def load_lineup(
         progress: whether to show progress.
         prompt: template of a dual encoder's class prompts; the data's own prompts, or the paper's template,
             where not given.
+        classes: file with the data's class names in the order of the models' outputs.
 
     Raises:
         UserError: if twins and models differ in number, or nothing is known of the data.
     """
     from antiphase.data import FileImages, load_data
-    from antiphase.models.card import card_of
+    from antiphase.models.card import card_of, with_card
+    from antiphase.models.class_names import read_class_names
     from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
     from antiphase.models.zoo import load_model
 
@@ -64,6 +68,14 @@ def load_lineup(
     # the preprocessing travels with the model
     if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
         images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
+    if classes is not None:
+        if source == "random" or any(map(is_dual_encoder, loaded)):
+            raise UserError(
+                "--classes: a CLIP takes the data's own class names, random images have none; leave it out"
+            )
+        for model in loaded:
+            names = read_class_names(classes, card_of(model).num_classes)
+            with_card(model, replace(card_of(model), class_names=names))
     loaded = [bound(model, images, prompt) for model in loaded]
     return loaded[: len(models)], loaded[len(models) :], images
 

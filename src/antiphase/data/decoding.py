@@ -15,6 +15,7 @@ from torch import Tensor
 
 from antiphase.data.tar_members import openable
 from antiphase.errors import UserError
+from antiphase.files import printable
 
 Interpolation = Literal["bicubic", "bilinear"]
 
@@ -84,7 +85,7 @@ def decode(
         UserError: the file cannot be decoded; the line names it.
     """
     mend = "mend it, or use --skip-bad to leave such files out"
-    return _resize_and_crop(image_size, interpolation)(_read(path, channels, str(path), mend))
+    return _resize_and_crop(image_size, interpolation)(_read(path, channels, printable(str(path)), mend))
 
 
 def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "3 height width"]:
@@ -102,7 +103,7 @@ def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "
         _read(
             source,
             3,
-            name or (str(file) if isinstance(file, Path) else "in memory"),
+            name or (printable(str(file)) if isinstance(file, Path) else "in memory"),
             "mend it or leave it out",
         )
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphase.errors import NoSuchSplit, UserError
+from antiphase.files import printable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "val", "test")
@@ -38,14 +39,14 @@ def class_folder(name: str, folder: Path, split: str) -> Listing:
     if splits:
         split = choose_split(name, split, tuple(splits))
         classes = sorted({label for place in splits.values() for label in sub_folders(place)})
-        return list_classes(name, split, splits[split], classes, tuple(classes))
+        return list_classes(name, split, splits[split], classes, tuple(map(printable, classes)))
     if split != "test":
         raise NoSuchSplit(
             f"{name}: there is no {split} split in {folder}: move the class folders into "
             f"{folder / 'train'} and {folder / 'test'}"
         )
     classes = sub_folders(folder)
-    return list_classes(name, split, folder, classes, tuple(classes))
+    return list_classes(name, split, folder, classes, tuple(map(printable, classes)))
 
 
 def tiny_imagenet(split: str, root: Path) -> Listing:

@@ -97,7 +97,7 @@ def imagenet(split: str, root: Path) -> Listing:
             "or name another folder in ANTIPHASE_DATA"
         )
     listing = class_folder("imagenet", folder, split)
-    names = _names()
+    names = prompt_names()
     return replace(listing, class_names=tuple(names.get(wnid, wnid) for wnid in listing.class_names))
 
 
@@ -131,7 +131,7 @@ def imagenet_variant(name: str, split: str, root: Path) -> Listing:
     wnids = variant_wnids(name)
     wanted = list(map(str, range(CLASSES))) if known.numbered else list(wnids)
     found = _class_folders(name, folder, known, wanted)
-    names = _names()
+    names = prompt_names()
     return list_classes(
         name, split, folder, [found[label] for label in wanted], tuple(names[wnid] for wnid in wnids)
     )
@@ -145,6 +145,13 @@ def variant_wnids(name: str) -> tuple[str, ...]:
     """
     wnids = _wnids()
     return tuple(wnids[int(number)] for number in _VARIANTS[name].classes.split()) or wnids
+
+
+def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
+    """Return the wnids of the labels of ImageNet or a variant, in order; None for other sets."""
+    if name == "imagenet" and classes == CLASSES:
+        return _wnids()
+    return variant_wnids(name) if name in _VARIANTS else None
 
 
 def imagenet_indices(wnids: Sequence[str]) -> tuple[int, ...]:
@@ -196,8 +203,8 @@ def _class_folders(name: str, folder: Path, known: _Variant, wanted: list[str]) 
     return found
 
 
-def _names() -> dict[str, str]:
-    """Return the name of each wnid that CLIP is prompted with."""
+def prompt_names() -> dict[str, str]:
+    """Return the name that CLIP is prompted with for each wnid, in the order of ImageNet's classes."""
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # seconds to import
 
     return dict(zip(_wnids(), IMAGENET_CLASSNAMES, strict=True))

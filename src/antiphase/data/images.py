@@ -18,7 +18,7 @@ from torch import Tensor
 from antiphase.data.decoding import Interpolation, decode, describe_transform
 from antiphase.data.tar_members import file_size
 from antiphase.errors import UserError
-from antiphase.files import digest
+from antiphase.files import digest, printable
 
 _WORKERS = min(16, os.cpu_count() or 1)
 _VERIFY_CHUNK = 256  # files in flight while a folder is verified: keeps the list of futures short
@@ -246,7 +246,9 @@ class FileImages(ImageSet):
                 f"{self.name}: none of its {len(self)} images can be read, the first is {self.files[0]}"
             )
         bad = sorted(set(range(len(self))) - set(good))
-        return replace(self.take(good), skipped=self.skipped + tuple(self.files[row] for row in bad))
+        return replace(
+            self.take(good), skipped=self.skipped + tuple(printable(self.files[row]) for row in bad)
+        )
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
         return decode(self.root / self.files[row], self.image_size, self.channels, self.interpolation)

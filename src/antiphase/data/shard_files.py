@@ -21,6 +21,8 @@ from antiphase.progress import progress_bar
 
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
 CAPTION_SUFFIX = "txt"
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # first bytes of gzip, bzip2, xz
+_LEAST_BYTES = 2048  # of a sample: an image and a caption, each a header and a block of 512 bytes
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
         progress: show a bar on stderr while members are counted.
 
     Raises:
-        UserError: a shard is remote, a list beside it is damaged, or there is no sample at all.
+        UserError: a shard is remote, a list beside it is damaged or promises more samples than it has room for, or
+            there is no sample at all.
     """
     remote = next((shard for shard in shards if not shard.local), None)
     if remote is not None:
@@ -108,6 +111,7 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
             stats = _read_counts(path.with_name(f"{path.stem}_stats.json"), "successes")
             count = stats.get("successes", sizes.get(path.name))
             if count is not None:
+                _check_room(name, path, count)
                 noted[path] = count
     rest = {folder: [path for path in paths if path not in noted] for folder, paths in by_folder.items()}
     total = sum(noted.values()) + _counted({f: paths for f, paths in rest.items() if paths}, root, progress)
@@ -190,6 +194,19 @@ def _read_counts(path: Path, field: str | None) -> dict[str, int]:
         wanted = f"a field {field!r}" if field else "shard names and counts"
         raise UserError(f"{path} is no JSON object with {wanted} ({error}): mend or delete it") from error
     return counts
+
+
+def _check_room(name: str, path: Path, count: int) -> None:
+    """Refuse a count that a shard is too small for: an epoch of that many samples would read it over and over."""
+    with path.open("rb") as file:
+        if file.read(8).startswith(COMPRESSED):
+            return
+    room = path.stat().st_size // _LEAST_BYTES
+    if count > room:
+        raise UserError(
+            f"{name}: {path.name} is said to hold {count:,} samples and has room for at most {room:,}: correct or "
+            f"delete {path.stem}_stats.json or sizes.json next to it, or give the number of all samples with --samples"
+        )
 
 
 def _counted(folders: dict[Path, list[Path]], root: Path, progress: bool) -> int:

@@ -10,11 +10,10 @@ from typing import Any
 from webdataset.gopen import gopen, gopen_schemes
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from antiphase.data.shard_files import CAPTION_SUFFIX, IMAGE_SUFFIXES, Shard
+from antiphase.data.shard_files import CAPTION_SUFFIX, COMPRESSED, IMAGE_SUFFIXES, Shard
 
 _READ = 1 << 20  # bytes
 _BLOCK = 512  # of a tar file, bytes
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # gzip, bzip2, xz
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class _TarStream:
 
     def finish(self) -> None:
         """Read what is left; OSError where it was not the end."""
-        plain = not self._first.startswith(_COMPRESSED)
+        plain = not self._first.startswith(COMPRESSED)
         while rest := self.read(_READ):
             if plain and rest.strip(b"\0"):
                 raise OSError("a header is damaged")

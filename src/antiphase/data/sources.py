@@ -19,6 +19,7 @@ from antiphase.data.root import data_root
 from antiphase.data.specimens import specimen_images
 from antiphase.data.wds import wds_images
 from antiphase.errors import UserError
+from antiphase.files import printable
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _open_coco(ask: _Request) -> FileImages:
 
 
 def _open_folder(ask: _Request) -> FileImages:
-    name = f"folder:{ask.path}"
+    name = f"folder:{printable(ask.path)}"
     return _open_files(name, class_folder(name, Path(ask.path).expanduser(), ask.split), ask)
 
 

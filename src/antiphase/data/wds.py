@@ -17,6 +17,8 @@ from antiphase.errors import UserError
 WDS_PAGE = "https://huggingface.co/clip-benchmark"
 _IMAGES = ("webp", "png", "jpg", "jpeg")
 _RETRIEVAL = "retrieval"
+_MOST_CLASSES = 1_000_000  # of a set without names
+_DIGITS = 18  # of a label; Python refuses to read a number of thousands
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,20 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
     """
     name, path = f"wds:{path}", local_or_hub(f"wds:{path}", path)
     split, samples = _samples(name, path, split, "cls")
+    names = _lines(path / "classnames.txt")
+    most = len(names) or _MOST_CLASSES
     labels: list[int] = []
     for sample in samples:
-        if not sample.text.strip().isdecimal():
+        text = sample.text.strip()
+        if not text.isdecimal():
+            raise UserError(f"{name}: {sample.place}.cls says {text[:80]!r}, expected the number of a class")
+        if len(text.lstrip("0")) > _DIGITS or int(text) >= most:
             raise UserError(
-                f"{name}: {sample.place}.cls says {sample.text!r}, expected the number of a class"
+                f"{name}: {sample.place}.cls says {text[:80]}, expected the number of a class, 0 to {most - 1}: "
+                "correct it, or fetch the set again"
             )
-        labels.append(int(sample.text))
-    names = _lines(path / "classnames.txt") or [str(label) for label in range(max(labels) + 1)]
+        labels.append(int(text))
+    names = names or [str(label) for label in range(max(labels) + 1)]
     listed = path / "zeroshot_classification_templates.txt"
     templates = _lines(listed)
     odd = next((template for template in templates if "{c}" not in template), None)

@@ -99,6 +99,22 @@ def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(results, schema={"model": pl.String} | _ESTIMATE, orient="row")
 
 
+def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
+    """Return a warning for each model whose clean accuracy may be that of guessing, 1 / number of classes.
+
+    Args:
+        accuracy: as ``clean_accuracy`` returns it.
+        num_classes: of each model.
+    """
+    return [
+        f"{row['model']}: clean accuracy {100 * row['value']:.1f} % [{100 * row['low']:.1f}, {100 * row['high']:.1f}] "
+        f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that the "
+        "model and the data fit and have the same classes"
+        for row in accuracy.iter_rows(named=True)
+        if row["low"] <= 1 / num_classes[row["model"]]
+    ]
+
+
 def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     """Compare two models' ASR on the same images: asr(model) − asr(against) for each attack, norm and ε.
 

@@ -22,6 +22,7 @@ class ModelCard:
         image_shape: (channels, height, width).
         num_classes: number of logits; 0 for a dual encoder that is bound to no prompts.
         recipe: how it was trained, where known.
+        class_names: one name for each output, where known; WordNet ids for timm's models of ImageNet.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelCard:
     image_shape: tuple[int, int, int]
     num_classes: int
     recipe: dict[str, Any] | None = None
+    class_names: tuple[str, ...] | None = None
 
 
 def card_of(model: nn.Module) -> ModelCard:

@@ -1,19 +1,22 @@
 """Weights on disk: safetensors with the recipe beside them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError
-from antiphase.files import replacing, write_json
+from antiphase.files import digest, replacing, write_json
 
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
+_DIGEST = "sha256"  # of the weights, in the header of their file
+CLASS_NAMES = "class_names"  # in the recipe's file
 
 
 def save(
@@ -21,10 +24,9 @@ def save(
 ) -> None:
     """Write the recipe, then the weights rounded to ``dtype``, so that weights never stand without a recipe."""
     write_json(directory / RECIPE_FILE, recipe)
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
     with replacing(directory / WEIGHTS_FILE) as temporary:
-        save_file(
-            {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}, temporary
-        )
+        save_file(tensors, temporary, {_DIGEST: _digest(tensors)})
 
 
 def read_recipe(directory: Path) -> dict[str, Any]:
@@ -50,21 +52,41 @@ def read_recipe(directory: Path) -> dict[str, Any]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file.
 
+    Files that ``save`` wrote hold a digest of the weights, by which damaged bytes are found.
+
     Raises:
         UserError: if the file is missing or damaged.
     """
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            stored = (file.metadata() or {}).get(_DIGEST)
+        tensors = load_file(path)
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; an unfinished run goes on with the command that began it"
         ) from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a whole safetensors file ({error}); copy or train it again") from None
+    if stored is not None and stored != _digest(tensors):
+        raise UserError(
+            f"{path}: damaged: its weights differ from those that were saved; copy or train it again"
+        )
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse weights with NaN or infinity.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(f"{source}: {name!r} holds NaN or infinity; copy or train it again")
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Load tensors by name; every name and shape must match.
+    """Load tensors by name; every name and shape must match, and every weight be a finite real number.
 
     Raises:
         UserError: naming the first parameter that does not fit.
@@ -82,4 +104,16 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None
             raise UserError(
                 f"{source}: {name!r} is {have}, the model's is {want}; the architecture does not match"
             )
+        if own[name].is_floating_point() != tensors[name].is_floating_point():
+            have, want = (str(held.dtype).removeprefix("torch.") for held in (tensors[name], own[name]))
+            raise UserError(f"{source}: {name!r} is of type {have}; expected {want}")
+    check_finite(tensors, source)
     model.load_state_dict(tensors)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    parts: list[bytes | str] = []
+    for name, tensor in sorted(tensors.items()):
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), raw.numpy().tobytes()]
+    return digest(*parts)

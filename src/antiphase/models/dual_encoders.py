@@ -84,7 +84,7 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
             stacklevel=2,
         )
     model = build_clip(config)
-    checkpoints.load_into(model, from_released(state, config), str(path))
+    checkpoints.load_into(model, from_released(state, config, str(path)), str(path))
     return model
 
 
@@ -148,10 +148,16 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             tokenizer = open_clip.get_tokenizer(base)  # some come from the hub
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
+        if random_weights:
+            raise UserError(
+                f"open_clip:{name}: its text tower or tokenizer is on the hub and not in the cache ({reason}); load it "
+                "once where there is a network, or take a model with a tokenizer of its own, such as open_clip:ViT-B-32"
+            ) from None
         raise UserError(
             f"open_clip:{name}: the weights cannot be had ({reason}); download them where there is a network, "
             "or build the model with --random-weights"
         ) from None
+    checkpoints.check_finite(model.state_dict(), f"open_clip:{name}")
     settings = model.visual.preprocess_cfg
     if settings["resize_mode"] != "shortest":
         raise UserError(

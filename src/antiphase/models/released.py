@@ -99,7 +99,7 @@ def config_of(
     Head widths are 64, as in all of them; layer norms are as the released code builds them.
 
     Raises:
-        UserError: a key is missing, or λ_init is needed and not given.
+        UserError: a key is missing, a shape is not of the layout, or λ_init is needed and not given.
     """
     towers = towers_of(state, source)
     differential = tuple(tower for tower, kind in towers.items() if kind == "differential")
@@ -108,19 +108,11 @@ def config_of(
             f"{source}: λ_init is not in the file and must be given: lambda_init=0.8 for the fixed models, or "
             "the depth schedule for DiffCLIP* (load_model(…, lambda_init='depth'))"
         )
-    try:
-        dim, patch = (
-            state["visual.patch_embed.proj.weight"].shape[0],
-            state["visual.patch_embed.proj.weight"].shape[-1],
-        )
-        grid = round((state["visual.pos_embed"].shape[1] - 1) ** 0.5)
-        context, text_dim = state["positional_embedding"].shape
-        embed = state["image_projection"].shape[1]
-        words = state["token_embedding.weight"].shape[0]
-    except KeyError as error:
-        raise UserError(
-            f"{source}: has no {error}; expected the layout of DiffCLIP's released checkpoints"
-        ) from None
+    dim, _, _, patch = _shape(state, "visual.patch_embed.proj.weight", 4, source)
+    grid = round((_shape(state, "visual.pos_embed", 3, source)[1] - 1) ** 0.5)
+    context, text_dim = _shape(state, "positional_embedding", 2, source)
+    _, embed = _shape(state, "image_projection", 2, source)
+    words, _ = _shape(state, "token_embedding.weight", 2, source)
     named = {("visual", "text"): "both", ("visual",): "vision", ("text",): "text", (): None}[
         tuple(differential)
     ]
@@ -142,13 +134,21 @@ def config_of(
     )  # fmt: skip
 
 
-def from_released(state: State, config: ClipConfig) -> State:
-    """Return the weights under our names; keys that the layout does not have stay as they are, to be refused."""
+def from_released(state: State, config: ClipConfig, source: str = "checkpoint") -> State:
+    """Return the weights under our names; keys that the layout does not have stay as they are, to be refused.
+
+    Raises:
+        UserError: query, key and value weights do not fit together.
+    """
     mine: State = {}
     left = dict(state)
     for ours, theirs in _translation(config).items():
         if all(name in left for name in theirs):
             parts = [left.pop(name) for name in theirs]
+            if len(parts) > 1 and (len({part.shape for part in parts}) > 1 or not parts[0].ndim):
+                raise UserError(
+                    f"{source}: {', '.join(theirs)} differ in shape; the architecture does not match"
+                )
             mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mine | left
 
@@ -195,6 +195,16 @@ def _translation(config: ClipConfig) -> dict[str, tuple[str, ...]]:
         several = (inside,) if isinstance(inside, str) else inside
         table[name] = tuple(f"{before}{attn}{one}" for one in several)
     return table
+
+
+def _shape(state: State, name: str, axes: int, source: str) -> tuple[int, ...]:
+    layout = "expected the layout of DiffCLIP's released checkpoints"
+    if name not in state:
+        raise UserError(f"{source}: has no {name!r}; {layout}")
+    shape = tuple(state[name].shape)
+    if len(shape) != axes or 0 in shape:
+        raise UserError(f"{source}: {name!r} is {shape}, not {axes} axes; {layout}")
+    return shape
 
 
 def _width(config: TowerConfig) -> int:

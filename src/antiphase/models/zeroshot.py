@@ -141,4 +141,6 @@ def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:
     card = card_of(model)
     prompts = images.prompts if prompt is None else None
     classifier = zero_shot_classifier(model, images.class_names, [prompt or PAPER_TEMPLATE], prompts=prompts)
-    return with_card(classifier, replace(card, num_classes=len(images.class_names)))
+    return with_card(
+        classifier, replace(card, num_classes=len(images.class_names), class_names=images.class_names)
+    )

@@ -156,9 +156,22 @@ def _load_run(directory: Path, spec: str, name: str) -> nn.Module:
     model = build(config)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(
-        name, spec, config.attention, recipe.get("seed"), model.image_shape, config.num_classes, recipe
-    )
+        name, spec, config.attention, recipe.get("seed"), model.image_shape, config.num_classes, recipe,
+        _class_names(recipe, config.num_classes, source),
+    )  # fmt: skip
     return with_card(model, card)
+
+
+def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
+    """Return the names in a recipe; runs of older versions have none."""
+    names = recipe.get(checkpoints.CLASS_NAMES)
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
+        raise UserError(
+            f"{source}: {checkpoints.CLASS_NAMES}: expected {num_classes} names; correct or remove it"
+        )
+    return tuple(names)
 
 
 def _as_loaded(
@@ -175,6 +188,7 @@ def _as_loaded(
 def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Module:
     import timm  # seconds, and our own models need none of it
     from timm.data.config import resolve_data_config
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     base = name.partition(".")[0]
     if base not in timm.list_models():
@@ -191,15 +205,19 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
             f"timm:{name}: the weights cannot be had ({reason}); download them where there is a network, "
             "or build the model with --random-weights"
         ) from None
+    checkpoints.check_finite(model.state_dict(), spec)
     settings: dict[str, Any] = resolve_data_config(model=model)
     wrapped = Normalized(model, settings["mean"], settings["std"])
     attention = "differential" if layer_lambdas(model) else "softmax"
+    num_classes = int(getattr(model, "num_classes"))  # noqa: B009 (typed as a tensor otherwise)
+    known = infer_imagenet_subset({"num_classes": num_classes})
     card = ModelCard(
         name,
         spec,
         attention,
         seed if random_weights else None,
         tuple(settings["input_size"]),
-        int(getattr(model, "num_classes")),  # noqa: B009 (typed as a tensor otherwise)
+        num_classes,
+        class_names=tuple(ImageNetInfo(known).label_names()) if known else None,
     )
     return with_card(wrapped, card)

@@ -16,10 +16,11 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.oracle import Oracle
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import summarise
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise
 from antiphase.evaluation.sensitivity import alignment
 from antiphase.files import replacing, write_json
 from antiphase.models.card import card_of
+from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.studies.gallery import Gallery, write_gallery
 from antiphase.studies.measure import Plan, measure
@@ -69,10 +70,12 @@ def audit(
         raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
     everyone = [*models, *twins]
     names = short_names([card_of(model) for model in everyone])
+    data, warnings = in_model_order([card_of(model) for model in everyone], data)
     for model in everyone:
         check_fit(card_of(model), data)
     share = shard()
-    measured, warnings = [], _about(data)
+    measured: list[pl.DataFrame] = []
+    warnings = _about(data) + warnings
     plans = [plan, replace(plan, attack="noise", settings={})] if control else [plan]
     for each in plans:
         for name, model in zip(names, everyone, strict=True):
@@ -84,6 +87,8 @@ def audit(
         {"name": name, "attention": card_of(m).attention, "seed": card_of(m).seed, "lambda": mean_lambdas(m)}
         for name, m in zip(names, everyone, strict=True)
     ]
+    outputs = {name: card_of(model).num_classes for name, model in zip(names, everyone, strict=True)}
+    warnings += not_above_chance(clean_accuracy(rows), outputs)
     pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
     summary = summarise(rows, cards, pairs)
     if plan.minimal:

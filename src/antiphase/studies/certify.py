@@ -17,9 +17,11 @@ from torch import nn
 
 from antiphase.attacks.oracle import attacked
 from antiphase.data import ImageSet
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance
 from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.card import card_of
+from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
 from antiphase.studies.journal import Journal
@@ -107,9 +109,11 @@ def certify(
         UserError: if models and data do not fit each other.
     """
     share = shard()
-    for model in models:
-        check_fit(card_of(model), data)
-    names = short_names([card_of(model) for model in models])
+    cards = [card_of(model) for model in models]
+    data, warnings = in_model_order(cards, data)
+    for card in cards:
+        check_fit(card, data)
+    names = short_names(cards)
     cells = [
         _open(name, model, data, smoothing, out, share) for name, model in zip(names, models, strict=True)
     ]
@@ -121,8 +125,10 @@ def certify(
             cell, data, smoothing, batch_size, share, f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
         )
     rows = pl.concat([_collect(cell, data, smoothing, share) for cell in cells])
+    outputs = {name: card.num_classes for name, card in zip(names, cards, strict=True)}
     summary = summarise_certificates(rows, smoothing) | {
-        "data": data.name, "data_fingerprint": data.fingerprint(),
+        "warnings": warnings + not_above_chance(clean_accuracy(rows), outputs), "data": data.name,
+        "data_fingerprint": data.fingerprint(),
         "specifications": {name: card_of(model).spec for name, model in zip(names, models, strict=True)},
     }  # fmt: skip
     if share.first:

@@ -17,6 +17,7 @@ from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import TASKS, Task
 from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.summary import summarise
 from antiphase.evaluation.templates import class_prompts
 from antiphase.files import digest, replacing, write_json
@@ -108,7 +109,10 @@ def evaluate_models(
     mmvp = {source.name: source.test for source in sources if isinstance(source.test, MmvpSet)}
     summary = {"models": [_about(name, model) for name, model in zip(names, every, strict=True)]}
     summary |= summarise(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
+    at_chance = _at_chance(summary["results"], sources)
     if store.shard.first:
+        for line in at_chance:
+            print(f"antiphase: warning: {line}", file=sys.stderr)
         with replacing(out / "rows.parquet") as temporary:
             rows.write_parquet(temporary)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
@@ -119,7 +123,7 @@ def evaluate_models(
             names,
             sources[0].test,
             settings,
-            _doubts(every, names, doubts, protocol),
+            _doubts(every, names, doubts, protocol) + at_chance,
             command,
             time.monotonic() - began,
         )
@@ -191,6 +195,20 @@ def _doubts(
         if protocol.space == "raw" and not image_tower(model).raw
     ]
     return [*doubts, *behind]
+
+
+def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
+    found: list[str] = []
+    for source in sources:
+        own = [
+            {**result, "model": f"{result['model']}, zero-shot on {source.name} ({result['setting']})"}
+            for result in results
+            if (result["task"], result["data"], result["metric"]) == ("zero-shot", source.name, "top-1")
+        ]
+        if own and not isinstance(source.test, MmvpSet):
+            classes = len(source.test.class_names)
+            found += not_above_chance(pl.DataFrame(own), {result["model"]: classes for result in own})
+    return found
 
 
 def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:

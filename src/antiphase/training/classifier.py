@@ -54,10 +54,11 @@ def train_classifier(
     identity = digest(recipe.model_dump_json())
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
+    stored = recipe.model_dump(mode="json") | {checkpoints.CLASS_NAMES: list(train.class_names)}
     model = build(recipe.model, recipe.seed)  # before anything is written: the sizes may not fit together
     accelerator = start_processes()
     if accelerator.is_main_process:
-        write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
+        write_json(out / checkpoints.RECIPE_FILE, stored)
     model, optimizer = accelerator.prepare(model, _optimizer(model, recipe))
     bare = accelerator.unwrap_model(model)
     adversary = recipe.adversarial
@@ -117,7 +118,7 @@ def train_classifier(
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:
-        checkpoints.save(bare, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
+        checkpoints.save(bare, stored, out, getattr(torch, recipe.store))
         (out / loop.STATE_FILE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
     return metrics

@@ -25,6 +25,7 @@ from antiphase.training.contrastive_step import Share, accumulate
 from antiphase.training.processes import start_processes
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
+_PATIENCE = 1000  # samples in a row that may be unreadable before training stops
 Evaluate = Callable[[CLIP], dict[str, Any]]
 
 
@@ -53,7 +54,8 @@ def train_clip(
         progress: whether to show a progress bar on stderr.
 
     Raises:
-        UserError: if ``out`` holds another run, data and model do not fit, or the loss is not finite.
+        UserError: if ``out`` holds another run, data and model do not fit, 1,000 samples in a row (or a whole epoch)
+            cannot be read, or the loss is not finite.
     """
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
@@ -151,6 +153,9 @@ class _Stream:
         self.size = model.image_shape[1]
         self.patches = model.visual.pos_embed.shape[1] - 1
         self.context_length = model.text.context_length
+        self.unread = 0  # samples in a row, in batches of which none could be read
+        epoch = pairs.steps_per_epoch(recipe.batch_size) * (recipe.batch_size // self.world)
+        self.patience = min(_PATIENCE, epoch)
         self.next: tuple[int, int] | None = None
         self.shares: Iterator[tuple[Share, tuple[str, ...]]] = iter(())
 
@@ -164,6 +169,12 @@ class _Stream:
         share, bad = next(self.shares)
         self.next = (epoch, within + 1)
         self.bad.add(bad)
+        self.unread = 0 if share.valid.any() else self.unread + len(share.valid)
+        if self.unread >= self.patience:
+            raise UserError(
+                f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, see {self.bad.path}; "
+                "training stopped: fetch the images again"
+            )
         return share
 
     def prepare(self, epoch: int, batch: PairBatch) -> Share:

@@ -221,6 +221,7 @@ def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
     if not (out / checkpoints.RECIPE_FILE).exists():
         return None
     held = checkpoints.read_recipe(out)
+    held.pop(checkpoints.CLASS_NAMES, None)
     if held != recipe:
         names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
         raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")

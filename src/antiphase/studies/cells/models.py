@@ -13,6 +13,7 @@ from antiphase.data import FileImages, ImageSet, load_data
 from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import layer_lambdas
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
@@ -205,5 +206,6 @@ def ready(
     if isinstance(images, FileImages) and is_dual_encoder(loaded):
         images = replace(images, interpolation=as_dual_encoder(loaded).square.interpolation)
     classifier = bound(loaded, images, prompt)
+    images, _ = in_model_order([card_of(classifier)], images)
     check_fit(card_of(classifier), images)
     return classifier, images

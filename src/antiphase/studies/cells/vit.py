@@ -1,6 +1,6 @@
 """Training a ViT or a DiffViT."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.models.card import ModelCard, with_card
+from antiphase.models.card import card_of, with_card
 from antiphase.models.factories import PRESETS
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import data_content, transformer_work
@@ -142,8 +142,5 @@ class TrainVit(Cell):
     def load(self, lab: Lab) -> nn.Module:
         """Return the trained model."""
         model = load_model(str(lab.store.folder(self)))
-        card: Any = model.card
-        named = ModelCard(
-            self.label, card.spec, card.attention, self.seed, card.image_shape, card.num_classes, card.recipe
-        )
-        return with_card(model, named)
+        card = card_of(model)
+        return with_card(model, replace(card, name=self.label, seed=self.seed))
