@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 from antiphase.sensitivity.adapters import find_adapter
-from antiphase.sensitivity.eager import eager_attention, prepare_forward_mode
+from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forward_mode
 from antiphase.sensitivity.layers import Call, Layer
 
 Inputs = Tensor | Mapping[str, Any]
@@ -58,6 +58,10 @@ def record(
 
     if model.training:
         raise UserError("the model is in training mode: expected model.eval(), so that its maps are its own")
+    if graph and any(parameter.is_inference() for parameter in model.parameters()):
+        raise UserError(
+            "the model was made in torch.inference_mode(), so nothing can be differentiated: load it outside"
+        )
     hooks = []
     for name, module in model.named_modules():
         known = not isinstance(find_adapter(module), str)
@@ -83,13 +87,18 @@ def _holds_known(module: nn.Module) -> bool:
 
 def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> None:
     if not isinstance(inputs, Tensor):
-        call(**inputs)
+        call(**{name: _ordinary(value) for name, value in inputs.items()})
     elif tangent is None:
-        call(inputs)
+        call(_ordinary(inputs))
     else:
         prepare_forward_mode()
         with forward_ad.dual_level():
-            call(forward_ad.make_dual(inputs, tangent.to(inputs.dtype)))
+            call(forward_ad.make_dual(_ordinary(inputs), _ordinary(tangent).to(inputs.dtype)))
+
+
+def _ordinary(value: Any) -> Any:
+    """Return a copy of a tensor made in inference mode, which autograd refuses."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any) -> Call:
@@ -119,7 +128,7 @@ def attention_layers(
         UserError: as :func:`record`, and where a layer's parts do not give its output.
     """
     for one in record(model, inputs, call=call, tangent=tangent, graph=graph):
-        with torch.set_grad_enabled(graph):
+        with gradients(enabled=graph):
             layer = take_apart(one)
         yield layer
 
