@@ -6,9 +6,11 @@ import torch
 from timm.layers import Attention
 from torch import nn
 
+from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, mean_lambdas, vit
 from antiphase.models.card import card_of
 from antiphase.models.kinds import attention_kind
+from antiphase.sensitivity import attention_maps
 
 TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 1, "num_heads": 4, "num_classes": 5}
 
@@ -76,8 +78,11 @@ def test_timms_models(name, sizes, expected):
     assert attention_kind(model) == expected
 
 
-def test_the_card_of_a_loaded_model_says_so():
-    assert card_of(load_model("timm:resnet18", random_weights=True)).attention == "none"
+def test_a_loaded_model_without_attention_says_so():
+    model = load_model("timm:resnet18", random_weights=True)
+    assert card_of(model).attention == "none"
+    with pytest.raises(UserError, match="resnet18 has no attention that is known"):
+        attention_maps(model, torch.rand(1, 3, 32, 32))
 
 
 def test_the_lambdas_of_timms_parallel_block_are_read():

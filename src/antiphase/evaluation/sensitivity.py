@@ -84,7 +84,7 @@ def _by_sample(block: pl.DataFrame) -> np.ndarray:
 def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
     norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
     attention = block["attention"][0]
-    one_map = not block["second"].any() if attention in ("none", "unknown") else attention == "softmax"
+    one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
     if one_map:
         return norm
     return norm | {

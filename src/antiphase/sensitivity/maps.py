@@ -82,7 +82,8 @@ def record(
         for hook in hooks:
             hook.remove()
     if not found:
-        raise UserError(f"{type(model).__name__} has no attention that is known; if it has attention, {_HOW}")
+        name = getattr(getattr(model, "card", None), "name", type(model).__name__)
+        raise UserError(f"{name} has no attention that is known; if it has attention, {_HOW}")
     return found
 
 
