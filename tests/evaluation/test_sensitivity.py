@@ -57,6 +57,12 @@ def numbers(found, **where):
     return {line["metric"]: line for line in found.filter(**where).iter_rows(named=True)}
 
 
+def test_the_rows_of_unknown_attention_say_whether_it_has_two_maps():
+    one, two = (alignment(frame([row(1.0, second, attention="unknown")])) for second in (0.0, 4.0))
+    assert set(one["metric"]) == {"norm"}
+    assert {"norm", "cosine", "rho"} < set(two["metric"])
+
+
 def test_alignment_by_hand():
     found = numbers(alignment(by_hand()))
     expected = {

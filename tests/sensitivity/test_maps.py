@@ -1,15 +1,19 @@
 """Maps of anybody's model: taken apart, each must give its module's own output; derivatives against autograd."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 from timm.layers import Attention, DiffAttention, RmsNorm
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock
 from torch import nn
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
-from antiphase.sensitivity import attention_layers, attention_maps, register
+from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
+from antiphase.sensitivity.adapters import find_adapter
 from antiphase.sensitivity.maps import record
 
 
@@ -66,6 +70,16 @@ LAYERS = {
     "timm differential, norms": lambda: (
         DiffAttention(12, 3, qk_norm=True, scale_norm=True, dual_lambda=True, norm_layer=RmsNorm), rand(2, 5, 12),
     ),
+    "timm parallel": lambda: (ParallelScalingBlock(14, 2, qk_norm=True), rand(2, 5, 14)),
+    "timm parallel, biases": lambda: (
+        ParallelScalingBlock(14, 2, qkv_bias=True, fuse_out_proj=True, init_values=0.1), rand(2, 5, 14),
+    ),
+    "timm parallel differential": lambda: (
+        DiffParallelScalingBlock(12, 3, qk_norm=True, init_values=0.1, depth=3), rand(2, 5, 12),
+    ),
+    "timm parallel differential, biases": lambda: (
+        DiffParallelScalingBlock(12, 3, qkv_bias=True, dual_lambda=True), rand(2, 5, 12),
+    ),
 }  # fmt: skip
 MODELS = {
     "ours, standard": lambda: (
@@ -118,8 +132,6 @@ def _compare(module, x):
 
 def _compare_call(call):
     """Hold Jᵀv and J·t against autograd through the map as the adapter builds it from tokens with a graph."""
-    from dataclasses import replace
-
     from antiphase.sensitivity.maps import take_apart
 
     x = call.tokens.detach().requires_grad_()
@@ -183,6 +195,125 @@ def test_timm_models(name):
     found = attention_maps(model, torch.rand(2, 3, 64, 64))
     assert list(found) == ["blocks.0.attn", "blocks.1.attn"]
     assert all((maps.negative is not None) == ("dwee" in name) for maps in found.values())
+
+
+@pytest.mark.parametrize("name", ["vit_dpwee_patch16_reg1_gap_256", "vit_pwee_patch16_reg1_gap_256"])
+def test_timm_models_with_attention_beside_the_mlp(name):
+    model = timm.create_model(name, num_classes=7, img_size=64, depth=2, init_values=1e-5).eval()
+    images = torch.rand(2, 3, 64, 64)
+    found = attention_maps(model, images)
+    assert list(found) == ["blocks.0", "blocks.1"]
+    assert all((maps.negative is not None) == ("dpwee" in name) for maps in found.values())
+    for layer, maps in found.items():  # as functions of the images, they are the same
+        assert_close(
+            map_function(model, layer)(images), maps.combined.flatten(1) * maps.positive.shape[1] ** -0.5
+        )
+    path = propagate(model, images, images.flip(0))
+    assert path.names == ("embedding", "blocks.0", "blocks.1")
+
+
+class Scaled(nn.Module):
+    """A residual block of a user's, with a layer scale."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.attn, self.scale = DiffAttention(12, 2), scale
+
+    def forward(self, x):
+        return x + self.scale * self.attn(x)
+
+
+class Swapped(Scaled): ...
+
+
+def scaled(module, call):
+    layer = find_adapter(module.attn)(module.attn, call)
+    return replace(layer, finish=lambda a: call.tokens + module.scale * layer.finish(a))
+
+
+def swapped(module, call):
+    layer = scaled(module, call)
+    return replace(layer, positive=layer.negative, negative=layer.positive)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_maps_that_are_swapped_are_refused_behind_a_small_scale_too(scale):
+    register(Scaled, scaled)
+    register(Swapped, swapped)
+    x = rand(2, 7, 12, dtype=torch.float32)
+    assert list(attention_maps(wild(nn.Sequential(Scaled(scale))).float(), x)) == ["0"]
+    with pytest.raises(UserError, match=r"0 \(Swapped\): its maps give another output .*call .*register"):
+        attention_maps(wild(nn.Sequential(Swapped(scale))).float(), x)
+
+
+def test_a_block_of_timms_whose_maps_are_swapped_is_refused():
+    class SwappedBlock(DiffParallelScalingBlock): ...
+
+    def other(module, call):
+        layer = find_adapter(DiffParallelScalingBlock(12, 2))(module, call)
+        return replace(layer, positive=layer.negative, negative=layer.positive)
+
+    register(SwappedBlock, other)
+    model = wild(nn.Sequential(SwappedBlock(12, 2, init_values=1e-5))).float()
+    model[0].ls.gamma.data.fill_(1e-5)
+    with pytest.raises(UserError, match="its maps give another output than its own"):
+        attention_maps(model, rand(2, 7, 12, dtype=torch.float32))
+
+
+class MultiheadDiffAttn(nn.Module):
+    """Laid out as Microsoft's: heads of half a width, with separate projections, positions as the second argument."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.num_heads, self.head_dim = heads, dim // heads // 2
+        self.scaling = self.head_dim**-0.5
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(dim, dim, bias=False) for _ in range(4)
+        )
+        self.lambda_q1 = nn.Parameter(torch.zeros(self.head_dim))
+
+    def forward(self, x, rel_pos):
+        q, k = (
+            self._turned(p(x).unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2), *rel_pos)
+            for p in (self.q_proj, self.k_proj)
+        )
+        maps = (q @ k.mT * self.scaling).softmax(-1)
+        v = self.v_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return self.out_proj(((maps[:, ::2] - 0.5 * maps[:, 1::2]) @ v).transpose(1, 2).flatten(2))
+
+    def _turned(self, x, cos, sin):
+        one, two = x[..., ::2], x[..., 1::2]
+        return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
+
+
+class WithPositions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = MultiheadDiffAttn(16, 2)
+
+    def forward(self, x):
+        angle = torch.arange(5.0, dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
+        return self.attn(x, (angle.cos(), angle.sin()))
+
+
+def test_a_guess_that_does_not_fit_asks_for_an_adapter():
+    model = wild(WithPositions())
+    said = r"attn \(MultiheadDiffAttn\): it has q_proj, k_proj and v_proj but .*antiphase.sensitivity.register\([^\n]*$"
+    with pytest.raises(UserError, match=said):
+        attention_maps(model, rand(1, 5, 16))
+    with pytest.raises(UserError, match=said):
+        map_function(model, "attn")(rand(1, 5, 16))
+
+
+def test_an_error_of_a_users_adapter_is_left_alone():
+    class Broken(HomeMadeAttention): ...
+
+    def adapter(module, call):
+        raise RuntimeError("mine")
+
+    register(Broken, adapter)
+    with pytest.raises(RuntimeError, match="mine"):
+        attention_maps(wild(Holder(Broken())), rand(1, 3, 6))
 
 
 def test_open_clip():
@@ -281,7 +412,9 @@ def test_bad_input():
         UserError, match=r"attn \(WithAnotherValue\): its maps give another output than its own"
     ):
         attention_maps(wild(Holder(WithAnotherValue(6, 2))), rand(1, 3, 6))
-    with pytest.raises(UserError, match="Linear has no attention that is known"):
+    with pytest.raises(
+        UserError, match=r"Linear has no attention that is known; if it has .*sensitivity\.register"
+    ):
         attention_maps(nn.Linear(3, 3).eval(), torch.rand(1, 3))
     with pytest.raises(UserError, match="in training mode"):
         attention_maps(Attention(6, 2), rand(1, 3, 6))

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphase.sensitivity import amplification, critical_cosine, relative_sensitivity
+from antiphase.errors import UserError
+from antiphase.sensitivity import amplification, critical_cosine, radius_ratio, relative_sensitivity
 
 positive = st.floats(0.05, 20)
 cosines = st.floats(-1, 1)
@@ -44,3 +45,31 @@ def test_arrays():
     lam = np.array([0.2, 0.8])
     assert amplification(lam, 1.0, -1.0) == pytest.approx(1 + lam)
     assert critical_cosine(1.0, lam, np.array([1.0, 0.5])).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (lambda: critical_cosine(1.0, -0.5, 1.0), "lam -0.5: expected a number at least 0"),
+        (lambda: critical_cosine(1.0, np.array([0.5, -0.25]), 1.0), "lam -0.25: expected"),
+        (lambda: critical_cosine(1.0, 0.5, -1.0), "rho -1: expected a number at least 0"),
+        (lambda: critical_cosine(0.0, 0.5, 1.0), "gamma 0: expected a number above 0"),
+        (lambda: amplification(0.8, -1.0, 0.0), "rho -1: expected"),
+        (lambda: amplification(0.8, 1.0, 1.5), "cosine 1.5: expected a number between -1 and 1"),
+        (lambda: relative_sensitivity(-1.0, 0.8, 1.0, 0.0), "gamma -1: expected"),
+        (lambda: relative_sensitivity(1.0, 0.8, 1.0, -2.0), "cosine -2: expected"),
+        (lambda: radius_ratio(-1.0, 1.0, 0.8, 1.0, 0.0), "margin_ratio -1: expected a number at least 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(compute, said):
+    with pytest.raises(UserError, match=said):
+        compute()
+
+
+def test_a_negative_lambda_adds_the_second_map():
+    assert amplification(-0.5, 1.0, 1.0) == pytest.approx(1.5)
+
+
+def test_what_was_not_measured_stays_unknown():
+    assert math.isnan(amplification(0.8, math.nan, 0.0))
+    assert amplification(0.8, 1.0, 1.0 + 1e-9) == pytest.approx(0.2)  # a cosine that was measured, rounded

@@ -1,10 +1,10 @@
 """From one row for each attacked image to rates, intervals and paired comparisons.
 
-A row holds ``model``, ``attention`` ("softmax" or "differential"), ``seed`` (of the training; may be null),
-``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id), ``label`` (the true one),
-``clean_prediction``, ``prediction`` (of the adversarial image), ``success`` (the prediction differs from the
-attacked label, which is the clean prediction), ``felled_by`` (the attack of an ensemble that did it, else
-null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
+A row holds ``model``, ``attention`` ("softmax", "differential", "none" or "unknown"), ``seed`` (of the
+training; may be null), ``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id),
+``label`` (the true one), ``clean_prediction``, ``prediction`` (of the adversarial image), ``success`` (the
+prediction differs from the attacked label, which is the clean prediction), ``felled_by`` (the attack of an
+ensemble that did it, else null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -56,7 +56,7 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     for key, block in _signed(rows).group_by(keys, maintain_order=True):
         parts = _by_sample(block)
         with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
-            for metric, statistic in _statistics(str(block["attention"][0])).items():
+            for metric, statistic in _statistics(block).items():
                 found.append((*key, metric, *_numbers(jackknife(parts, statistic))))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
@@ -81,9 +81,11 @@ def _by_sample(block: pl.DataFrame) -> np.ndarray:
     return block.group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
 
 
-def _statistics(attention: str) -> dict[str, Statistic]:
+def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
     norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
-    if attention == "softmax":
+    attention = block["attention"][0]
+    one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
+    if one_map:
         return norm
     return norm | {
         "cosine": lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]),

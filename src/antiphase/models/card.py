@@ -1,11 +1,12 @@
 """What is known of a loaded model beside its weights."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from antiphase.errors import UserError
+from antiphase.models.kinds import AttentionKind
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -17,7 +18,7 @@ class ModelCard:
     Attributes:
         name: short name, the last part of the specification.
         spec: the specification.
-        attention: ``"softmax"`` or ``"differential"``.
+        attention: ``"softmax"``, ``"differential"``, ``"none"``, or ``"unknown"`` for attention of another kind.
         seed: of its training (of its weights, if random); None where unknown.
         image_shape: (channels, height, width).
         num_classes: number of logits; 0 for a dual encoder that is bound to no prompts.
@@ -27,7 +28,7 @@ class ModelCard:
 
     name: str
     spec: str
-    attention: Literal["softmax", "differential"]
+    attention: AttentionKind
     seed: int | None
     image_shape: tuple[int, int, int]
     num_classes: int

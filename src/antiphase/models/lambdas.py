@@ -8,12 +8,21 @@ from torch import Tensor, nn
 
 from antiphase.attention import DifferentialAttention
 
+_OF_TIMM = {
+    "timm.layers.diff_attention": "DiffAttention",
+    "timm.models.vision_transformer": "DiffParallelScalingBlock",
+}
+
 
 def layer_lambdas(model: nn.Module) -> list[Tensor]:
     """Return λ of every differential attention layer, first layer first, each ``()`` or ``(heads,)``."""
     found: list[Tensor] = []
     # seconds to import, and where nobody has, no model holds a layer of it
-    of_timm: Any = getattr(sys.modules.get("timm.layers.diff_attention"), "DiffAttention", ())
+    of_timm: Any = tuple(
+        getattr(sys.modules[place], name)
+        for place, name in _OF_TIMM.items()
+        if hasattr(sys.modules.get(place), name)
+    )
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, DifferentialAttention):

@@ -19,7 +19,7 @@ from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.clip_factories import valid_clip
 from antiphase.models.dual_encoders import OpenClip, load_open_clip, load_released
 from antiphase.models.factories import VitConfig, build
-from antiphase.models.lambdas import layer_lambdas
+from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
 
 SPECS = {
@@ -181,8 +181,7 @@ def _as_loaded(
     seed: int | None = None,
     recipe: dict[str, Any] | None = None,
 ) -> nn.Module:
-    attention = "differential" if layer_lambdas(model) else "softmax"
-    return with_card(model, ModelCard(name, spec, attention, seed, model.image_shape, 0, recipe))
+    return with_card(model, ModelCard(name, spec, attention_kind(model), seed, model.image_shape, 0, recipe))
 
 
 def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Module:
@@ -208,13 +207,12 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
     checkpoints.check_finite(model.state_dict(), spec)
     settings: dict[str, Any] = resolve_data_config(model=model)
     wrapped = Normalized(model, settings["mean"], settings["std"])
-    attention = "differential" if layer_lambdas(model) else "softmax"
     num_classes = int(getattr(model, "num_classes"))  # noqa: B009 (typed as a tensor otherwise)
     known = infer_imagenet_subset({"num_classes": num_classes})
     card = ModelCard(
         name,
         spec,
-        attention,
+        attention_kind(model),
         seed if random_weights else None,
         tuple(settings["input_size"]),
         num_classes,

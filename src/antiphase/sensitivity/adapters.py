@@ -16,6 +16,11 @@ from antiphase.sensitivity.layers import Call, Layer
 
 Adapter = Callable[[Any, Call], Layer]
 _ADAPTERS: dict[type | str, Adapter | None] = {}
+# blocks whose attention is no module of its own: the parts that are given its tokens and its output
+_WITHIN = {
+    f"timm.models.vision_transformer.{name}": ("in_proj", "ls")
+    for name in ("ParallelScalingBlock", "DiffParallelScalingBlock")
+}
 
 
 def register(module: type | str, adapter: Adapter | None) -> None:
@@ -36,10 +41,24 @@ def register(module: type | str, adapter: Adapter | None) -> None:
 def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
     """Return the adapter of a module, None for one that is to be left out, or that there is none."""
     for kind in type(module).__mro__:
-        for key in (kind, f"{kind.__module__}.{kind.__qualname__}"):
+        for key in (kind, _full_name(kind)):
             if key in _ADAPTERS:
                 return _ADAPTERS[key]
-    return _transformers if _has_projections(module) else "unknown"
+    return guessed if _has_projections(module) else "unknown"
+
+
+def find_ends(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """Return the parts of a block whose inputs are its attention's tokens and output; None for other modules.
+
+    The norm in front of the attention, the residual path and a layer scale are then outside, as they are for
+    attention that is a module.
+    """
+    names = next((_WITHIN[name] for name in map(_full_name, type(module).__mro__) if name in _WITHIN), None)
+    return None if names is None else (module.get_submodule(names[0]), module.get_submodule(names[1]))
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _by_head(x: Tensor, linear_weight: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +109,7 @@ def _differential(module: DifferentialAttention, call: Call) -> Layer:
     x, heads = call.tokens, module.num_diff_heads
     (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * heads, heads)
     mask = _additive(call.given(0, "mask"), x)
-    positive, negative = (Branch(q[:, i::2], k[:, i::2], to_q[i::2], to_k[i::2], mask=mask) for i in (0, 1))
+    positive, negative = _alternating(Branch(q, k, to_q, to_k, mask=mask))
     return Layer(call.name, x, positive, negative, module.lam(), lambda a: module.finish(a @ v), call.tangent)
 
 
@@ -112,10 +131,8 @@ def _timm_differential(module: Any, call: Call) -> Layer:
     x = call.tokens
     (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * module.num_heads, module.num_heads)
     mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
-    turns = _turn(module.q_norm), _turn(module.k_norm)
-    positive, negative = (
-        Branch(q[:, i::2], k[:, i::2], to_q[i::2], to_k[i::2], module.scale, mask, *turns) for i in (0, 1)
-    )
+    both = Branch(q, k, to_q, to_k, module.scale, mask, _turn(module.q_norm), _turn(module.k_norm))
+    positive, negative = _alternating(both)
 
     def finish(a: Tensor) -> Tensor:
         heads = module.sub_norm(a @ v) * (1.0 - module.lambda_init)
@@ -123,6 +140,46 @@ def _timm_differential(module: Any, call: Call) -> Layer:
 
     lam = module._compute_lambda().to(x.dtype)
     return Layer(call.name, x, positive, negative, lam, finish, call.tangent)
+
+
+def _alternating(both: Branch) -> tuple[Branch, Branch]:
+    """Split the heads of a branch into A1's (0, 2, …) and A2's (1, 3, …)."""
+    one, two = (
+        replace(both, q=both.q[:, i::2], k=both.k[:, i::2], to_q=both.to_q[i::2], to_k=both.to_k[i::2])
+        for i in (0, 1)
+    )
+    return one, two
+
+
+def _timm_parallel(module: Any, call: Call) -> Layer:
+    """Take apart ParallelScalingBlock and DiffParallelScalingBlock; the MLP beside the attention is part of finish."""
+    x, heads = call.tokens, module.num_heads
+    differential = hasattr(module, "lambda_init")
+    maps = 2 * heads if differential else heads
+    to_mlp, *weights = module.in_proj.weight.split(module.in_split)
+    mlp_bias, *biases = (
+        (None,) * 4 if module.in_proj.bias is None else module.in_proj.bias.split(module.in_split)
+    )
+    (q, to_q), (k, to_k), (v, _) = (
+        _by_head(x, w, b, n) for w, b, n in zip(weights, biases, (maps, maps, heads), strict=True)
+    )
+    mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
+    branch = Branch(q, k, to_q, to_k, module.scale, mask, _turn(module.q_norm), _turn(module.k_norm))
+
+    def finish(a: Tensor) -> Tensor:
+        heads = a @ v
+        if differential:
+            heads = module.sub_norm(heads) * (1.0 - module.lambda_init)
+        bias = mlp_bias if module.mlp_bias is None else module.mlp_bias
+        mlp = module.mlp_act(torch.nn.functional.linear(x, to_mlp, bias))
+        if module.out_proj is None:
+            return module.attn_out_proj(_merge(heads)) + module.mlp_out_proj(mlp)
+        return module.out_proj(torch.cat([_merge(heads), mlp], -1))
+
+    if not differential:
+        return Layer(call.name, x, branch, None, None, finish, call.tangent)
+    lam = module._compute_lambda().to(x.dtype)
+    return Layer(call.name, x, *_alternating(branch), lam, finish, call.tangent)
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
@@ -195,7 +252,8 @@ def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
     return turn
 
 
-def _transformers(module: Any, call: Call) -> Layer:
+def guessed(module: Any, call: Call) -> Layer:
+    """Take apart a module that nobody registered, as attention of transformers, for its projections' names."""
     branch, v, output = _grouped(module, call)
     values = v.repeat_interleave(branch.q.shape[1] // v.shape[1], 1)
     return Layer(
@@ -227,6 +285,7 @@ _ADAPTERS |= {
     DifferentialAttention: _differential,
     "timm.layers.attention.Attention": _timm,
     "timm.layers.diff_attention.DiffAttention": _timm_differential,
+    **dict.fromkeys(_WITHIN, _timm_parallel),
     "torch.nn.modules.activation.MultiheadAttention": _torch,
     "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": _diff_llama,
 }

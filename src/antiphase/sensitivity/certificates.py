@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from antiphase.errors import UserError
-from antiphase.sensitivity.theory import Numbers, relative_sensitivity
+from antiphase.sensitivity.theory import Numbers, check_range, relative_sensitivity
 
 _STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # the margin's Lipschitz constant, in units of the given one
 
@@ -112,9 +112,13 @@ def radius_ratio(
     Returns:
         Infinite where the differential layer's gradient vanishes (λρ = 1, cosθ = 1) and Δm > 0.
 
+    Raises:
+        UserError: for Δm, γ, ρ or cosθ out of range.
+
     >>> radius_ratio(1.8, 1.0, 0.8, 1.0, -1.0)
     1.0
     """
+    check_range("margin_ratio", margin_ratio, "at least 0", np.less(margin_ratio, 0))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.divide(margin_ratio, relative_sensitivity(gamma, lam, rho, cosine))
     ratio = np.where(np.equal(margin_ratio, 0.0), 0.0, ratio)

@@ -17,7 +17,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.sensitivity.alignment import Gram, cotangent_gram, exact_gram, gram_of
-from antiphase.sensitivity.layers import Layer
+from antiphase.sensitivity.eager import gradients, leaf
+from antiphase.sensitivity.layers import Call, Layer
 from antiphase.sensitivity.maps import Inputs, attention_layers, record, take_apart
 from antiphase.streams import normal
 
@@ -37,7 +38,7 @@ def token_grams(
             and its inner products have no probe axis.
     """
     for layer in attention_layers(model, inputs, call=call):
-        with torch.no_grad():  # parameters may ask for a graph, which would be kept for nothing
+        with gradients(enabled=False):  # parameters may ask for a graph, which would be kept for nothing
             if exact and layer.positive.plain:
                 gram, probes = exact_gram(layer.positive, layer.negative), 0
             else:
@@ -63,7 +64,7 @@ def direction_grams(
     layers: dict[str, Layer] = {}  # of the last pass alone: its maps are large
     for u in directions:
         for layer in attention_layers(model, images, call=call, tangent=u):
-            with torch.no_grad():
+            with gradients(enabled=False):
                 grams.setdefault(layer.name, []).append(_along(layer))
             layers[layer.name] = layer
     for name, layer in layers.items():
@@ -106,17 +107,18 @@ def cotangent_grams(
     Returns:
         Inner products of shape (batch, heads, probes).
     """
-    images = images.detach().requires_grad_()
+    images = leaf(images)
     for layer in attention_layers(model, images, call=call, graph=True):
-        grams = []
-        for probe in keys.unbind(1):
-            v = _cotangent(layer, probe)
-            with torch.no_grad():
+        with gradients(enabled=False):
+            grams = []
+            for probe in keys.unbind(1):
+                v = _cotangent(layer, probe)
                 at_tokens = [None if b is None else b.vjp(v) for b in (layer.positive, layer.negative)]
-            one, two = (None if t is None else _to_pixels(layer, t, images) for t in at_tokens)
-            assert one is not None
-            grams.append(gram_of(one, two, layer.weight))
-        yield layer, Gram.stack(grams)
+                one, two = (None if t is None else _to_pixels(layer, t, images) for t in at_tokens)
+                assert one is not None
+                grams.append(gram_of(one, two, layer.weight))
+            gram = Gram.stack(grams)
+        yield layer, gram
 
 
 def _cotangent(layer: Layer, keys: Tensor) -> Tensor:
@@ -156,14 +158,21 @@ def loss_grams(
     def run(x: Tensor) -> None:
         outputs.append((call or model)(x))
 
-    calls = record(model, inputs.detach().requires_grad_(), call=run, graph=True)
-    slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)
+    with gradients(enabled=True):
+        calls = record(model, leaf(inputs), call=run, graph=True)
+        slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)
     for one, slope in zip(calls, slopes, strict=True):
-        layer = take_apart(one)
+        layer, gram = _loss_gram(one, slope)
+        yield layer, gram
+
+
+def _loss_gram(call: Call, slope: Tensor) -> tuple[Layer, Gram]:
+    with gradients(enabled=True):
+        layer = take_apart(call)
         combined = layer.maps.combined.detach().requires_grad_()
         finished = layer.finish(combined)
         slope = slope if finished.shape == slope.shape else slope.transpose(0, 1)
         (v,) = torch.autograd.grad(finished, combined, slope)
-        with torch.no_grad():
-            two = None if layer.negative is None else layer.negative.vjp(v)
-            yield layer, gram_of(layer.positive.vjp(v), two, layer.weight)
+    with gradients(enabled=False):
+        two = None if layer.negative is None else layer.negative.vjp(v)
+        return layer, gram_of(layer.positive.vjp(v), two, layer.weight)

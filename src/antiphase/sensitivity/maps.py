@@ -9,8 +9,9 @@ from torch.autograd import forward_ad
 
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
-from antiphase.sensitivity.adapters import find_adapter
-from antiphase.sensitivity.eager import eager_attention, prepare_forward_mode
+from antiphase.models.kinds import named_attention
+from antiphase.sensitivity.adapters import find_adapter, find_ends, guessed
+from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forward_mode
 from antiphase.sensitivity.layers import Call, Layer
 
 Inputs = Tensor | Mapping[str, Any]
@@ -39,6 +40,7 @@ def record(
     found: list[Call] = []
     seen: dict[str, int] = {}
     inside: list[nn.Module] = []  # attention modules that are running: what they are made of is theirs
+    ends: list[Tensor] = []  # of attention within a block: its tokens, its output
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside.append(module)
@@ -48,6 +50,9 @@ def record(
             inside.pop()
             if inside or find_adapter(module) is None:
                 return
+            if find_ends(module):
+                args, output = (ends[-2], *args[1:]), ends[-1]
+                ends.clear()
             if isinstance(find_adapter(module), str):
                 raise _unknown(name, module)
             seen[name] = seen.get(name, 0) + 1
@@ -58,12 +63,18 @@ def record(
 
     if model.training:
         raise UserError("the model is in training mode: expected model.eval(), so that its maps are its own")
+    if graph and any(parameter.is_inference() for parameter in model.parameters()):
+        raise UserError(
+            "the model was made in torch.inference_mode(), so nothing can be differentiated: load it outside"
+        )
     hooks = []
     for name, module in model.named_modules():
         known = not isinstance(find_adapter(module), str)
-        if known or ("attention" in type(module).__name__.lower() and not _holds_known(module)):
+        if known or (named_attention(module) and not _holds_known(module)):
             hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
             hooks.append(module.register_forward_hook(after(name), with_kwargs=True))
+            for part in find_ends(module) or ():
+                hooks.append(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
     try:
         with eager_attention(), torch.set_grad_enabled(graph):
             _run(call or model, inputs, tangent)
@@ -71,9 +82,8 @@ def record(
         for hook in hooks:
             hook.remove()
     if not found:
-        raise UserError(
-            f"{type(model).__name__} has no attention that is known: expected a model with attention"
-        )
+        name = getattr(getattr(model, "card", None), "name", type(model).__name__)
+        raise UserError(f"{name} has no attention that is known; if it has attention, {_HOW}")
     return found
 
 
@@ -83,13 +93,18 @@ def _holds_known(module: nn.Module) -> bool:
 
 def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> None:
     if not isinstance(inputs, Tensor):
-        call(**inputs)
+        call(**{name: _ordinary(value) for name, value in inputs.items()})
     elif tangent is None:
-        call(inputs)
+        call(_ordinary(inputs))
     else:
         prepare_forward_mode()
         with forward_ad.dual_level():
-            call(forward_ad.make_dual(inputs, tangent.to(inputs.dtype)))
+            call(forward_ad.make_dual(_ordinary(inputs), _ordinary(tangent).to(inputs.dtype)))
+
+
+def _ordinary(value: Any) -> Any:
+    """Return a copy of a tensor made in inference mode, which autograd refuses."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any) -> Call:
@@ -119,7 +134,7 @@ def attention_layers(
         UserError: as :func:`record`, and where a layer's parts do not give its output.
     """
     for one in record(model, inputs, call=call, tangent=tangent, graph=graph):
-        with torch.set_grad_enabled(graph):
+        with gradients(enabled=graph):
             layer = take_apart(one)
         yield layer
 
@@ -129,22 +144,42 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     adapter = find_adapter(call.module)
     if adapter is None or isinstance(adapter, str):
         raise _unknown(call.name, call.module)
-    layer = adapter(call.module, call)
-    if not check:
-        return layer
-    combined = layer.maps.combined  # cached in the branches, with the graph that is asked for
-    with torch.no_grad():
-        mine = layer.finish(combined)
-        if getattr(call.module, "batch_first", True) is False:
-            mine = mine.transpose(0, 1)  # nn.MultiheadAttention: the tokens come first
-        error = float((mine - call.output).abs().max() / call.output.abs().max().clamp_min(1e-12))
-    allowed = _AGREEMENT[call.output.dtype]
-    if not error <= allowed:
+    try:
+        layer = adapter(call.module, call)
+        combined = layer.maps.combined  # cached in the branches, with the graph that is asked for
+        if check:
+            _check(call, layer, combined)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if adapter is not guessed or isinstance(error, UserError | torch.OutOfMemoryError):
+            raise
+        raise UserError(
+            f"{call.name} ({type(call.module).__name__}): it has q_proj, k_proj and v_proj but does not fit what is "
+            f"usual for such attention ({str(error).partition(chr(10))[0]}); {_HOW}"
+        ) from error
+    return layer
+
+
+@torch.no_grad()
+def _check(call: Call, layer: Layer, combined: Tensor) -> None:
+    """Refuse a layer that does not give the call's output.
+
+    The difference is compared with what the attention adds to the output, which may be little: a residual
+    path or an MLP beside it may be part of the module.
+    """
+    mine, without = layer.finish(combined), layer.finish(torch.zeros_like(combined))
+    if getattr(call.module, "batch_first", True) is False:
+        mine, without = (
+            mine.transpose(0, 1),
+            without.transpose(0, 1),
+        )  # nn.MultiheadAttention: the tokens come first
+    own = (call.output - without.nan_to_num()).abs().max()
+    rounding = 4 * torch.finfo(call.output.dtype).eps * call.output.abs().max()
+    error, allowed = (mine - call.output).abs().max(), _AGREEMENT[call.output.dtype]
+    if not error <= allowed * own + rounding:
         raise UserError(
             f"{call.name} ({type(call.module).__name__}): its maps give another output than its own, off by "
-            f"{error:.1e} of the largest value where {allowed:.0e} is allowed; {_HOW}"
+            f"{float(error / own):.1e} of what the attention adds to it, where {allowed:.0e} is allowed; {_HOW}"
         )
-    return layer
 
 
 _HOW = (
@@ -209,9 +244,14 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     if adapter is None or isinstance(adapter, str):
         raise _unknown(name, module)
 
+    ends = find_ends(module)
+
     def function(x: Tensor) -> Tensor:
         args, kwargs = until(model, module, x)
-        return _flat(adapter(module, _call(name, module, args, kwargs, x)))
+        if ends:
+            (tokens, *_), _ = until(lambda _: module(*args, **kwargs), ends[0], x)
+            args = (tokens, *args[1:])
+        return _flat(take_apart(_call(name, module, args, kwargs, x), check=False))
 
     return function
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import UserError
 from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
+from antiphase.sensitivity.eager import gradients, leaf
 from antiphase.sensitivity.layers import Call, Layer
 from antiphase.sensitivity.maps import record, take_apart
 
@@ -23,6 +24,7 @@ class NoSecondMap(UserError):
     """Standard attention was asked for A2, which it does not have."""
 
 
+@gradients(enabled=False)
 def chefer_relevance(
     model: nn.Module,
     images: Float[Tensor, "batch 3 height width"],
@@ -84,6 +86,7 @@ def chefer_relevance(
     return rows[..., 1:].unflatten(-1, (side, side))
 
 
+@gradients(enabled=False)
 def attention_map(
     model: nn.Module, images: Float[Tensor, "batch 3 height width"], part: Part = "combined", layer: int = -1
 ) -> Float[Tensor, "batch rows columns"]:
@@ -147,7 +150,7 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     # the images ask for a gradient, so that there is a graph even where the weights are frozen
     calls = record(
         model,
-        images.detach().requires_grad_(),
+        leaf(images),
         call=lambda x: kept.append(encoder.encode_image(x)),
         graph=True,
     )

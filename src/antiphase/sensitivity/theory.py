@@ -7,7 +7,10 @@ between them, γ = ‖J1‖ / ‖J_base‖ for a standard layer's map. Source: r
 import numpy as np
 from jaxtyping import Float
 
+from antiphase.errors import UserError
+
 Numbers = float | Float[np.ndarray, "..."]
+_ROUNDING = 1e-6  # by which a measured cosine may leave [−1, 1]
 
 
 def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
@@ -17,13 +20,18 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     matters where λρ > 1) and 1 + λρ at cosθ = −1.
 
     Args:
-        lam: λ.
+        lam: λ, of either sign; training can make it negative.
         rho: ρ, at least 0.
         cosine: cosθ, in [−1, 1].
+
+    Raises:
+        UserError: for ρ or cosθ out of range. NaN gives NaN.
 
     >>> amplification(0.8, 1.0, -1.0), round(amplification(0.8, 2.0, 1.0), 6)
     (1.8, 0.6)
     """
+    check_range("rho", rho, "at least 0", np.less(rho, 0))
+    check_range("cosine", cosine, "between -1 and 1", np.greater(np.abs(cosine), 1 + _ROUNDING))
     root = np.sqrt(np.maximum(1.0 + (lam * rho) ** 2 - 2.0 * lam * rho * cosine, 0.0))
     return float(root) if np.ndim(root) == 0 else root
 
@@ -37,10 +45,14 @@ def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Num
 
     Args:
         gamma: γ, above 0.
-        lam: λ.
+        lam: λ, of either sign.
         rho: ρ, at least 0.
         cosine: cosθ, in [−1, 1].
+
+    Raises:
+        UserError: for γ, ρ or cosθ out of range.
     """
+    check_range("gamma", gamma, "above 0", np.less_equal(gamma, 0))
     return gamma * amplification(lam, rho, cosine)
 
 
@@ -56,12 +68,26 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
         lam: λ, at least 0.
         rho: ρ, at least 0.
 
+    Raises:
+        UserError: for γ, λ or ρ out of range. Where λ < 0, the ratio exceeds 1 *above* an angle's cosine, so no
+            cosθ* with the meaning above exists.
+
     >>> round(critical_cosine(1.0, 0.8, 1.0), 12)
     0.4
     """
+    check_range("gamma", gamma, "above 0", np.less_equal(gamma, 0))
+    check_range("lam", lam, "at least 0; where it is negative, use relative_sensitivity", np.less(lam, 0))
+    check_range("rho", rho, "at least 0", np.less(rho, 0))
     product = np.asarray(lam * rho, dtype=np.float64)
     excess = 1.0 - 1.0 / np.square(np.asarray(gamma, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         found = (excess + product**2) / (2.0 * product)
     found = np.where(product > 0, found, np.where(excess > 0, np.inf, -np.inf))
     return float(found) if found.ndim == 0 else found
+
+
+def check_range(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.bool_) -> None:
+    """Refuse the first of the values that are wrong."""
+    if np.any(wrong):
+        first = float(np.broadcast_to(np.asarray(values), np.shape(wrong))[wrong].flat[0])
+        raise UserError(f"{name} {first:g}: expected a number {expected}")

@@ -4,17 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final, get_args, runtime_checkable
 
 import polars as pl
 from torch import nn
 
 from antiphase.data import FileImages, ImageSet, load_data
+from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.class_names import in_model_order
-from antiphase.models.lambdas import layer_lambdas
+from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
 from antiphase.studies.lab import Lab
@@ -116,8 +117,13 @@ class Own:
         image_shape: (channels, height, width).
         num_classes: number of logits.
         seed: what ``build`` is called with.
+        attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``, as the rows say; where not given,
+            what :func:`~antiphase.models.kinds.attention_kind` reads off the modules.
         forward: floating-point operations an image, about, for the plan.
         extra: factors, such as ``(("depth", 4),)``.
+
+    Raises:
+        UserError: for another kind of attention.
     """
 
     version: ClassVar[int] = 1
@@ -126,8 +132,14 @@ class Own:
     image_shape: tuple[int, int, int]
     num_classes: int
     seed: int = 0
+    attention: AttentionKind | None = None
     forward: float = _aside(5e7)
     extra: tuple[tuple[str, Any], ...] = _aside(())
+
+    def __post_init__(self) -> None:
+        kinds = get_args(AttentionKind)
+        if self.attention not in (None, *kinds):
+            raise UserError(f"attention {self.attention!r}: expected one of {', '.join(kinds)}")
 
     @property
     def label(self) -> str:
@@ -137,9 +149,9 @@ class Own:
     def load(self, lab: Lab) -> nn.Module:
         """Build it."""
         model = self.build(self.seed)
-        attention = "differential" if layer_lambdas(model) else "softmax"
+        kind = self.attention or attention_kind(model)
         return with_card(
-            model, ModelCard(self.label, self.label, attention, self.seed, self.image_shape, self.num_classes)
+            model, ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
         )
 
     def factors(self) -> dict[str, Any]:

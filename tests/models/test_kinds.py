@@ -1,0 +1,91 @@
+"""Which attention a model is said to have."""
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention
+from torch import nn
+
+from antiphase.errors import UserError
+from antiphase.models import diffvit, load_model, mean_lambdas, vit
+from antiphase.models.card import card_of
+from antiphase.models.kinds import attention_kind
+from antiphase.sensitivity import attention_maps
+
+TINY = {"patch_size": 2, "in_channels": 1, "dim": 20, "depth": 1, "num_heads": 4, "num_classes": 5}
+
+
+class WithALambda(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(6, 18), nn.Linear(6, 6)
+        self.lambda_q1 = nn.Parameter(torch.zeros(3))
+
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_k = nn.Linear(6, 6), nn.Linear(6, 6)
+
+
+class ReluAttention(nn.Module): ...
+
+
+class Differing(Attention):
+    def __init__(self):
+        super().__init__(6, 2)
+        self.lam = 0.5
+
+
+def block(part):
+    return nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.LayerNorm(6), part))
+
+
+KINDS = {
+    "ours": (lambda: vit(6, **TINY), "softmax"),
+    "ours, differential": (lambda: diffvit(6, **TINY), "differential"),
+    "timm": (lambda: block(Attention(6, 2)), "softmax"),
+    "torch": (lambda: block(nn.TransformerEncoderLayer(6, 2, 8)), "softmax"),
+    "a user's, with a λ": (lambda: block(WithALambda()), "differential"),
+    "a user's subclass, with a λ": (lambda: block(Differing()), "differential"),
+    "a user's, by its parts": (lambda: block(Mixer()), "unknown"),
+    "a user's, by its class": (lambda: block(ReluAttention()), "unknown"),
+    "standard and unknown": (lambda: nn.Sequential(Attention(6, 2), ReluAttention()), "unknown"),
+    "standard and differential": (lambda: nn.Sequential(Attention(6, 2), WithALambda()), "differential"),
+    "no attention": (lambda: block(nn.Conv2d(1, 1, 1)), "none"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kind_is_read_off_the_modules(name):
+    build, expected = KINDS[name]
+    assert attention_kind(build()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "expected"),
+    [
+        ("vit_pwee_patch16_reg1_gap_256", {"img_size": 32, "depth": 2}, "softmax"),
+        ("vit_dpwee_patch16_reg1_gap_256", {"img_size": 32, "depth": 2}, "differential"),
+        ("resnet18", {}, "none"),
+        ("convnext_atto", {}, "none"),
+        ("coat_tiny", {}, "unknown"),
+    ],
+)
+def test_timms_models(name, sizes, expected):
+    with torch.device("meta"):
+        model = timm.create_model(name, **sizes)
+    assert attention_kind(model) == expected
+
+
+def test_a_loaded_model_without_attention_says_so():
+    model = load_model("timm:resnet18", random_weights=True)
+    assert card_of(model).attention == "none"
+    with pytest.raises(UserError, match="resnet18 has no attention that is known"):
+        attention_maps(model, torch.rand(1, 3, 32, 32))
+
+
+def test_the_lambdas_of_timms_parallel_block_are_read():
+    model = timm.create_model("vit_dpwee_patch16_reg1_gap_256", img_size=32, depth=2)
+    expected = [float(block._compute_lambda().detach()) for block in model.blocks]
+    assert mean_lambdas(model) == pytest.approx(expected)
