@@ -8,7 +8,7 @@ import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, rates
-from antiphase.evaluation.statistics import Estimate, mean_over_seeds
+from antiphase.evaluation.statistics import Estimate, as_share, mean_over_seeds
 from antiphase.report.evaluation import heading
 from antiphase.report.families import Family, families
 from antiphase.report.sections import estimate_text, table, verdict
@@ -114,7 +114,7 @@ def _mean(values: Values, group: Family) -> Estimate:
     missing = [model for model in group.models if model not in values]
     if missing:
         raise UserError(f"{missing[0]} was not measured in both runs: expected the same models")
-    return mean_over_seeds([values[model] for model in group.models])
+    return as_share(mean_over_seeds([values[model] for model in group.models]))
 
 
 def _attention(group: Family, models: Sequence[Mapping[str, Any]]) -> str:

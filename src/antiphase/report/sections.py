@@ -1,13 +1,13 @@
 """The sections of the findings: tables over depths with intervals over seeds, and the claims they decide."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from antiphase.evaluation import sensitivity
-from antiphase.evaluation.statistics import Estimate, mean_over_seeds
+from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size, mean_over_seeds
 from antiphase.report.families import Family
 from antiphase.report.wording import eps_label, number
 from antiphase.sensitivity.depth import crossover
@@ -25,8 +25,10 @@ class Depth:
     pairs: tuple[tuple[str, str], ...]
 
 
-def _seeds(values: Mapping[str, float], models: Sequence[str]) -> Estimate:
-    return mean_over_seeds([values[model] for model in models])
+def _seeds(
+    values: Mapping[str, float], models: Sequence[str], within: Callable[[Estimate], Estimate] = as_size
+) -> Estimate:
+    return within(mean_over_seeds([values[model] for model in models]))
 
 
 def _by_model(frame: pl.DataFrame, **keys: Any) -> dict[str, float]:
@@ -66,10 +68,11 @@ def alignment(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]
             cells = []
             for site in ("pixels", "tokens"):
                 for metric, digits, scale in (("cosine", 3, 1.0), ("below", 0, 100.0), ("rho", 2, 1.0)):
-                    found = _seeds(_by_model(frame, site=site, layer=layer, metric=metric), models)
+                    values = _by_model(frame, site=site, layer=layer, metric=metric)
+                    found = _seeds(values, models, sensitivity.within(metric))
                     cells.append(estimate_text(found, digits, scale))
             lines.append((str(depth.layers), str(layer + 1), *cells))
-        share = _seeds(_by_model(frame, site="pixels", layer=0, metric="below"), models)
+        share = _seeds(_by_model(frame, site="pixels", layer=0, metric="below"), models, as_share)
         where = f"depth {depth.layers}, layer 1"
         claims.append((
             "Negative gradient alignment dominates: cosθ < 0 in more than half of the cases (Figure 5)", where,
@@ -96,11 +99,18 @@ def explanation(rows: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claim
         models = depth.differential.models
         for layer in range(depth.layers):
             cells = [
-                estimate_text(_seeds(_by_model(frame, site="pixels", layer=layer, metric=metric), models))
+                estimate_text(
+                    _seeds(
+                        _by_model(frame, site="pixels", layer=layer, metric=metric),
+                        models,
+                        sensitivity.within(metric),
+                    )
+                )
                 for metric in ("relative", "by_gamma", "by_rho", "by_cosine")
             ]
             lines.append((str(depth.layers), str(layer + 1), *cells))
-            relative = _seeds(_by_model(frame, site="pixels", layer=layer, metric="relative"), models)
+            values = _by_model(frame, site="pixels", layer=layer, metric="relative")
+            relative = _seeds(values, models, sensitivity.within("relative"))
             claims.append((
                 "Differential attention's map has the larger gradient: ‖J_DA‖ > ‖J_base‖ (Section 4.1)",
                 f"depth {depth.layers}, layer {layer + 1}", f"ln ratio {estimate_text(relative)}", verdict(relative),
@@ -217,12 +227,11 @@ def asr(frame: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]:
         apart: dict[int, tuple[float, float]] = {}
         for depth in depths:
             values = _by_model(frame, metric="asr", eps=eps)
-            found = _difference(values, depth.pairs)
+            found = as_difference(_difference(values, depth.pairs))
             apart[depth.layers] = (found.low, found.high)
-            lines.append((
-                eps_label(eps), str(depth.layers), estimate_text(_seeds(values, depth.differential.models), 1, 100),
-                estimate_text(_seeds(values, depth.standard.models), 1, 100), estimate_text(found, 1, 100),
-            ))  # fmt: skip
+            both = (_seeds(values, group.models, as_share) for group in (depth.differential, depth.standard))
+            texts = (estimate_text(each, 1, 100) for each in (*both, found))
+            lines.append((eps_label(eps), str(depth.layers), *texts))
             if depth.layers == 1:
                 claims.append((
                     "A single layer of differential attention is the more fragile one (Section 5.2)",
@@ -233,7 +242,7 @@ def asr(frame: pl.DataFrame, depths: Sequence[Depth]) -> tuple[str, Claims]:
             continue
         at = crossover(apart)
         deepest = depths[-1]
-        found = _difference(_by_model(frame, metric="asr", eps=eps), deepest.pairs)
+        found = as_difference(_difference(_by_model(frame, metric="asr", eps=eps), deepest.pairs))
         claims.append((
             "Deep differential models are the more robust ones, after a crossover (Corollary 1; Figure 3)",
             f"depth {deepest.layers}, ε = {eps_label(eps)}",

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from antiphase.evaluation.sensitivity import within
 from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.files import write_text
 from antiphase.report.families import Family, families
@@ -107,7 +108,9 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple
             estimate = Estimate(math.nan if row["value"] is None else row["value"], low, high, row["n"])
             found.setdefault((row["layer"], row["metric"]), []).append(estimate)
     return {
-        key: mean_over_seeds([each.value for each in each_seed]) if len(each_seed) > 1 else each_seed[0]
+        key: within(key[1])(mean_over_seeds([each.value for each in each_seed]))
+        if len(each_seed) > 1
+        else each_seed[0]
         for key, each_seed in found.items()
     }
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from antiphase.evaluation.statistics import Estimate
+from antiphase.evaluation.statistics import Estimate, as_difference
 
 Verdict = Literal["holds", "fails", "undecided", "not run"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A difference that is said to lie above zero.
+    """A difference that is said to lie above zero; that of two shares has its interval cut to ±100 points.
 
     Attributes:
         what: the difference in words, such as ``"ASR(DiffViT) − ASR(ViT) at 1/255"``.
@@ -22,6 +22,10 @@ class Check:
     what: str
     estimate: Estimate | None
     unit: Literal["points", ""] = "points"
+
+    def __post_init__(self) -> None:
+        if self.estimate is not None and self.unit == "points":
+            object.__setattr__(self, "estimate", as_difference(self.estimate))
 
     @property
     def verdict(self) -> Verdict:

@@ -1,29 +1,36 @@
 """From the rows of a study's cells to estimates: means over training seeds and images, differences of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.evaluation.crossed import crossed_mean
-from antiphase.evaluation.statistics import Estimate
+from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size
 from antiphase.studies.artefact import ESTIMATES
 
 SEED, SAMPLE = "training_seed", "sample"
 ASR = pl.col("success").cast(pl.Float64)
 CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
+_WITHIN = {"share": as_share, "size": as_size, "difference": as_difference}
 
 
-def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, share: bool = True) -> pl.DataFrame:
+def estimates(
+    rows: pl.DataFrame,
+    by: Sequence[str],
+    value: pl.Expr,
+    kind: Literal["share", "size", "difference"] = "share",
+) -> pl.DataFrame:
     """Return the mean of a value over seeds and samples for each group, with its interval over both.
 
     Args:
         rows: one for each seed and sample of a group, or several, whose mean is taken (heads, layers).
         by: columns that groups are told apart by; they keep the order of their first rows.
         value: what is averaged.
-        share: whether it lies in [0, 1], so that its interval is cut there.
+        kind: what the value is, so that its interval stays within its range: a share in [0, 1], a size (norm,
+            distance, Lipschitz constant) above 0, a difference of shares in [−1, 1].
 
     Returns:
         Columns ``*by`` and those of ``ESTIMATES``.
@@ -34,11 +41,8 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, share: bool
     found = []
     for key, block in rows.group_by(by, maintain_order=True):
         matrix = _matrix(block, value, str(key))
-        estimate = crossed_mean(matrix)
-        low, high = (estimate.low, estimate.high)
-        if share:
-            low, high = max(low, 0.0), min(high, 1.0)
-        found.append((*key, estimate.value, low, high, estimate.n, len(matrix)))
+        estimate = _WITHIN[kind](crossed_mean(matrix))
+        found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix)))
     schema: dict[str, Any] = {name: rows.schema[name] for name in by}
     return pl.DataFrame(found, schema | ESTIMATES, orient="row")
 

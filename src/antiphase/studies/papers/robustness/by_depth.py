@@ -70,6 +70,8 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
 
 def _above(rows: pl.DataFrame) -> Estimate | None:
     found = (
-        None if rows.is_empty() else estimates(rows, ["series"], ASR - _HIGH, share=False).row(0, named=True)
+        None
+        if rows.is_empty()
+        else estimates(rows, ["series"], ASR - _HIGH, kind="difference").row(0, named=True)
     )
     return None if found is None else Estimate(found["value"], found["low"], found["high"], found["n"])

@@ -57,7 +57,7 @@ def draw(rows: Rows) -> Artefact:
             title = f"{kind}, {data}"
             panels.append(Panel(title, "L2 distance", "attack success rate", points, percent=True))
         depth, words = pl.format("depth {}", "depth"), f"Mean L2 distance, {data}"
-        mean = estimates(block, ["series", "depth"], DISTANCE, share=False).sort("depth", maintain_order=True)
+        mean = estimates(block, ["series", "depth"], DISTANCE, kind="size").sort("depth", maintain_order=True)
         points = mean.with_columns(x=pl.col("depth").cast(pl.Float64)).drop("depth")
         panels.append(Panel(f"mean distance, {data}", "depth", "L2 distance", points))
         tables.append(

@@ -43,7 +43,7 @@ def draw(rows: Rows) -> Artefact:
     maps = of_maps(rows)
     several = maps["data"].n_unique() > 1
     panels, tables = [], []
-    found = estimates(maps, ["data", "estimator", "series", "depth"], VALUE, share=False)
+    found = estimates(maps, ["data", "estimator", "series", "depth"], VALUE, kind="size")
     for (data, estimator), block in found.sort("depth", maintain_order=True).group_by(
         ["data", "estimator"], maintain_order=True
     ):

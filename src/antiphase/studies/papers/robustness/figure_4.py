@@ -35,7 +35,7 @@ def cells(profile: Profile) -> list[Cell]:
 def draw(rows: Rows) -> Artefact:
     """A panel for each depth and estimator: the estimate over the layers."""
     maps = of_maps(rows).filter(pl.col("estimator").is_in(_SHOWN))
-    found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, share=False)
+    found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, kind="size")
     found = found.sort("depth", "layer", maintain_order=True, nulls_last=True)
     panels, tables = [], []
     for (data, depth, estimator), block in found.group_by(

@@ -101,7 +101,7 @@ def _claims(aligned: pl.DataFrame) -> list[Claim]:
 def _most(block: pl.DataFrame, words: str) -> Check:
     if block.is_empty():
         return Check(words, None)
-    one = estimates(block, ["series"], BELOW - 0.5, share=False).row(0, named=True)
+    one = estimates(block, ["series"], BELOW - 0.5, kind="difference").row(0, named=True)
     return Check(words, Estimate(one["value"], one["low"], one["high"], one["n"]))
 
 
