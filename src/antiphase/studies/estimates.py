@@ -47,6 +47,32 @@ def estimates(
     return pl.DataFrame(found, schema | ESTIMATES, orient="row")
 
 
+def over(*found: pl.DataFrame, samples: str = "images") -> str:
+    """Say in a caption what intervals are over: how many training seeds and samples.
+
+    Args:
+        *found: columns ``n`` and ``seeds``.
+        samples: what ``n`` counts.
+
+    >>> over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]}))
+    '3 training seeds and 300 to 1,000 images'
+    >>> over(pl.DataFrame({"n": [2], "seeds": [1]}), samples="pairs")
+    '2 pairs, for one training seed'
+    """
+    frame = pl.concat([each.select("n", "seeds") for each in found]).drop_nulls()
+    if frame.is_empty():
+        return samples
+    ends = frame.select(
+        least=pl.concat_list(pl.min("n", "seeds")), most=pl.concat_list(pl.max("n", "seeds"))
+    ).row(0)
+    n, seeds = (f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in zip(*ends, strict=True))
+    return (
+        f"{n} {samples}, for one training seed"
+        if seeds == "1"
+        else f"{seeds} training seeds and {n} {samples}"
+    )
+
+
 def difference(
     rows: pl.DataFrame, first: Mapping[str, Any], second: Mapping[str, Any], value: pl.Expr
 ) -> Estimate | None:
