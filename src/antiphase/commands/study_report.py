@@ -12,8 +12,8 @@ from antiphase.errors import UserError
 
 _PREFACE = (
     "A claim *holds* where the 95 % intervals of all its differences lie above 0, {over}, *fails* where one lies "
-    "below, and is *undecided* otherwise; nothing is corrected for the number of checks. Under the profile smoke no claim "
-    "is judged. Written by `antiphase study report --markdown` from stored rows."
+    "below, and is *undecided* otherwise; nothing is corrected for the number of checks. Under the profile smoke no "
+    "claim is judged. Written by `antiphase study report --markdown` from stored rows."
 )
 _BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
 

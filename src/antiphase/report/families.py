@@ -48,6 +48,18 @@ def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
     return found
 
 
+def seed_counts(groups: Sequence[Family]) -> str:
+    """Return how many training seeds the families of several models have; nothing where there are none.
+
+    >>> seed_counts([Family("a", "", ("a-0", "a-1")), Family("b", "", ("b-0", "b-1", "b-2")), Family("c", "", ("c",))])
+    '2 to 3'
+    """
+    counts = [len(family.models) for family in groups if len(family.models) > 1]
+    if not counts:
+        return ""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
 def over_seeds(
     frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
