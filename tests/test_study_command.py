@@ -71,7 +71,8 @@ def test_claims_are_printed_written_as_json_and_put_into_a_file(call, store, tmp
     words = ("claims", "table-1", "table-3", "--profile", "smoke", "--store", store)
     code, out, _ = call(*words)
     assert code == 0
-    assert "undecided" in out
+    assert "not judged (smoke)" in " ".join(out.split())
+    assert not {"holds", "fails", "undecided"} & set(out.split())
     code, out, _ = call(*words, "--json")
     found = {study["study"]: study for study in json.loads(out)}
     assert found["table-1"]["claims"][0]["name"] == "asr-peaks"
@@ -95,7 +96,13 @@ def test_report_writes_a_site_and_markdown(call, store, tmp_path):
     assert code == 0
     assert (tmp_path / "site" / "index.html").exists()
     assert (tmp_path / "site" / "robustness-table-1.html").exists()
-    assert "| λ_init |" in (tmp_path / "n.md").read_text()
+    markdown = (tmp_path / "n.md").read_text()
+    assert "| λ_init |" in markdown
+    page = (tmp_path / "site" / "robustness-table-1.html").read_text()
+    for text in (markdown, page):
+        assert "not judged (smoke)" in text
+        assert "over training seeds" not in text
+        assert "1 seed" in text
 
 
 def test_a_study_of_ones_own(call, tmp_path, monkeypatch):

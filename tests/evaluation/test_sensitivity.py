@@ -161,7 +161,9 @@ def test_explanation_by_hand_takes_the_samples_that_both_have():
         "by_rho": math.log(1.5) / 2, "by_cosine": math.log(9 / 6) / 2,
     }  # fmt: skip
     assert {metric: line["value"] for metric, line in found.items()} == pytest.approx(expected)
-    assert {(line["low"], line["high"], line["n"]) for line in found.values()} == {(-math.inf, math.inf, 1)}
+    ends = {metric: (line["low"], line["high"], line["n"]) for metric, line in found.items()}
+    assert ends.pop("gamma") == (0.0, math.inf, 1)  # a ratio of norms
+    assert set(ends.values()) == {(-math.inf, math.inf, 1)}
 
 
 @settings(max_examples=25)
@@ -196,8 +198,9 @@ def test_means_by_hand_and_as_student_has_them():
     reference = mean_over_seeds(values)
     expected = [
         ("a", 0, "gain", reference.value, reference.low, reference.high, 4),
-        ("a", 1, "gain", 3.5, 3.5 - T / 2, 3.5 + T / 2, 2),
-        ("a", 1, "moved", 5.0, -math.inf, math.inf, 1),
+        # 3.5 ± T/2 reaches below 0: on the log scale then
+        ("a", 1, "gain", 3.5, 3.5 * math.exp(-T / 7), 3.5 * math.exp(T / 7), 2),
+        ("a", 1, "moved", 5.0, 0.0, math.inf, 1),
     ]
     for line, other in zip(found.rows(), expected, strict=True):
         assert line[:3] == other[:3]
@@ -231,7 +234,8 @@ def test_cancellation_by_hand():
     # sums of squares before the ratio: (1 + 169) / (25 + 100)
     assert found["value"].to_list() == pytest.approx([math.sqrt(170 / 125), 1.0])
     half = T * abs(1.0 / 5.0 - 13.0 / 10.0) / 2
-    assert found["high"][0] == pytest.approx(math.sqrt(170 / 125) + half)
+    ratio = math.sqrt(170 / 125)  # ± half reaches below 0
+    assert found["high"][0] == pytest.approx(ratio * math.exp(half / ratio))
 
 
 def test_the_order_of_rows_changes_nothing():

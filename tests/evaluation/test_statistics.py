@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from antiphase.evaluation.statistics import (
+    Estimate,
+    as_difference,
+    as_share,
+    as_size,
     jackknife,
     mcnemar_exact,
     mean_over_seeds,
@@ -205,3 +209,47 @@ def test_the_jackknife_of_one_sample_knows_nothing_and_of_none_is_refused():
     assert (found.value, found.low, found.high, found.n) == (0.5, -math.inf, math.inf, 1)
     with pytest.raises(ValueError, match="no samples"):
         jackknife(np.empty((0, 2)), lambda means: means[..., 0])
+
+
+def shares(generator, k):
+    """Rates of k training seeds on 300 images, most seeds near 0, and their true mean."""
+    return generator.binomial(300, generator.beta(1, 30, k)) / 300, 1 / 31
+
+
+def norms(generator, k):
+    return generator.exponential(size=k), 1.0
+
+
+@pytest.mark.parametrize(("draw", "within"), [(shares, as_share), (norms, as_size)])
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_intervals_kept_within_their_range_cover_the_truth_more_often_than_cut_ones(draw, within, k):
+    generator = np.random.default_rng(0)
+    cut, kept, rounds, left = 0, 0, 3000, 0
+    for _ in range(rounds):
+        values, truth = draw(generator, k)
+        student = mean_over_seeds(values)
+        found = within(student)
+        assert 0 <= found.low <= found.value <= found.high
+        if found != student:
+            left += 1
+        cut += student.low <= truth <= student.high  # cutting at the ends of the range changes nothing here
+        kept += found.low <= truth <= found.high
+    assert left > 0.3 * rounds
+    assert cut / rounds + 0.01 < kept / rounds
+    assert 0.90 <= kept / rounds <= 0.97
+
+
+def test_intervals_within_the_range_stay_as_they_are():
+    inside = Estimate(0.3, 0.1, 0.5, 3)
+    assert as_share(inside) == as_size(inside) == as_difference(inside) == inside
+
+
+def test_intervals_without_end_and_at_the_ends_of_the_range_are_cut():
+    assert as_share(Estimate(0.5, -math.inf, math.inf, 1)) == Estimate(0.5, 0.0, 1.0, 1)
+    assert as_share(Estimate(0.0, -0.1, 0.1, 3)) == Estimate(0.0, 0.0, 0.1, 3)
+    assert as_share(Estimate(1.0, 0.9, 1.1, 3)) == Estimate(1.0, 0.9, 1.0, 3)
+    assert as_size(Estimate(0.5, -math.inf, math.inf, 1)) == Estimate(0.5, 0.0, math.inf, 1)
+    assert as_size(Estimate(1e-9, -1.0, 1.0, 2)).high == math.inf
+    assert as_size(Estimate(0.0, -1.0, 1.0, 2)).low == 0.0
+    assert as_difference(Estimate(0.5, -0.2, 1.2, 2)) == Estimate(0.5, -0.2, 1.0, 2)
+    assert as_difference(Estimate(0.5, -math.inf, math.inf, 1)).high == math.inf

@@ -113,3 +113,20 @@ def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
     differences = (counts[0] + counts[1] - counts[2] - counts[3]) / 2
     interval = stats.norm.interval(0.95, differences.mean(), stats.sem(differences))
     assert (found["image_low"], found["image_high"]) == pytest.approx(interval, abs=1e-5)
+
+
+def test_rates_over_few_seeds_stay_within_0_and_100_percent():
+    cells = {"attack": "pgd", "norm": "linf", "eps": 0.1, "metric": "asr", "low": 0.0, "high": 1.0, "n": 60}
+    results = pl.DataFrame(
+        [{"model": f"d-{seed}", "value": value} | cells for seed, value in ((0, 0.97), (1, 0.88))]
+    )
+    mean = family_results(results, families(TWO_SEEDS)).row(0, named=True)
+    assert 0.0 < mean["low"] < 0.9 < mean["high"] < 1.0
+
+
+def test_mean_differences_stay_within_100_points():
+    pairs = pl.DataFrame(
+        [comparison("d-0", "v-0", 0.9), comparison("d-1", "v-1", 0.1)], COMPARISON_SCHEMA, orient="row"
+    )
+    mean = family_comparisons(pairs, families(TWO_SEEDS)).row(0, named=True)
+    assert (mean["low"], mean["high"]) == (-1.0, 1.0)

@@ -28,26 +28,75 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
 @pytest.mark.parametrize(
     ("diff", "vit", "expected"),
     [
-        ([60, 90, 120], [20, 40, 60], "diff breaks more often than vit at every ε tried"),
-        ([20, 40, 60], [60, 90, 120], "diff breaks less often than vit at every ε tried"),
         (
-            [60, 90, 61],
+            [60, 90, 120],
             [20, 40, 60],
-            "diff breaks more often than vit at 2 of 3 ε; at the others the interval includes",
+            "diff is broken more often than vit: +25.0 points [",
         ),
-        ([20, 40, 61], [20, 41, 60], "diff and vit cannot be told apart at any ε tried"),
-        ([60, 40, 60], [20, 40, 120], "diff breaks more often than vit at 1 of 3 ε, less often at 1"),
-        ([60], [20], "diff breaks more often than vit at ε = 1/255"),
-        ([20], [20], "diff and vit cannot be told apart at ε = 1/255"),
+        (
+            [20, 40, 60],
+            [60, 90, 120],
+            "diff is broken less often than vit: −25.0 points [",
+        ),
+        (
+            [60, 40, 61],
+            [20, 40, 60],
+            "diff is broken more often than vit: +20.0 points [",
+        ),
+        ([20, 40, 61], [20, 41, 60], "diff and vit cannot be told apart: −0.5 points ["),
+        (
+            [60, 40, 60],
+            [20, 40, 120],
+            "diff is broken more often than vit at 1 of 3 ε, less often at 1: +20.0 points [",
+        ),
+        ([60], [20], "diff is broken more often than vit: +20.0 points ["),
+        ([20], [20], "diff and vit cannot be told apart: 0.0 points ["),
     ],
 )
 def test_title_says_what_the_intervals_say(tmp_path, make_run, diff, vit, expected):
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": diff, "vit": vit}))
     (headline,) = headlines(read_run(run))
     assert headline.title.startswith(expected)
+    assert headline.title.endswith(f"at ε = {headline.eps} (200 images, L∞ PGD-20)")
 
 
-def test_lead_quotes_the_middle_eps_with_interval_and_p(tmp_path, make_run):
+def test_title_and_large_numbers_are_of_one_eps_at_which_the_title_is_true(tmp_path, make_run):
+    """Equal rates at the middle ε next to “breaks more often” contradicted it."""
+    flips = {"diff": [20, 56, 90, 130], "vit": [20, 56, 60, 80]}
+    stored = read_run(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of(flips)))
+    (headline,) = headlines(stored)
+    assert headline.title.startswith("diff is broken more often than vit: +15.0 points")
+    assert headline.eps == "3/255"
+    assert [rate.percent for rate in headline.rates] == ["45.0", "30.0"]
+    assert "lies above zero at 2 of 4 ε (3/255, 4/255)" in headline.lead
+
+
+def test_every_attack_of_the_page_is_read(tmp_path, make_run):
+    pgd = rows_of({"diff": [20, 40], "vit": [20, 40]})
+    square = rows_of({"diff": [20, 40], "vit": [60, 40]}).with_columns(attack=pl.lit("square"))
+    run = make_run(tmp_path, TWO, [("diff", "vit")], rows=pl.concat([pgd, square]))
+    (headline,) = headlines(read_run(run))
+    assert "Under PGD (L∞) the 95 % interval of the difference includes zero at all 2 ε." in headline.lead
+    assert (
+        "Under Square (L∞) the 95 % interval of the difference lies below zero at 1 of 2 ε" in headline.lead
+    )
+
+
+def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run, make_rows):
+    models = [
+        ("d-0", "differential", 0, 2.0),
+        ("d-1", "differential", 1, 2.2),
+        ("e-2", "differential", 2, 1.0),
+    ]
+    models += [(f"v-{seed}", "softmax", seed, 1.0 + seed) for seed in range(3)]
+    pairs = [("d-0", "v-0"), ("d-1", "v-1"), ("e-2", "v-2")]
+    stored = read_run(make_run(tmp_path, models, pairs, rows=make_rows(models)))
+    headline = headlines(stored)[0]
+    first, second = (float(rate.percent) for rate in headline.rates)
+    assert f"{first - second:+.1f}".replace("-", "−") in headline.title
+
+
+def test_lead_has_the_rates_and_p(tmp_path, make_run):
     run = make_run(
         tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": [60, 90, 120], "vit": [20, 41, 60]})
     )
@@ -55,12 +104,8 @@ def test_lead_quotes_the_middle_eps_with_interval_and_p(tmp_path, make_run):
     (headline,) = headlines(stored)
     middle = stored.comparisons.row(1, named=True)
     assert headline.eps == "2/255"
-    assert "ε = 2/255, the middle of the 3" in headline.lead
-    assert "45.0% of 200 predictions of diff and 20.5% of vit’s" in headline.lead
-    assert (
-        f"+24.5 points (95% interval +{100 * middle['low']:.1f} to +{100 * middle['high']:.1f}"
-        in headline.lead
-    )
+    assert "45.0 % of the predictions of diff and 20.5 % of vit’s" in headline.lead
+    assert f"+24.5 points [{100 * middle['low']:.1f}, {100 * middle['high']:.1f}]" in headline.title
     assert "p < 0.0001" in headline.lead
     assert [rate.percent for rate in headline.rates] == ["45.0", "20.5"]
 
@@ -69,8 +114,10 @@ def test_pairs_of_seeds_are_averaged(seeds):
     stored = read_run(seeds)
     (headline,) = headlines(stored)
     mean = stored.mean_comparisons.row(2, named=True)
-    assert headline.title == "diffvit breaks more often than vit at every ε tried"
-    assert f"{100 * mean['value']:+.1f} points over 3 pairs of training seeds" in headline.lead
+    assert headline.title.startswith(
+        f"diffvit is broken more often than vit: {100 * mean['value']:+.1f} points ["
+    )
+    assert headline.title.endswith("at ε = 2/255 (3 seeds, 300 images, L∞ PGD-20)")
     assert "Student’s t" in headline.lead
 
 

@@ -300,3 +300,17 @@ def test_prose_knows_paragraphs_lists_commands_and_tables():
     assert "antiphase study run table-1 --profile laptop --seeds 3</pre>" in html
     assert prose(paragraphs("")) == ""
     assert str(prose(paragraphs(r"| a \| b |"))).count("<td") == 1
+
+
+def test_a_site_of_the_smoke_profile_gives_no_verdict(tmp_path):
+    unjudged = [
+        replace(claim, checks=[replace(check, judged=False) for check in claim.checks])
+        for claim in made_up.claims()
+    ]
+    assert [claim.verdict for claim in unjudged] == ["not judged (smoke)"] * 3 + ["not run"]
+    page = write_site([replace(made_up.table_1(), profile="smoke", claims=unjudged)], tmp_path).read_text(
+        encoding="utf-8"
+    )
+    assert "3 claims, none judged: smoke only shows that the studies run" in page
+    assert 'class="verdict not-judged"' in page
+    assert 'class="verdict holds"' not in page

@@ -18,6 +18,7 @@ from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.models import clip, diffclip, load_model, write_model
+from antiphase.report.evaluation_headline import headline
 from antiphase.studies import tasks
 from tests.evaluation.test_mmvp import write_mmvp
 from tests.training.tiny_pairs import TINY
@@ -78,7 +79,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (run["data"], run["n"], run["against"]) == (["openmoji", f"mmvp:{mmvp}"], [150, 18], ["clip"])
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "diffclip against clip" in page
+    assert f"<title>{headline(summary)[0]}" in page
     assert (tmp_path / "out" / "mmvp.png").stat().st_size > 10_000
 
     monkeypatch.setitem(tasks._TASKS, "probe", lambda *_: pytest.fail("measured again"))

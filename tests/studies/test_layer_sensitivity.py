@@ -62,7 +62,7 @@ def made():
 def of_seed(found: pl.DataFrame, quantity: str, seed: int = 0) -> list[float]:
     """Return the means over the images of one seed, layer by layer."""
     own = found.filter(quantity=quantity, training_seed=seed)
-    return estimates(own, ["layer"], layer.VALUE, share=False)["value"].to_list()
+    return estimates(own, ["layer"], layer.VALUE, kind="number")["value"].to_list()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_cancellation_is_that_of_antiphase_sense(made):
 
 def test_intervals_over_images_are_near_the_jackknifes(made):
     found = layer.values(made).filter(training_seed=0, quantity=layer.RATIO)
-    ours = estimates(found, ["layer"], layer.VALUE, share=False)
+    ours = estimates(found, ["layer"], layer.VALUE, kind="number")
     expected = sensitivity.explanation(made["alignment"], [("DiffViT-0", "ViT-0")]).filter(metric="relative")
     widths = [(frame["high"] - frame["low"]).to_numpy() for frame in (ours, expected)]
     assert widths[0] == pytest.approx(widths[1], rel=0.1)

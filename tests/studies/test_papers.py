@@ -39,9 +39,17 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
         assert frame["value"].is_not_null().all()
         assert (frame["low"] <= frame["value"] + 1e-12).all()
         assert (frame["value"] <= frame["high"] + 1e-12).all()
+    for table in found.artefact.tables:
+        least = -1 if "ifference" in table.title else 0
+        assert (table.cells["low"].drop_nulls() >= least).all(), table.title
+        assert not table.percent or (table.cells["high"].drop_nulls() <= 1).all(), table.title
     assert found.claims
-    unseen = [claim.name for claim in found.claims if claim.verdict == "not run"]
-    assert set(unseen) <= NEEDS_LAYERS
+    verdicts = {claim.name: claim.verdict for claim in found.claims}
+    assert set(verdicts.values()) <= {"not judged (smoke)", "not run"}
+    assert {name for name, verdict in verdicts.items() if verdict == "not run"} <= NEEDS_LAYERS
+    captions = " ".join(plot.caption for plot in found.artefact.plots)
+    assert "over training seeds" not in captions
+    assert ("Bands:" not in captions and "Intervals:" not in captions) or "for one training seed" in captions
     page = write_site([found], tmp_path)
     assert found.title in (tmp_path / f"{study.paper}-{name.removeprefix('diffclip-')}.html").read_text(
         encoding="utf-8"

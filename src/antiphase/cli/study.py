@@ -153,6 +153,8 @@ def claims(
 ) -> None:
     """Print every claim of the papers with its verdict: holds, fails, undecided, or not run.
 
+    Under the profile smoke no claim is judged.
+
     **Examples**
 
     antiphase study claims

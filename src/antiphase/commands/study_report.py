@@ -11,9 +11,9 @@ from antiphase.commands.study import results_of
 from antiphase.errors import UserError
 
 _PREFACE = (
-    "A claim *holds* where the 95 % intervals of all its differences lie above 0, over training seeds and images at "
-    "once, *fails* where one lies below, and is *undecided* otherwise; nothing is corrected for the number of checks. "
-    "Written by `antiphase study report --markdown` from stored rows."
+    "A claim *holds* where the 95 % intervals of all its differences lie above 0, {over}, *fails* where one lies "
+    "below, and is *undecided* otherwise; nothing is corrected for the number of checks. Under the profile smoke no "
+    "claim is judged. Written by `antiphase study report --markdown` from stored rows."
 )
 _BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
 
@@ -94,6 +94,10 @@ def write_study_report(
     print(write_site(results, out))
     if markdown is not None:
         shown = [result for result in results if result.done]
-        claims = f"# What the studies found\n\n{_PREFACE}\n\n{markdown_claims(shown)}"
+        several = any(len(result.seeds) > 1 for result in shown)
+        preface = _PREFACE.format(
+            over="over training seeds and images at once" if several else "over images, for one training seed"
+        )
+        claims = f"# What the studies found\n\n{preface}\n\n{markdown_claims(shown)}"
         write_text(markdown, f"{claims}\n{markdown_summary(shown)}")
         print(markdown)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate, jackknife
+from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size, jackknife
 from antiphase.sensitivity.theory import amplification
 
 _WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
@@ -57,7 +57,7 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
         parts = _by_sample(block)
         with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
             for metric, statistic in _statistics(block).items():
-                found.append((*key, metric, *_numbers(jackknife(parts, statistic))))
+                found.append((*key, metric, *_numbers(jackknife(parts, statistic), metric)))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
 
@@ -133,7 +133,8 @@ def explanation(rows: pl.DataFrame, pairs: list[tuple[str, str]]) -> pl.DataFram
         for (site, layer), block in both.group_by(["site", "layer"], maintain_order=True):
             values = block.select(parts).to_numpy()
             for metric, statistic in _EXPLAINED.items():
-                found.append((model, against, site, layer, metric, *_numbers(jackknife(values, statistic))))
+                estimate = jackknife(values, statistic)
+                found.append((model, against, site, layer, metric, *_numbers(estimate, metric)))
     schema = {
         "model": pl.String,
         "against": pl.String,
@@ -180,7 +181,8 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
         for column in columns:
             values = block[column].drop_nulls().to_numpy()
             if len(values):
-                found.append((*key, column, *_numbers(jackknife(values[:, None], lambda m: m[..., 0]))))
+                estimate = jackknife(values[:, None], lambda m: m[..., 0])
+                found.append((*key, column, *_numbers(estimate, column)))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
 
@@ -212,10 +214,27 @@ def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
     for key, block in own.group_by(keys, maintain_order=True):
         squares = block.select("positive", "negative", "moved").to_numpy() ** 2
         estimate = jackknife(squares, lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1])))
-        found.append((*key, "cancellation", *_numbers(estimate)))
+        found.append((*key, "cancellation", *_numbers(estimate, "cancellation")))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
 
 
-def _numbers(estimate: Estimate) -> tuple[float, float, float, int]:
+def within(metric: str) -> Callable[[Estimate], Estimate]:
+    """Return what keeps the interval of a metric within its range; metrics that are not listed are sizes.
+
+    >>> within("norm")(Estimate(1.0, -1.0, 3.0, 2)).low > 0
+    True
+    """
+    return _WITHIN.get(metric, as_size)
+
+
+_WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
+    {"cosine": as_difference}
+    | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
+    | dict.fromkeys(("relative", "by_gamma", "by_rho", "by_cosine"), lambda estimate: estimate)
+)
+
+
+def _numbers(estimate: Estimate, metric: str) -> tuple[float, float, float, int]:
+    estimate = within(metric)(estimate)
     return estimate.value, estimate.low, estimate.high, estimate.n

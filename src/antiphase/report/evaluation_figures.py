@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from antiphase.evaluation.statistics import mean_over_seeds
+from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.evaluation import heading
 from antiphase.report.families import Family
 from antiphase.report.figures import MARKERS, STYLE, legend_label
@@ -47,7 +47,7 @@ def dot_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
         )
         axes.set_ylim(-len(lines) + 0.45, 0.55)
         low, high = axes.get_xlim()
-        axes.set_xlim(max(low, 0), min(high, 100))  # an interval of Student's t may leave the range of a rate
+        axes.set_xlim(max(low, 0), min(high, 100))
         axes.set_xlabel("%")
         axes.grid(axis="x", color="#e4e3de", lw=0.8)
         axes.set_axisbelow(True)
@@ -100,7 +100,7 @@ def radar_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
 
 def _interval(found: Sequence[Result]) -> tuple[float, float, float]:
     if len(found) > 1:
-        mean = mean_over_seeds([r["value"] for r in found])
+        mean = as_share(mean_over_seeds([r["value"] for r in found]))
         return mean.value, mean.low, mean.high
     value = found[0]["value"]
     return value, *(value if found[0][end] is None else found[0][end] for end in ("low", "high"))

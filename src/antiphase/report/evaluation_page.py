@@ -1,6 +1,5 @@
 """The page of an evaluation."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,8 @@ from antiphase.evaluation.metrics import TASKS
 from antiphase.files import replacing, write_text
 from antiphase.report.evaluation import difference_sheet, sheets
 from antiphase.report.evaluation_figures import dot_figure, radar_figure
-from antiphase.report.families import families
+from antiphase.report.evaluation_headline import headline
+from antiphase.report.families import families, seed_counts
 from antiphase.report.html import embedded, environment
 from antiphase.report.stored import RUN_KEYS, read_json
 
@@ -27,8 +27,8 @@ _WORDS = {
     "probe": "A linear classifier of frozen features; C is chosen on validation images, of the seed’s draw where none "
     "are published, and the last fit is on training and validation images together. Intervals are over the images.",
     "few-shot": "Every episode has its own classes and images; both models of a pair have the same episodes. Intervals "
-    "are over the episodes, which share their images: they say nothing of other images, and no difference here counts "
-    "in the title. What another draw of episodes does is in the standard deviation over seeds.",
+    "are over the episodes, which share their images: they say nothing of other images. What another draw of "
+    "episodes does is in the standard deviation over seeds.",
     "mmvp": "A pair counts where both statements find their own image of the two; guessing has 25 %.",
 }
 
@@ -66,36 +66,19 @@ def write_evaluation_page(directory: Path) -> Path:
                 "sheet": sheet,
             }
         )
+    title, lead = headline(summary)
     page = environment().get_template("evaluation.html").render(
         run=run | {
             "data": ", ".join(run["data"]), "n": sum(run["n"]),
             "data_fingerprint": ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"]),
             "settings": {name: _listed(value) for name, value in run["settings"].items()},
         },
-        title=headline(summary), sections=sections, differences=difference_sheet(summary, groups),
+        title=title, lead=lead, seeds=seed_counts(groups), sections=sections,
+        differences=difference_sheet(summary, groups),
     )  # fmt: skip
     path = directory / "report.html"
     write_text(path, page)
     return path
-
-
-def headline(summary: Mapping[str, Any]) -> str:
-    """Return the finding in a sentence: how often the models are told apart from their twins."""
-    # an interval over episodes, which share their images, tells too many apart
-    apart = [d for d in summary["differences"] if d["headline"] and d["task"] != "few-shot"]
-    if not apart:
-        names = [model["name"] for model in summary["models"]]
-        return f"What {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} can do"
-    higher = sum(d["low"] is not None and d["low"] > 0 for d in apart)
-    lower = sum(d["high"] is not None and d["high"] < 0 for d in apart)
-    pairs = list(dict.fromkeys((d["model"], d["twin"]) for d in apart))
-    who = (
-        f"{pairs[0][0]} against {pairs[0][1]}"
-        if len(pairs) == 1
-        else f"{len(pairs)} models against their twins"
-    )
-    undecided = len(apart) - higher - lower
-    return f"{who}: higher in {higher} of {len(apart)} numbers, lower in {lower}, undecided in {undecided}"
 
 
 def _listed(value: Any) -> Any:

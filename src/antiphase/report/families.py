@@ -1,13 +1,13 @@
 """Models that differ only in their training seed form a family: one colour, one mean."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.statistics import mean_over_seeds
+from antiphase.evaluation.statistics import Estimate, as_difference, as_share, mean_over_seeds
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the first family of either attention has
 # the same colour in every report.
@@ -48,8 +48,28 @@ def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
     return found
 
 
-def over_seeds(frame: pl.DataFrame, keys: Sequence[str], column: str) -> pl.DataFrame:
+def seed_counts(groups: Sequence[Family]) -> str:
+    """Return how many training seeds the families of several models have; nothing where there are none.
+
+    >>> seed_counts([Family("a", "", ("a-0", "a-1")), Family("b", "", ("b-0", "b-1", "b-2")), Family("c", "", ("c",))])
+    '2 to 3'
+    """
+    counts = [len(family.models) for family in groups if len(family.models) > 1]
+    if not counts:
+        return ""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def over_seeds(
+    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
+) -> pl.DataFrame:
     """Average ``column`` in each group of two or more rows, one row a seed, with Student's t interval.
+
+    Args:
+        frame: the rows.
+        keys: columns that groups are told apart by.
+        column: what is averaged.
+        within: keeps the interval within the range of the column's values.
 
     Returns:
         Columns ``*keys, value, low, high, n``, groups in the order of the rows; smaller groups are left out.
@@ -57,7 +77,7 @@ def over_seeds(frame: pl.DataFrame, keys: Sequence[str], column: str) -> pl.Data
     means = []
     for key, group in frame.group_by(keys, maintain_order=True):
         if len(group) > 1:
-            mean = mean_over_seeds(group[column].to_list())
+            mean = within(mean_over_seeds(group[column].to_list()))
             means.append((*key, mean.value, mean.low, mean.high, mean.n))
     schema: dict[str, Any] = {name: frame.schema[name] for name in keys}
     numbers = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
@@ -72,7 +92,7 @@ def family_results(results: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFr
     """
     owner = {model: family.name for family in groups for model in family.models}
     named = results.with_columns(family=pl.col("model").replace_strict(owner, return_dtype=pl.String))
-    return over_seeds(named, ["family", "attack", "norm", "eps", "metric"], "value")
+    return over_seeds(named, ["family", "attack", "norm", "eps", "metric"], "value", as_share)
 
 
 def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFrame:
@@ -93,14 +113,15 @@ def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> p
         (pl.col("model").n_unique().over(keys) == pl.len().over(keys))
         & (pl.col("against").n_unique().over(keys) == pl.len().over(keys))
     )
-    return over_seeds(apart, keys, "difference")
+    return over_seeds(apart, keys, "difference", as_difference)
 
 
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Average the paired differences of ASR over the pairs image by image: the interval for these weights.
 
     With dᵢ the mean over the pairs of (first model fell) − (second model fell) at image i, the interval is
-    d̄ ± 1.96·s/√n over the n images. It tells what other images would change, not what other seeds would.
+    d̄ ± 1.96·s/√n over the n images, cut to [−1, 1]. It tells what other images would
+    change, not what other seeds would.
 
     Returns:
         Columns ``attack, norm, eps, image_low, image_high``.
@@ -114,4 +135,7 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     ]
     images = pl.concat(signed).group_by(keys).agg(d=pl.sum("success") / len(pairs))
     half = 1.96 * pl.std("d") / pl.len().sqrt()
-    return images.group_by(keys[:3]).agg(image_low=pl.mean("d") - half, image_high=pl.mean("d") + half)
+    return images.group_by(keys[:3]).agg(
+        image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
+        image_high=(pl.mean("d") + half).clip(upper_bound=1.0),
+    )

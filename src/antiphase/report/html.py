@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from antiphase.files import replacing, write_text
 from antiphase.report.attacks import felled_sheets, norm_sheets
+from antiphase.report.families import seed_counts
 from antiphase.report.figures import as_pdf, as_png, as_svg, inline_svg, rate_figure
 from antiphase.report.gallery import Gallery, cards, has_hard_pixels, magnification
 from antiphase.report.headline import headlines
@@ -56,7 +57,7 @@ def write_report(directory: Path) -> Path:
         .render(
             run=run.run,
             headlines=headlines(run),
-            seeds=any(len(family.models) > 1 for family in run.families),
+            seeds=seed_counts(run.families),
             singles=any(len(family.models) == 1 for family in run.families),
             figures=figures,
             models=models_sheet(run),

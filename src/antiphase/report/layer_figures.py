@@ -1,6 +1,6 @@
 """Quantities by layer: a line for each family, its seeds thin beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from antiphase.evaluation.statistics import Estimate, as_size
 from antiphase.report.families import Family, over_seeds
 from antiphase.report.figures import MARKERS, STYLE, legend_label
 
@@ -25,6 +26,7 @@ class Panel:
         log: whether the axis is logarithmic.
         axis: of the horizontal axis.
         share: whether the quantity lies between 0 and 1, and its axis with it.
+        within: keeps the interval over training seeds within the range of the quantity.
     """
 
     title: str
@@ -34,6 +36,7 @@ class Panel:
     log: bool = False
     axis: str = "layer"
     share: bool = False
+    within: Callable[[Estimate], Estimate] = as_size
 
 
 def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
@@ -50,13 +53,8 @@ def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
             drawn = [family for family in groups if not _of(panel.frame, family).is_empty()]
             for at, family in enumerate(drawn):
                 aside = 0.07 * (at - (len(drawn) - 1) / 2)  # so that intervals do not cover each other
-                _draw(
-                    axes,
-                    _of(panel.frame, family),
-                    family,
-                    MARKERS[groups.index(family) % len(MARKERS)],
-                    aside,
-                )
+                marker = MARKERS[groups.index(family) % len(MARKERS)]
+                _draw(axes, panel, family, marker, aside)
             _dress(axes, panel)
             if place == 1:
                 legend = axes.legend(frameon=False, loc="best", fontsize=8.0, ncols=1 + (len(drawn) > 3))
@@ -69,8 +67,8 @@ def _of(frame: pl.DataFrame, family: Family) -> pl.DataFrame:
     return frame.filter(pl.col("model").is_in(family.models))
 
 
-def _draw(axes: Axes, own: pl.DataFrame, family: Family, marker: str, aside: float) -> None:
-    shown = own
+def _draw(axes: Axes, panel: Panel, family: Family, marker: str, aside: float) -> None:
+    shown = own = _of(panel.frame, family)
     if len(family.models) > 1:
         for model in family.models:
             line = own.filter(model=model).sort("layer")
@@ -84,7 +82,8 @@ def _draw(axes: Axes, own: pl.DataFrame, family: Family, marker: str, aside: flo
                 lw=0.7,
                 alpha=0.5,
             )
-        shown = over_seeds(own.with_columns(family=pl.lit(family.name)), ["family", "layer"], "value")
+        named = own.with_columns(family=pl.lit(family.name))
+        shown = over_seeds(named, ["family", "layer"], "value", panel.within)
     shown = shown.sort("layer")
     low, high = shown["value"] - shown["low"], shown["high"] - shown["value"]
     axes.errorbar(

@@ -10,9 +10,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from antiphase.evaluation.sensitivity import within
 from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.files import write_text
-from antiphase.report.families import Family, families
+from antiphase.report.families import Family, families, seed_counts
 from antiphase.report.html import drawn, environment
 from antiphase.report.sensitivity import chapters, read_rows
 from antiphase.report.stored import RUN_KEYS, read_json
@@ -44,7 +45,7 @@ def write_sense_report(directory: Path) -> Path:
     pairs = [(model, against) for model, against in summary["pairs"]]
     title, lead = headline(summary)
     page = environment().get_template("sense.html").render(
-        run=run, title=title, lead=lead, seeds=any(len(group.models) > 1 for group in groups),
+        run=run, title=title, lead=lead, seeds=seed_counts(groups),
         sensitivity=[drawn(chapter) for chapter in chapters(read_rows(directory), pairs, groups)],
     )  # fmt: skip
     path = directory / "report.html"
@@ -107,7 +108,9 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple
             estimate = Estimate(math.nan if row["value"] is None else row["value"], low, high, row["n"])
             found.setdefault((row["layer"], row["metric"]), []).append(estimate)
     return {
-        key: mean_over_seeds([each.value for each in each_seed]) if len(each_seed) > 1 else each_seed[0]
+        key: within(key[1])(mean_over_seeds([each.value for each in each_seed]))
+        if len(each_seed) > 1
+        else each_seed[0]
         for key, each_seed in found.items()
     }
 

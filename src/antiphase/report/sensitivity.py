@@ -99,7 +99,14 @@ def _alignment(
         ),
     ):
         panels = [
-            Panel(f"{label} {_SITES[site]}", label, own, level, share=metric == "below")
+            Panel(
+                f"{label} {_SITES[site]}",
+                label,
+                own,
+                level,
+                share=metric == "below",
+                within=sensitivity.within(metric),
+            )
             for site in sites
             if not (own := frame.filter(site=site, metric=metric)).is_empty()
         ]

@@ -52,7 +52,7 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
             _paper(paper, its, [page_of[id(result)] for result in its]) for paper, its in grouped.items()
         ],
         claims=claims_sheets(ordered, pages),
-        stand_ins=[name for name in dict.fromkeys(result.profile for result in ordered) if name != "paper"],
+        stand_ins=[name for name in dict.fromkeys(result.profile for result in ordered) if name == "laptop"],
     )
     path = out / "index.html"
     write_text(path, overview)
@@ -83,6 +83,9 @@ def _headline(results: Sequence[Result]) -> str:
     if len(claims) == found["not run"]:
         return f"{len(claims)} claims, none of them tried yet"
     tried = len(claims) - found["not run"]
+    if tried == found["not judged (smoke)"]:
+        return f"{tried} claim{'' if tried == 1 else 's'}, none judged: smoke only shows that the studies run"
+    tried -= found["not judged (smoke)"]
     verbs = (
         ("holds", "holds", "hold"),
         ("fails", "fails", "fail"),

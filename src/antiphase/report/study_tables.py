@@ -33,7 +33,13 @@ _CHECK_SCHEMA: dict[str, Any] = {
     "statement": pl.String, "claim_verdict": pl.String, "check": pl.String, "verdict": pl.String, "unit": pl.String,
     "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64,
 }  # fmt: skip
-_CONSOLE = {"holds": "bold green", "fails": "bold magenta", "undecided": "", "not run": "dim"}
+_CONSOLE = {
+    "holds": "bold green",
+    "fails": "bold magenta",
+    "undecided": "",
+    "not judged (smoke)": "dim",
+    "not run": "dim",
+}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import polars as pl
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
 
-VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not run")
+VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not judged (smoke)", "not run")
 PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",

@@ -69,6 +69,32 @@ def points_range(low: float, high: float) -> str:
     return f"{points(low)} to {points(high)}"
 
 
+def points_interval(difference: float, low: float | None, high: float | None) -> str:
+    """Write a difference of rates in percentage points with its interval.
+
+    An end that is not 0 is not rounded to it, since that is what a verdict goes by.
+
+    >>> points_interval(0.049, 0.022, 0.075), points_interval(0.1, 0.0004, 0.209), points_interval(0.1, None, None)
+    ('+4.9 points [2.2, 7.5]', '+10.00 points [0.04, 20.90]', '+10.0 points (no interval)')
+    """
+    if low is None or high is None:
+        return f"{points(difference)} points (no interval)"
+    digits = 1
+    while digits < 6 and any(end and not round(100 * end, digits) for end in (low, high)):
+        digits += 1
+    ends = ", ".join(number(100 * end, digits) for end in (low, high))
+    return f"{'+' if difference > 0 else ''}{number(100 * difference, digits)} points [{ends}]"
+
+
+def attack_condition(attack: str, norm: str, steps: int | None) -> str:
+    """Name an attack with its norm and number of steps.
+
+    >>> attack_condition("pgd", "linf", 20), attack_condition("square", "l2", None)
+    ('L∞ PGD-20', 'L2 Square')
+    """
+    return f"{_NORMS.get(norm.lower(), norm)} {_ATTACKS.get(attack, attack)}{'' if steps is None else f'-{steps}'}"
+
+
 def p_text(p_value: float) -> str:
     """Write a p-value.
 

@@ -31,7 +31,8 @@ def study_rows(cells: Sequence[Cell], store: Store) -> Rows:
 def result(study: Study, profile: Profile, store: Store, command: str) -> Result:
     """Return what is known of a study under a profile; what its rows do not allow yet is left out.
 
-    Claims are judged when all cells are there: which seeds happen to be finished must not decide one.
+    Claims are judged when all cells are there: which seeds happen to be finished must not decide one. Under the
+    profile ``smoke`` none is judged.
     """
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]
@@ -46,17 +47,21 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     return Result(
         study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
         len(done), len(cells), study.draw(rows) if whole else None,
-        _claims(study, rows, len(done) == len(cells)) if whole else (),
+        _claims(study, rows, len(done) == len(cells), profile.name != "smoke") if whole else (),
         {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
     )  # fmt: skip
 
 
-def _claims(study: Study, rows: Rows, complete: bool) -> list[Claim]:
-    found = list(study.claims(rows))
-    if complete:
-        return found
+def _claims(study: Study, rows: Rows, complete: bool, judged: bool) -> list[Claim]:
     return [
-        replace(claim, checks=[replace(check, estimate=None) for check in claim.checks]) for claim in found
+        replace(
+            claim,
+            checks=[
+                replace(check, estimate=check.estimate if complete else None, judged=judged)
+                for check in claim.checks
+            ],
+        )
+        for claim in study.claims(rows)
     ]

@@ -1,29 +1,39 @@
 """From the rows of a study's cells to estimates: means over training seeds and images, differences of them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.evaluation.crossed import crossed_mean
-from antiphase.evaluation.statistics import Estimate
+from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size
 from antiphase.studies.artefact import ESTIMATES
 
 SEED, SAMPLE = "training_seed", "sample"
 ASR = pl.col("success").cast(pl.Float64)
 CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
+Kind = Literal["share", "size", "difference", "number"]
+_WITHIN: dict[Kind, Callable[[Estimate], Estimate]] = {
+    "share": as_share, "size": as_size, "difference": as_difference, "number": lambda estimate: estimate,
+}  # fmt: skip
 
 
-def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, share: bool = True) -> pl.DataFrame:
+def estimates(
+    rows: pl.DataFrame,
+    by: Sequence[str],
+    value: pl.Expr,
+    kind: Kind = "share",
+) -> pl.DataFrame:
     """Return the mean of a value over seeds and samples for each group, with its interval over both.
 
     Args:
         rows: one for each seed and sample of a group, or several, whose mean is taken (heads, layers).
         by: columns that groups are told apart by; they keep the order of their first rows.
         value: what is averaged.
-        share: whether it lies in [0, 1], so that its interval is cut there.
+        kind: what the value is, so that its interval stays within its range: a share in [0, 1], a size (norm,
+            distance, Lipschitz constant) above 0, a difference of shares in [−1, 1], or any other number.
 
     Returns:
         Columns ``*by`` and those of ``ESTIMATES``.
@@ -34,13 +44,36 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, share: bool
     found = []
     for key, block in rows.group_by(by, maintain_order=True):
         matrix = _matrix(block, value, str(key))
-        estimate = crossed_mean(matrix)
-        low, high = (estimate.low, estimate.high)
-        if share:
-            low, high = max(low, 0.0), min(high, 1.0)
-        found.append((*key, estimate.value, low, high, estimate.n, len(matrix)))
+        estimate = _WITHIN[kind](crossed_mean(matrix))
+        found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix)))
     schema: dict[str, Any] = {name: rows.schema[name] for name in by}
     return pl.DataFrame(found, schema | ESTIMATES, orient="row")
+
+
+def over(*found: pl.DataFrame, samples: str = "images") -> str:
+    """Say in a caption what intervals are over: how many training seeds and samples.
+
+    Args:
+        *found: columns ``n`` and ``seeds``.
+        samples: what ``n`` counts.
+
+    >>> over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]}))
+    '3 training seeds and 300 to 1,000 images'
+    >>> over(pl.DataFrame({"n": [2], "seeds": [1]}), samples="pairs")
+    '2 pairs, for one training seed'
+    """
+    frame = pl.concat([each.select("n", "seeds") for each in found]).drop_nulls()
+    if frame.is_empty():
+        return samples
+    ends = frame.select(
+        least=pl.concat_list(pl.min("n", "seeds")), most=pl.concat_list(pl.max("n", "seeds"))
+    ).row(0)
+    n, seeds = (f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in zip(*ends, strict=True))
+    return (
+        f"{n} {samples}, for one training seed"
+        if seeds == "1"
+        else f"{seeds} training seeds and {n} {samples}"
+    )
 
 
 def difference(

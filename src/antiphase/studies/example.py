@@ -13,7 +13,7 @@ from antiphase.models import diffvit
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.cells import Attack, Model, Own, TrainVit
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, difference, estimates
+from antiphase.studies.estimates import ASR, difference, estimates, over
 from antiphase.studies.spec import Cell, Profile, Rows, Study
 
 EPS = (1 / 255, 4 / 255)
@@ -73,7 +73,7 @@ def draw(rows: Rows) -> Artefact:
         Panel(str(attack), "ε", "attack success rate", block.rename({"eps": "x"}), scale="eps", percent=True)
         for (attack,), block in found.group_by("attack", maintain_order=True)
     )
-    return Artefact([Plot("asr", "ASR by ε. Bands: 95 % over training seeds and images.", panels)])
+    return Artefact([Plot("asr", f"ASR by ε. Bands: 95 % over {over(found)}.", panels)])
 
 
 def claims(rows: Rows) -> list[Claim]:

@@ -59,7 +59,7 @@ def draw(rows: Rows) -> Artefact:
         bars(f"trained on {name}", "zero-shot accuracy", block, PAPER.filter(pretraining=name), "data", ticks)
         for (name,), block in found.group_by("pretraining", maintain_order=True)
     )
-    words = caption("Zero-shot accuracy at home and under shifts of distribution.", "images")
+    words = caption("Zero-shot accuracy at home and under shifts of distribution.", found, "images")
     table = model_table("diffclip-figure-3", "Zero-shot under shifts, accuracy", found, PAPER)
     return Artefact([Plot("diffclip-figure-3", words, panels)], [table])
 

@@ -82,7 +82,9 @@ def draw(rows: Rows) -> Artefact:
         bars(f"trained on {name}", "pairs right", block, PAPER.filter(pretraining=name), "data", ticks)
         for (name,), block in found.group_by("pretraining", maintain_order=True)
     )
-    words = caption("Share of pairs of which both statements find their image, by visual pattern.", "pairs")
+    words = caption(
+        "Share of pairs of which both statements find their image, by visual pattern.", found, "pairs"
+    )
     table = model_table("diffclip-figure-4", "MMVP-VLM, pairs right", found, PAPER)
     return Artefact([Plot("diffclip-figure-4", words, panels, columns=1)], [table], notes=_tests(observed))
 

@@ -98,7 +98,7 @@ def draw(rows: Rows) -> Artefact:
                 TASKS, level=0.0,
             ),
         ]  # fmt: skip
-    words = caption("Variants on six tasks, each a mean over its data sets.", "samples")
+    words = caption("Variants on six tasks, each a mean over its data sets.", found, "samples")
     tables = [
         model_table("diffclip-figure-5", "Variants on six tasks", found, PAPER, pl.col("task")),
         model_table(

@@ -7,14 +7,13 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import ESTIMATES, Panel, Table
 from antiphase.studies.claims import Check
-from antiphase.studies.estimates import SEED, difference, estimates
+from antiphase.studies.estimates import SEED, difference, estimates, over
 from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE
 
 KEYS = ["task", "pretraining", "series", "data"]
 """What the numbers of this paper are told apart by."""
 
 _PAPER = {"value": pl.Float64, "sd": pl.Float64}
-_BANDS = "95 % over training seeds and"
 
 
 def published(text: str | None) -> pl.DataFrame:
@@ -145,6 +144,6 @@ def apart(observed: pl.DataFrame, where: Mapping[str, str], first: str, second: 
     return difference(rows, {"series": first}, {"series": second}, VALUE)
 
 
-def caption(what: str, samples: str) -> str:
+def caption(what: str, found: pl.DataFrame, samples: str) -> str:
     """Return a caption that says what intervals are over."""
-    return f"{what} Intervals: {_BANDS} {samples}; dashed: the paper."
+    return f"{what} Intervals: 95 % over {over(found, samples=samples)}; dashed: the paper."

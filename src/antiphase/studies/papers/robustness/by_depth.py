@@ -5,7 +5,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.show import against, apart, eps_name, table_of
 
 AT = (1 / 255, 4 / 255)
@@ -26,7 +26,7 @@ def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
         tables.append(
             table_of(block, pl.col("series"), pl.format("depth {}", "depth"), key, f"ASR under {title}")
         )
-    caption = f"ASR under {attack} by depth. Bands: 95 % over training seeds and images."
+    caption = f"ASR under {attack} by depth. Bands: 95 % over {over(found)}."
     return Artefact([Plot(name, caption, tuple(panels))], tables)
 
 
@@ -70,6 +70,8 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
 
 def _above(rows: pl.DataFrame) -> Estimate | None:
     found = (
-        None if rows.is_empty() else estimates(rows, ["series"], ASR - _HIGH, share=False).row(0, named=True)
+        None
+        if rows.is_empty()
+        else estimates(rows, ["series"], ASR - _HIGH, kind="difference").row(0, named=True)
     )
     return None if found is None else Estimate(found["value"], found["low"], found["high"], found["n"])

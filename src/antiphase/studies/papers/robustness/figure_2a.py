@@ -15,7 +15,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import eps_table, more_fragile
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -44,7 +44,7 @@ def draw(rows: Rows) -> Artefact:
             )
         )  # fmt: skip
         tables.append(eps_table(block, f"ASR under PGD, {data}", f"asr-{data}", theirs))
-    caption = "Share of images whose prediction PGD changes. Bands: 95 % over training seeds and images."
+    caption = f"Share of images whose prediction PGD changes. Bands: 95 % over {over(found)}."
     return Artefact([Plot("figure-2a", caption, tuple(panels))], tables)
 
 

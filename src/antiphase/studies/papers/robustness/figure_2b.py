@@ -15,7 +15,7 @@ antiphase study run figure-2b --profile laptop
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells
 from antiphase.studies.papers.robustness.clip_attacks import (
     MANY_CLASSES,
@@ -45,7 +45,7 @@ def draw(rows: Rows) -> Artefact:
         panels.append(Panel(f"PGD, {data}", "ε", "attack success rate", points, scale="eps", percent=True))
         tables.append(eps_table(block, f"ASR under PGD on the cosine, {data}", f"asr-clip-{data}"))
     tables.append(accuracy_table(rows["accuracy"], "accuracy-clip"))
-    caption = "Share of images whose prediction PGD on the cosine changes. Bands: 95 % over training seeds and images."
+    caption = f"Share of images whose prediction PGD on the cosine changes. Bands: 95 % over {over(found)}."
     return Artefact([Plot("figure-2b", caption, tuple(panels))], tables)
 
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -45,7 +45,7 @@ def draw(rows: Rows) -> Artefact:
         tables.append(
             table_of(block, pl.col("series"), width, f"patches-{data}", f"ASR under patches, {data}")
         )
-    caption = "Share of images whose prediction a patch changes. Bands: 95 % over training seeds and images."
+    caption = f"Share of images whose prediction a patch changes. Bands: 95 % over {over(found)}."
     return Artefact([Plot("figure-2c", caption, tuple(panels))], tables)
 
 

@@ -17,7 +17,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells
 from antiphase.studies.papers.robustness.clip_attacks import (
     MANY_CLASSES,
@@ -57,7 +57,7 @@ def draw(rows: Rows) -> Artefact:
             table_of(block, pl.col("series"), width, f"patches-clip-{data}", f"ASR under patches, {data}")
         )
     tables.append(accuracy_table(rows["accuracy"], "accuracy-clip"))
-    caption = "Share of images whose prediction a patch changes. Bands: 95 % over training seeds and images."
+    caption = f"Share of images whose prediction a patch changes. Bands: 95 % over {over(found)}."
     return Artefact([Plot("figure-2d", caption, tuple(panels))], tables)
 
 

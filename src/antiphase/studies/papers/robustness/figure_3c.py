@@ -18,7 +18,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import estimates
+from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -57,7 +57,7 @@ def draw(rows: Rows) -> Artefact:
             title = f"{kind}, {data}"
             panels.append(Panel(title, "L2 distance", "attack success rate", points, percent=True))
         depth, words = pl.format("depth {}", "depth"), f"Mean L2 distance, {data}"
-        mean = estimates(block, ["series", "depth"], DISTANCE, share=False).sort("depth", maintain_order=True)
+        mean = estimates(block, ["series", "depth"], DISTANCE, kind="size").sort("depth", maintain_order=True)
         points = mean.with_columns(x=pl.col("depth").cast(pl.Float64)).drop("depth")
         panels.append(Panel(f"mean distance, {data}", "depth", "L2 distance", points))
         tables.append(
@@ -67,7 +67,7 @@ def draw(rows: Rows) -> Artefact:
             tables.append(_farthest(block, str(data)))
     lost = 1.0 - float(attacks["found"].cast(pl.Float64).mean() or 0.0)  # type: ignore[arg-type]
     caption = (
-        "Carlini and Wagner's L2 attack. Bands: 95 % over training seeds and images. "
+        f"Carlini and Wagner's L2 attack. Bands: 95 % over {over(*(panel.points for panel in panels))}. "
         f"For {lost * 100:.1f} % of the images nothing was found."
     )
     return Artefact([Plot("figure-3c", caption, tuple(panels))], tables)

@@ -18,7 +18,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import estimates
+from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -43,7 +43,7 @@ def draw(rows: Rows) -> Artefact:
     maps = of_maps(rows)
     several = maps["data"].n_unique() > 1
     panels, tables = [], []
-    found = estimates(maps, ["data", "estimator", "series", "depth"], VALUE, share=False)
+    found = estimates(maps, ["data", "estimator", "series", "depth"], VALUE, kind="size")
     for (data, estimator), block in found.sort("depth", maintain_order=True).group_by(
         ["data", "estimator"], maintain_order=True
     ):
@@ -58,7 +58,7 @@ def draw(rows: Rows) -> Artefact:
         tables.append(table_of(block, pl.col("series"), depth, key, words, percent=False, digits=4))
     caption = (
         "Local Lipschitz estimates of the attention maps (L2 to L2, root mean square over heads), averaged over the "
-        "layers. “Sampled mean” is the paper's estimator. Bands: 95 % over training seeds and images."
+        f"layers. “Sampled mean” is the paper's estimator. Bands: 95 % over {over(found)}."
     )
     return Artefact([Plot("figure-3d", caption, tuple(panels))], tables)
 

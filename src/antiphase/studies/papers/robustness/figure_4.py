@@ -15,7 +15,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import estimates
+from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
 from antiphase.studies.papers.robustness.figure_3d import ESTIMATORS, VALUE, of_maps
@@ -35,7 +35,7 @@ def cells(profile: Profile) -> list[Cell]:
 def draw(rows: Rows) -> Artefact:
     """A panel for each depth and estimator: the estimate over the layers."""
     maps = of_maps(rows).filter(pl.col("estimator").is_in(_SHOWN))
-    found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, share=False)
+    found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, kind="size")
     found = found.sort("depth", "layer", maintain_order=True, nulls_last=True)
     panels, tables = [], []
     for (data, depth, estimator), block in found.group_by(
@@ -53,7 +53,7 @@ def draw(rows: Rows) -> Artefact:
         )  # fmt: skip
     caption = (
         "Local Lipschitz estimates of each layer's attention map with respect to the pixels. "
-        "Bands: 95 % over training seeds and images."
+        f"Bands: 95 % over {over(found)}."
     )
     return Artefact([Plot("figure-4", caption, tuple(panels))], tables)
 

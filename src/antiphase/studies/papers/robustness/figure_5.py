@@ -17,7 +17,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import estimates
+from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of
@@ -55,7 +55,9 @@ def draw(rows: Rows) -> Artefact:
         tables.append(
             table_of(block, name, layer, key, f"Share of images and heads with cos(∇A1, ∇A2) < 0 {title}")
         )
-    caption = "Share of images and heads whose maps' gradients oppose each other. Bands: 95 % over seeds and images."
+    caption = (
+        f"Share of images and heads whose maps' gradients oppose each other. Bands: 95 % over {over(found)}."
+    )
     return Artefact([Plot("figure-5", caption, tuple(panels))], tables)
 
 
@@ -101,7 +103,7 @@ def _claims(aligned: pl.DataFrame) -> list[Claim]:
 def _most(block: pl.DataFrame, words: str) -> Check:
     if block.is_empty():
         return Check(words, None)
-    one = estimates(block, ["series"], BELOW - 0.5, share=False).row(0, named=True)
+    one = estimates(block, ["series"], BELOW - 0.5, kind="difference").row(0, named=True)
     return Check(words, Estimate(one["value"], one["low"], one["high"], one["n"]))
 
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import apart, each_data, eps_name, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -50,9 +50,7 @@ def draw(rows: Rows) -> Artefact:
         tables.append(
             table_of(block, name, column, f"restarts-{data}", f"ASR under PGD with restarts, {data}")
         )
-    caption = (
-        "ASR under PGD with one random start and with three. Bands: 95 % over training seeds and images."
-    )
+    caption = f"ASR under PGD with one random start and with three. Bands: 95 % over {over(found)}."
     return Artefact([Plot("figure-6", caption, tuple(panels))], tables)
 
 

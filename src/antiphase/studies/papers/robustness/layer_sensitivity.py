@@ -30,7 +30,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import difference, estimates
+from antiphase.studies.estimates import difference, estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.layer_values import (
     ESTIMATORS,
@@ -60,7 +60,7 @@ def cells(profile: Profile) -> list[Cell]:
 
 def draw(rows: Rows) -> Artefact:
     """The quantities of Theorem 2, the parts of the ratio, the ratio as predicted and measured, cancellation."""
-    found = pl.concat([lambdas(rows["alignment"]), estimates(values(rows), PLACE, VALUE, share=False)])
+    found = pl.concat([lambdas(rows["alignment"]), estimates(values(rows), PLACE, VALUE, kind="number")])
     found = found.sort("depth", "layer", maintain_order=True).with_columns(x=pl.col("layer") + 1.0)
     moves, log = tuple(PERTURBATIONS.values()), "ln(DiffViT / ViT)"
     beyond = found.with_columns(pl.col("value", "low", "high") - 1.0)
@@ -72,7 +72,7 @@ def draw(rows: Rows) -> Artefact:
             (RATIO, *PARTS),
             log,
             "The logarithm of ‖J_DA‖ / ‖J_base‖ by Theorem 2 and its three parts, which add up to it, layer by layer. "
-            "Above 0, DiffViT's map is the more sensitive one. Whiskers: 95 % over training seeds and images.",
+            f"Above 0, DiffViT's map is the more sensitive one. Whiskers: 95 % over {over(found)}.",
         ),
         _bars(
             found,
@@ -80,7 +80,7 @@ def draw(rows: Rows) -> Artefact:
             (RATIO, *ESTIMATORS),
             log,
             "The ratio of gradients (Theorem 2) and the ratios of local Lipschitz estimates of the same maps. Lemma 2 "
-            "says that the first bounds the others from above. Whiskers: 95 % over training seeds and images.",
+            f"says that the first bounds the others from above. Whiskers: 95 % over {over(found)}.",
         ),
         _bars(
             beyond,
@@ -88,7 +88,7 @@ def draw(rows: Rows) -> Artefact:
             moves,
             "cancellation − 1",
             "How much further A1 − λ·A2 moves under a perturbation of ε = 1/255 than two maps that move independently. "
-            "Below 0 the subtraction cancels, above 0 it adds up. Whiskers: 95 % over training seeds and images.",
+            f"Below 0 the subtraction cancels, above 0 it adds up. Whiskers: 95 % over {over(found)}.",
             percent=True,
         ),
     ]
@@ -110,7 +110,7 @@ def _factors(found: pl.DataFrame) -> Plot:
     ]
     caption = (
         "λ, ρ = ‖J2‖ / ‖J1‖, cosθ between J1 and J2, and γ = ‖J1‖ / ‖J_base‖, J by the pixels. "
-        "Bands: 95 % over training seeds and images; those of λ over training seeds."
+        f"Bands: 95 % over {over(found)}; those of λ over training seeds alone."
     )
     return Plot("layer-factors", caption, tuple(panels))
 
@@ -217,7 +217,7 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
 def _mean(block: pl.DataFrame, value: pl.Expr) -> Estimate | None:
     if block.is_empty():
         return None
-    one = estimates(block, ["quantity"], value, share=False).row(0, named=True)
+    one = estimates(block, ["quantity"], value, kind="number").row(0, named=True)
     return Estimate(one["value"], one["low"], one["high"], one["n"])
 
 

@@ -19,7 +19,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, CORRECT, estimates
+from antiphase.studies.estimates import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -66,7 +66,8 @@ def draw(rows: Rows) -> Artefact:
         points = found.rename({"lambda_init": "x"}).with_columns(series=pl.lit("DiffViT"))
         paper = theirs.select(series=pl.lit("DiffViT"), x=pl.col("lambda_init"), value=pl.col("paper"))
         panels.append(Panel(name, "λ_init", name, points, percent=True, paper=paper))
-    caption = "DiffViT of one layer by λ_init. Bands: 95 % over training seeds and images; dashed: the paper, CIFAR-10."
+    bands = over(*(panel.points for panel in panels))
+    caption = f"DiffViT of one layer by λ_init. Bands: 95 % over {bands}; dashed: the paper, CIFAR-10."
     table = Table("table-1", "Accuracy and ASR of DiffViT by λ_init", "λ_init", pl.concat(blocks))
     return Artefact([Plot("table-1", caption, tuple(panels))], [table])
 

@@ -22,7 +22,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, CORRECT, estimates
+from antiphase.studies.estimates import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import KINDS, SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, eps_name, table_of
 from antiphase.studies.spec import Cell, Profile, Rows, Study
@@ -89,7 +89,7 @@ def draw(rows: Rows) -> Artefact:
         panels.append(
             Panel(str(series), "ε of the attack", "attack success rate", curves, scale="eps", percent=True)
         )
-    caption = "ASR under PGD by the ε of adversarial training. Bands: 95 % over training seeds and images."
+    caption = f"ASR under PGD by the ε of adversarial training. Bands: 95 % over {over(asr)}."
     return Artefact([Plot("table-3", caption, tuple(panels))], [table])
 
 
