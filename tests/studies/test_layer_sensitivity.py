@@ -8,6 +8,8 @@ import polars as pl
 import pytest
 
 from antiphase.evaluation import sensitivity
+from antiphase.report.study_axes import limits
+from antiphase.studies.artefact import Panel
 from antiphase.studies.estimates import estimates
 from antiphase.studies.papers.robustness import layer_sensitivity as study
 from antiphase.studies.papers.robustness import layer_values as layer
@@ -130,3 +132,13 @@ def test_lambda_has_an_interval_over_the_seeds_alone(made):
     assert (found["value"], found["low"], found["seeds"]) == pytest.approx((0.55, 0.55 - half, 2))
     alone = layer.lambdas(aligned.filter(training_seed=1)).row(0, named=True)
     assert (alone["value"], alone["low"], alone["high"]) == (pytest.approx(0.6), None, None)
+
+
+def test_a_single_value_without_an_interval_has_an_axis():
+    points = pl.DataFrame(
+        {"value": [0.8], "low": [None], "high": [None]}, schema_overrides={"low": pl.Float64}
+    )
+    low, high = limits(
+        Panel("", "layer", "λ", points), points.with_columns(high=pl.lit(None, pl.Float64)), None
+    )
+    assert low < 0.8 < high

@@ -77,7 +77,7 @@ def limits(panel: Panel, points: pl.DataFrame, paper: pl.DataFrame | None) -> tu
     spread = max(most - least, 0.2 * abs(most), 30.0 if panel.percent else 0.0) or 1.0
     far = np.concatenate([[least, most], *(end[np.isfinite(end)] for end in ends(points))])
     bottom, top = max(far.min(), least - spread), min(far.max(), most + spread)
-    pad = 0.06 * (top - bottom)
+    pad = 0.06 * (top - bottom or spread)  # a single value without an interval still needs an axis
     bottom, top = bottom - pad, top + pad
     if (
         panel.percent and panel.level != 0 and values.min() >= 0 and values.max() <= 100
