@@ -50,6 +50,22 @@ def test_version_and_help(run_cli):
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--precision", "int3"], "int3"),
         (["train", "--model", "vit", "--data", "digits"], "--out"),
         (["quickstart", "--eps", "1/255,abc"], "abc"),
+        (["quickstart", "--eps", "1e400"], "eps '1e400': expected a finite number"),
+        (["quickstart", "--eps", "1/255/2"], "eps '1/255/2': expected a finite number or a fraction"),
+        (["quickstart", "--eps", "2"], "for 2 of 255 levels give 2/255"),
+        (["quickstart", "--seed", "9" * 40], "9223372036854775807"),
+        (["quickstart", "--out", ""], "'' is no path; expected a directory"),
+        (["quickstart", "--out", "x" * 5000], "File name too long"),
+        (["quickstart", "--out", "/proc/antiphase"], "'/proc/antiphase': cannot be written"),
+        (["quickstart", "--epochs", "2"], "epochs 2: is of --train"),
+        (["audit", "specimen:vit-0", "--batch-size", "9" * 20], "1048576"),
+        (
+            ["attack", "specimen:vit-0", "--norm", "l2", "--eps", "1e308"],
+            "eps 1e+308: expected at most 1e+06",
+        ),
+        (["sense", "specimen:vit-0", "--radius", "1e400"], "expected a finite number"),
+        (["export", "specimen:vit-0", "--out", " "], "is no path"),
+        (["study", "status", "--store", ""], "'' is no path"),
         (["sense", "specimen:diffvit-0", "--parts", "gradients"], "parts gradients"),
         (["sense", "specimen:diffvit-0", "--probes", "1"], "probes 1"),
         (["sense", "specimen:diffvit-0", "--eps", "2"], "eps 2.0"),
@@ -94,6 +110,6 @@ def test_a_file_where_a_folder_belongs_is_named(tmp_path, run_cli, command):
 
 def test_eps_are_numbers_or_fractions():
     assert parse_eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
-    for text in ("", "1//2", "1/0", "one"):
+    for text in ("", "1//2", "1/0", "one", "1/255/2", "inf", "1e-999999999"):
         with pytest.raises(UserError, match="fraction"):
             parse_eps(text)

@@ -21,6 +21,7 @@ from antiphase.cli.options import (
     SkipBad,
     Split,
 )
+from antiphase.commands.folders import run_folder
 from antiphase.commands.sense import run_sense
 
 
@@ -69,9 +70,10 @@ def sense(
 
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
     """
-    run_sense(
-        model.split(","), against.split(",") if against else [], data, out, quiet, device,
-        parts=[part.strip() for part in parts.split(",")], radius=radius, travel=eps, split=split, limit=limit,
-        random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
-        probes=probes, samples=samples, steps=steps, points=points, lipschitz_limit=lipschitz_limit, seed=seed,
-    )  # fmt: skip
+    with run_folder(out, "sense"):
+        run_sense(
+            model.split(","), against.split(",") if against else [], data, out, quiet, device,
+            parts=[part.strip() for part in parts.split(",")], radius=radius, travel=eps, split=split, limit=limit,
+            random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+            probes=probes, samples=samples, steps=steps, points=points, lipschitz_limit=lipschitz_limit, seed=seed,
+        )  # fmt: skip

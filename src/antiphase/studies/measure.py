@@ -27,6 +27,7 @@ from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.streams import check_seed
 from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
@@ -57,7 +58,7 @@ class Plan:
         compile: whether the search asks a ``torch.compile``-d model.
 
     Raises:
-        UserError: for a budget that is not a positive number or stands twice, or an unknown attack.
+        UserError: for a budget that is not positive or given twice, a seed out of range, or an unknown attack.
     """
 
     eps: tuple[float, ...]
@@ -79,6 +80,7 @@ class Plan:
                 raise UserError(f"eps {eps}: expected a positive number, in units of the [0, 1] pixel")
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
+        check_seed(self.seed)
         find_attack(self.attack, **self.settings)
 
     @property
