@@ -17,6 +17,8 @@ _UNUSABLE = {
     errno.ELOOP, errno.ENOSPC, errno.EDQUOT,
 }  # fmt: skip
 
+_LONGEST_WORD = 500  # a longer name or path is shown without its middle
+
 app = typer.Typer(
     name="antiphase",
     help="Measure how fragile differential attention is, and help to build models that are not.",
@@ -51,7 +53,8 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    print("antiphase: " + " ".join(message.split()), file=sys.stderr)
+    words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in message.split())
+    print("antiphase: " + " ".join(words), file=sys.stderr)
     sys.exit(2)
 
 

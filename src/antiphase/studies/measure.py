@@ -211,11 +211,28 @@ def _cell(
         write_json(path / f"warnings-{shard.rank}.json", list(warnings))
     shard.wait()
     rows = journal.rows()
-    said = [line for file in sorted(path.glob("warnings-*.json")) for line in json.loads(file.read_text())]
+    said = [line for file in sorted(path.glob("warnings-[0-9]*.json")) for line in _read_warnings(file)]
     shard.wait()  # nobody tidies up before everybody has read
     if missing and shard.first:
         journal.compact(rows)
     return rows.filter(pl.col("sample").is_in(wanted.implode())), said
+
+
+def _read_warnings(file: Path) -> list[str]:
+    """Return the warnings that an attack left with its rows.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise UserError(
+            f"{file}: expected a list of warnings in JSON; delete {file.parent} and its images are attacked again"
+        )
+    return found
 
 
 def _attack(
