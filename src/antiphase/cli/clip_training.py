@@ -71,7 +71,9 @@ def train_clip(
     init: Annotated[
         str, typer.Option(help="matched: both twins start alike; released: as the released pair did.")
     ] = "matched",
-    lambda_init: Annotated[float, typer.Option(help="λ_init of the constant schedule.")] = 0.8,
+    lambda_init: Annotated[
+        float | None, typer.Option(help="DiffCLIP: λ_init of the constant schedule; 0.8 if not given.")
+    ] = None,
     patch_dropout: Annotated[float, typer.Option(help="Share of patches left out in training.")] = 0.0,
     precision: Annotated[
         str, typer.Option(help="float32, bf16, or auto: bf16 where the hardware has it.")
@@ -110,7 +112,7 @@ def train_clip(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, warmup_epochs=warmup_epochs,
         weight_decay=weight_decay,
     )  # fmt: skip
-    model_fields = {"init": init} | ({} if model == "clip" else {"lambda_init": lambda_init})
+    model_fields = {"init": init} | given(lambda_init=lambda_init)
     with run_folder(out, "train-clip"):
         metrics = run_clip_training(
             model, data, held_out, out, quiet, preset=preset, samples=samples, lanes=lanes, limit=limit,

@@ -1,10 +1,13 @@
 """Options that several commands share, each with its words."""
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from antiphase.errors import UserError
 
 
 def directory(text: str | Path) -> Path:
@@ -14,6 +17,28 @@ def directory(text: str | Path) -> Path:
     if os.path.isfile(text):  # never raises, unlike Path.is_file
         raise typer.BadParameter(f"Directory '{text}' is a file.")
     return Path(text)
+
+
+def refuse_unused(
+    context: typer.Context, wanted: Collection[str], users: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse the options on the command line that only parts use which are not asked for.
+
+    Args:
+        context: of the command.
+        wanted: the parts asked for.
+        users: by the name of an option, the parts that use it.
+
+    Raises:
+        UserError: naming the option.
+    """
+    for name, parts in users.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and not set(parts) & set(wanted):
+            option = name.replace("_", "-")
+            raise UserError(
+                f"--{option}: is of {' and '.join(parts)} alone; add it to --parts or leave --{option} out"
+            )
 
 
 EPS = "0.5/255,1/255,2/255,4/255,8/255"
@@ -78,8 +103,8 @@ Prompt = Annotated[
 Objective = Annotated[
     str | None,
     typer.Option(
-        help="What PGD or APGD maximises: cross_entropy, margin, dlr, or cosine: for a CLIP, away from the image's "
-        "own prompt."
+        help="What PGD, FGSM, APGD, Square or a patch maximises: cross_entropy, margin or dlr; or cosine, for a CLIP: "
+        "away from the image's own prompt."
     ),
 ]
 PatchWidth = Annotated[int | None, typer.Option(help="Patch: side of the square in pixels.", min=1)]

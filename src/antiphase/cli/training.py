@@ -22,10 +22,11 @@ def train(
         int | None, typer.Option(help="Heads of the standard twin (a DiffViT has half).", min=1)
     ] = None,
     patch_size: Annotated[int | None, typer.Option(help="Side of a patch in pixels.", min=1)] = None,
-    lambda_init: Annotated[float, typer.Option(help="DiffViT: initial λ.")] = 0.8,
+    lambda_init: Annotated[float | None, typer.Option(help="DiffViT: initial λ; 0.8 if not given.")] = None,
     lambda_schedule: Annotated[
-        str, typer.Option(help="DiffViT: constant, or depth (0.8 − 0.6·exp(−0.3·layer)).")
-    ] = "constant",
+        str | None,
+        typer.Option(help="DiffViT: constant, or depth (0.8 − 0.6·exp(−0.3·layer)); constant if not given."),
+    ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="For image files: resize to this many pixels.", min=1)
     ] = None,

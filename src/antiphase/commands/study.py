@@ -60,6 +60,8 @@ def run_studies(
 
     if executor not in ("local", "slurm"):
         raise UserError(f"executor {executor!r}: expected local or slurm (torchrun is found by itself)")
+    if slurm and executor != "slurm":
+        raise UserError(f"--slurm {slurm[0]}: is of --executor slurm; give it too or leave --slurm out")
     if workers < 1:
         raise UserError(f"jobs {workers}: expected 1 or more")
     profile, studies, cells, store = _gather(names, profile_name, seeds, root)
