@@ -69,6 +69,14 @@ def test_version_and_help(run_cli):
             ["sense", "specimen:vit-0", "--parts", "lipschitz", "--radius", "1e400"],
             "expected a finite number",
         ),
+        (
+            ["sense", "specimen:vit-0", "--parts", "lipschitz", "--samples", "1" + "0" * 12, "-q"],
+            "samples 1,000,000,000,000, steps 10, points 2: about",
+        ),
+        (
+            ["certify", "specimen:vit-0", "--samples", "1" + "0" * 14, "--limit", "1", "-q"],
+            "100,000,000,000,100 noisy copies of each: about",
+        ),
         (["sense", "specimen:vit-0", "--samples", "9"], "--samples: is of lipschitz alone"),
         (["sense", "specimen:vit-0", "--parts", "depth", "--probes", "9"], "--probes: is of alignment alone"),
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--lambda-init", "0.5"], "no λ"),
