@@ -148,6 +148,9 @@ def test_another_commands_directory_is_refused(tmp_path, run_cli):
         code, _, err = run_cli(*command, "--out", tmp_path / "run")
         assert (code, err.count("\n")) == (2, 1)
         assert f"holds a run of antiphase export; give antiphase {command[0]} another directory" in err
+    code, _, err = run_cli("study", "run", "table-1", "--profile", "smoke", "--store", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds a run of antiphase export" in err
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from antiphase.commands.folders import MARKER, run_folder
+from antiphase.commands.folders import MARKER, check_holder, run_folder
 from antiphase.errors import UserError
 
 
@@ -40,6 +40,14 @@ def test_a_directory_without_a_marker_is_known_by_its_files(tmp_path, file, text
     assert not (tmp_path / MARKER).exists()
     with run_folder(tmp_path, holder):
         pass
+
+
+def test_a_store_of_studies_is_known_by_its_log(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "log.jsonl").touch()
+    check_holder(tmp_path, "study run")
+    with pytest.raises(UserError, match="holds a run of antiphase study run;"):
+        check_holder(tmp_path, "audit")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"command": ""})])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from antiphase.commands.folders import check_holder
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def run_studies(
         for study in studies:
             for line in check(study, profile):
                 print(line)
+    check_holder(root, "study run")
     plan = make_plan(cells, store)
     if share.first:
         for why in plan.damaged.values():
