@@ -40,10 +40,11 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
         with room(out):
             yield
     except BaseException:
-        if set(os.listdir(out)) <= {*before, MARKER}:
-            if MARKER not in before:
-                (out / MARKER).unlink()
-            _remove(missing)
+        with contextlib.suppress(OSError):  # under torchrun another process may have cleaned up already
+            if set(os.listdir(out)) <= {*before, MARKER}:
+                if MARKER not in before:
+                    (out / MARKER).unlink()
+                _remove(missing)
         raise
 
 
