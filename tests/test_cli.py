@@ -1,6 +1,8 @@
 """The command line beside the audit (tests/studies) and training (tests/training)."""
 
+import errno
 import json
+import os
 
 import polars as pl
 import pytest
@@ -50,10 +52,61 @@ def test_version_and_help(run_cli):
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--precision", "int3"], "int3"),
         (["train", "--model", "vit", "--data", "digits"], "--out"),
         (["quickstart", "--eps", "1/255,abc"], "abc"),
+        (["quickstart", "--eps", "1e400"], "eps '1e400': expected a finite number"),
+        (["quickstart", "--eps", "1/255/2"], "eps '1/255/2': expected a finite number or a fraction"),
+        (["quickstart", "--eps", "2"], "for 2 of 255 levels give 2/255"),
+        (["quickstart", "--seed", "9" * 40], "9223372036854775807"),
+        (["quickstart", "--out", ""], "'' is no path; expected a directory"),
+        (["quickstart", "--out", "x" * 5000], "File name too long"),
+        (["quickstart", "--out", "/proc/antiphase"], "'/proc/antiphase': cannot be written"),
+        (["quickstart", "--epochs", "2"], "epochs 2: is of --train"),
+        (["audit", "specimen:vit-0", "--batch-size", "9" * 20], "1048576"),
+        (
+            ["attack", "specimen:vit-0", "--norm", "l2", "--eps", "1e308"],
+            "eps 1e+308: expected at most 1e+06",
+        ),
+        (
+            ["sense", "specimen:vit-0", "--parts", "lipschitz", "--radius", "1e400"],
+            "expected a finite number",
+        ),
+        (
+            ["sense", "specimen:vit-0", "--parts", "lipschitz", "--samples", "1" + "0" * 12, "-q"],
+            "samples 1,000,000,000,000, steps 10, points 2: about",
+        ),
+        (
+            ["certify", "specimen:vit-0", "--samples", "1" + "0" * 14, "--limit", "1", "-q"],
+            "100,000,000,000,100 noisy copies of each: about",
+        ),
+        (["sense", "specimen:vit-0", "--samples", "9"], "--samples: is of lipschitz alone"),
+        (["sense", "specimen:vit-0", "--parts", "depth", "--probes", "9"], "--probes: is of alignment alone"),
+        (["train", "--model", "vit", "--data", "digits", "--out", "x", "--lambda-init", "0.5"], "no λ"),
+        (["train-clip", "--model", "clip", "--data", "openmoji", "--out", "x", "--lambda-init", "1"], "no λ"),
+        (["export", "specimen:vit-0", "--out", "x", "--public"], "--public: is of a new repository"),
+        (["audit", "specimen:vit-0", "--objective", "cosine", "--limit", "2", "-q"], "vit-0 is no CLIP"),
+        (["audit", "specimen:vit-0", "--prompt", "a {}"], "prompt 'a {}': none of the models is a CLIP"),
+        (["audit", "specimen:vit-0", "--random-weights"], "--random-weights: only timm: and open_clip:"),
+        (["evaluate", "specimen:vit-0", "--random-weights"], "--random-weights: only timm: and open_clip:"),
+        (
+            ["evaluate", "specimen:vit-0", "--prompt", "a {}"],
+            "templates 'a {}': none of the models is a CLIP",
+        ),
+        (
+            ["attack", "specimen:vit-0", "--attack", "noise", "--control"],
+            "--control: the attack is random noise",
+        ),
+        (["attack", "specimen:vit-0", "--version", "rand", "--queries", "9"], "queries 9: no stage of"),
+        (["attack", "specimen:vit-0", "--device", "meta"], "device 'meta' cannot be used"),
+        (["audit", "x" * 9999], "xxx': neither a directory nor"),
+        (["study", "run", "table-1", "--slurm", "a=b"], "--slurm a=b: is of --executor slurm"),
+        (["export", "specimen:vit-0", "--out", " "], "is no path"),
+        (["study", "status", "--store", ""], "'' is no path"),
         (["sense", "specimen:diffvit-0", "--parts", "gradients"], "parts gradients"),
         (["sense", "specimen:diffvit-0", "--probes", "1"], "probes 1"),
         (["sense", "specimen:diffvit-0", "--eps", "2"], "eps 2.0"),
-        (["sense", "specimen:diffvit-0", "--radius", "1/255,2/255"], "radius 1/255,2/255"),
+        (
+            ["sense", "specimen:diffvit-0", "--parts", "lipschitz", "--radius", "1/255,2/255"],
+            "radius 1/255,2/255",
+        ),
         (["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"], "1 models against 2"),
         (
             ["sense", "timm:resnet10t", "--random-weights", "--data", "random", "--limit", "1", "-q"],
@@ -69,6 +122,44 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, run_cli, a
     assert out == ""
     assert err.count("\n") == 1
     assert named in err
+    assert len(err) < 1000
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_compiled_search_without_a_compiler_is_one_line(tmp_path, monkeypatch, run_cli):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    code, _, err = run_cli(
+        "attack", "specimen:vit-0", "--compile", "--device", "cpu", "--out", tmp_path / "x"
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--compile: no C++ compiler 'no-such-compiler' on the PATH" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_commands_directory_is_refused(tmp_path, run_cli):
+    assert run_cli("export", "specimen:vit-0", "--out", tmp_path / "run")[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    for command in (
+        ["train", "--model", "vit", "--data", "digits"], ["sense", "specimen:vit-0"], ["quickstart"],
+        ["attack", "specimen:vit-0"], ["certify", "specimen:vit-0"], ["evaluate", "specimen:vit-0"],
+        ["train-clip", "--model", "clip", "--data", "openmoji"],
+    ):  # fmt: skip
+        code, _, err = run_cli(*command, "--out", tmp_path / "run")
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"holds a run of antiphase export; give antiphase {command[0]} another directory" in err
+    code, _, err = run_cli("study", "run", "table-1", "--profile", "smoke", "--store", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds a run of antiphase export" in err
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+
+
+def test_a_disk_that_fails_is_one_line(tmp_path, monkeypatch, run_cli):
+    def fail(*_args, **_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("antiphase.models.write_model", fail)
+    code, _, err = run_cli("export", "specimen:vit-0", "--out", tmp_path / "run")
+    assert (code, err) == (2, "antiphase: writing: Read-only file system; give another path\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -93,6 +184,6 @@ def test_a_file_where_a_folder_belongs_is_named(tmp_path, run_cli, command):
 
 def test_eps_are_numbers_or_fractions():
     assert parse_eps("1/255, 0.5/255,2e-2") == (1 / 255, 0.5 / 255, 0.02)
-    for text in ("", "1//2", "1/0", "one"):
+    for text in ("", "1//2", "1/0", "one", "1/255/2", "inf", "1e-999999999"):
         with pytest.raises(UserError, match="fraction"):
             parse_eps(text)

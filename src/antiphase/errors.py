@@ -9,5 +9,16 @@ class UserError(ValueError):
     """
 
 
+def shown(text: object, most: int = 80) -> str:
+    """Return the repr of a value for a message, its middle left out if it is longer than ``most``.
+
+    >>> shown("a" * 100, most=20)
+    "'aaaaaaa … aaaaaaa'"
+    """
+    whole = repr(text)
+    side = (most - 3) // 2
+    return whole if len(whole) <= most else f"{whole[:side]} … {whole[-side:]}"
+
+
 class NoSuchSplit(UserError):
     """A data set has no part of that name."""

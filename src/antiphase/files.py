@@ -1,6 +1,7 @@
 """Files that are whole or absent: written under a temporary name in the same folder, then renamed."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -8,6 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from antiphase.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -28,6 +33,28 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def room(root: Path) -> Iterator[None]:
+    """Turn a full disk into one line; what is finished stays as it is.
+
+    Raises:
+        UserError: there is no room left.
+    """
+    try:
+        yield
+    except Exception as error:  # Parquet's and safetensors' writers have exceptions of their own
+        words = str(error)
+        full = [
+            code for code in _FULL if code == getattr(error, "errno", None) or f"(os error {code})" in words
+        ]
+        if not full:
+            raise
+        raise UserError(
+            f"{root}: no room left on the disk ({os.strerror(full[0])}); what is finished is kept: make room, then "
+            "resume with the same command"
+        ) from None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphase.attacks import Threat, apgd, carlini_wagner, fab, pgd, square
+from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, pgd, square
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -50,6 +50,8 @@ def test_gradients_inside_inference_mode_are_refused_by_name(victim):
         (lambda model, images: apgd(model, images, None, targets=0), "targets 0"),
         (lambda model, images: pgd(model, images, None, batch_size="8"), "batch_size '8'"),
         (lambda model, images: Threat(eps="8/255"), "eps '8/255'"),
+        (lambda model, images: Threat(eps=8), "eps 8: expected at most 1.*give 8/255"),
+        (lambda model, images: Threat("l2", 1e308), "at most 1e\\+06"),
         (lambda model, images: fab(lambda x: model(x)[:, :1], images, None), r"logits of shape \(37, 1\)"),
         (lambda model, images: pgd(model, images, None, restarts=None), "restarts None"),
         (
@@ -63,6 +65,26 @@ def test_what_cannot_be_is_one_line(victim, attempt, named):
     with pytest.raises(UserError, match=named) as error:
         attempt(*victim)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("attack", [pgd, apgd, fab, square, autoattack])
+def test_an_unknown_keyword_is_named_with_the_attack(victim, attack):
+    model, images = victim
+    with pytest.raises(TypeError, match=f"attack {attack.__name__}.*'stepsize'.*seed, ids"):
+        attack(model, images, None, stepsize=0.1)
+
+
+def test_eps_is_in_the_units_of_the_pixel():
+    assert Threat(eps=8, bounds=(0, 255)).eps == 8
+    assert Threat(eps=1).eps == 1
+    assert Threat(eps=float("inf")).eps == float("inf")
+    assert Threat("l2", 8).eps == 8
+
+
+def test_a_batch_larger_than_any_number_of_images_is_one_batch(victim):
+    model, images = victim
+    one, other = (pgd(model, images, None, Threat(), steps=2, batch_size=size) for size in (37, 10**20))
+    assert torch.equal(one.adversarial, other.adversarial)
 
 
 def test_alone_in_its_batch_means_alone_in_every_pass():

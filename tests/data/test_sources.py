@@ -68,6 +68,8 @@ def test_limit_and_seed_are_those_of_subset():
         ("", "unknown data source '': sources are"),
         ("folder:", "did you mean folder:PATH"),
         ("digits:x", "did you mean digits"),
+        (None, "data None: expected the name of a source, such as 'digits'"),
+        ("x" * 5000, "xxx': sources are digits"),
     ],
 )
 def test_an_unknown_source_is_one_line_with_the_nearest_names(name, line):

@@ -69,11 +69,17 @@ def test_a_fingerprint_tells_functions_apart():
         ("specimen:vit-7", "diffvit-0"),
         ("timm:vit_tini_patch16_224", "vit_tiny"),
         ("nowhere/at/all", "specimen"),
+        ("x" * 5000, "xxx … xxx.*specimen"),
+        ("/" + "x" * 5000, "neither a directory"),
+        ("", "model '': expected text"),
+        (None, "model None: expected text such as 'specimen:diffvit-0'"),
+        (Path("runs/vit"), "expected text"),
     ],
 )
 def test_an_unknown_model_is_named_with_what_there_is(spec, named):
-    with pytest.raises(UserError, match=named):
+    with pytest.raises(UserError, match=named) as caught:
         load_model(spec)
+    assert len(str(caught.value)) < 1000
 
 
 def test_weights_without_a_network_are_one_line(monkeypatch):

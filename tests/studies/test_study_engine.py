@@ -13,11 +13,12 @@ import pytest
 from safetensors import SafetensorError
 
 from antiphase.errors import UserError
+from antiphase.files import room
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
-from antiphase.studies.store import ROWS_FILE, Store, room
+from antiphase.studies.store import ROWS_FILE, Store
 from tests.studies.toy_cells import Measure, Train, cells
 
 TOYS = Path(__file__).with_name("toy_cells.py")
@@ -186,7 +187,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
     )
     assert found.returncode != 0
     assert "no room left on the disk" in found.stderr
-    assert "the same command goes on" in found.stderr
+    assert "resume with the same command" in found.stderr
     store = Store(tmp_path / "store")
     assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
     run(cells(2), store)

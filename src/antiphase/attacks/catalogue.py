@@ -1,7 +1,7 @@
 """Attacks by name, as the command line and the studies call them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from antiphase.attacks.apgd import apgd
@@ -68,7 +68,19 @@ def find_attack(name: str, **settings: object) -> Ensemble:
         known = list(_defaults(plain.stages[0]))
     if odd := [setting for setting in settings if setting not in known]:
         raise UserError(f"attack {name!r} has no setting {odd[0]!r}: expected {', '.join(known) or 'none'}")
-    return CATALOGUE[name](**settings)
+    found = CATALOGUE[name](**settings)
+    if name == "autoattack":
+        _check_used(found, settings)
+    return found
+
+
+def _check_used(ensemble: Ensemble, settings: Mapping[str, object]) -> None:
+    """Refuse a setting of AutoAttack that none of the version's stages takes."""
+    for setting in ("queries", "targets"):
+        if setting in settings and not any(setting in stage.settings for stage in ensemble.stages):
+            raise UserError(
+                f"{setting} {settings[setting]!r}: no stage of {ensemble.name} takes it; expected another version"
+            )
 
 
 def add_attack(name: str, attack: Callable) -> None:

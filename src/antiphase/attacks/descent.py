@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.attacks.ensemble import Ensemble, Stage, arrays_of, concluded, merged, title
-from antiphase.attacks.options import Run, RunOptions
+from antiphase.attacks.options import RunOptions, read_options
 from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
@@ -83,7 +83,7 @@ def _attack(
     stage: Stage, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat,
     budgets: Sequence[float], at: Tensor, level: Tensor, run: RunOptions,
 ) -> AttackResult:  # fmt: skip
-    chosen = Run(**run)
+    chosen = read_options(run, "sweep")
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
     here: dict[str, Any] = {**run, "ids": ids[at], "progress": title(stage, chosen)}
     if int(level.min()) < int(level.max()):

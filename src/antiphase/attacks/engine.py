@@ -8,7 +8,7 @@ from torch import Tensor
 
 from antiphase.attacks.checks import inspect_model, inspect_search
 from antiphase.attacks.inputs import check_budgets, check_inputs
-from antiphase.attacks.options import Run, RunOptions
+from antiphase.attacks.options import RunOptions, read_options
 from antiphase.attacks.oracle import Classifier, attacked
 from antiphase.attacks.progress import bar
 from antiphase.attacks.result import AttackResult
@@ -44,7 +44,7 @@ def run(
             are not finite.
     """
     began = time.monotonic()
-    chosen = Run(**options)
+    chosen = read_options(options, search.name)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
     check_inputs(images, labels, threat, ids)
     if budgets is None:

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.attacks.checks import black_box_wins
-from antiphase.attacks.options import Run, RunOptions
+from antiphase.attacks.options import Run, RunOptions, read_options
 from antiphase.attacks.oracle import Classifier, attacked
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
@@ -96,7 +96,7 @@ def run_ensemble(
     """
     began = time.monotonic()
     ensemble.check(model, images)
-    chosen = Run(**run)
+    chosen = read_options(run, ensemble.name or ensemble.stages[0].attack.__name__)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
     whole = _carried(before, threat)
     parts: list[AttackResult] = []

@@ -1,8 +1,8 @@
 """What every attack takes beside its own parameters, and what stands for what is not given."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
 
 from jaxtyping import Int64
 from torch import Tensor
@@ -67,3 +67,23 @@ class Run:
         check_counts(batch_size=self.batch_size, passes=self.passes)
         if self.precision not in ("float32", "bf16"):
             raise UserError(f"precision {self.precision!r}: expected 'float32' or 'bf16'")
+
+
+def read_options(options: Mapping[str, Any], attack: str) -> Run:
+    """Return the options of a run.
+
+    Args:
+        options: as the attack was given them.
+        attack: its name, for the message.
+
+    Raises:
+        TypeError: there is one that no attack takes.
+        UserError: a value is out of range.
+    """
+    known = [field.name for field in fields(Run)]
+    if odd := [name for name in options if name not in known]:
+        raise TypeError(
+            f"attack {attack}: unexpected keyword argument {odd[0]!r}; expected one of its own parameters or "
+            f"{', '.join(known)}"
+        )
+    return Run(**options)

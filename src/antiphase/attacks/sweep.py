@@ -10,7 +10,7 @@ from torch import Tensor
 from antiphase.attacks.checks import falling_asr
 from antiphase.attacks.descent import descend
 from antiphase.attacks.ensemble import Attack, Ensemble, Stage, run_ensemble
-from antiphase.attacks.options import Run, RunOptions
+from antiphase.attacks.options import RunOptions, read_options
 from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
@@ -68,7 +68,7 @@ def sweep(
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
     results: list[AttackResult] = []
     if nested == "down":
-        if Run(**run).on_finished is not None:
+        if read_options(run, "sweep").on_finished is not None:
             raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
         return descend(ensemble, model, images, labels, threat, budgets, run)
     for budget in budgets:

@@ -11,6 +11,7 @@ from torch import Tensor
 from antiphase.errors import UserError
 
 Norm = Literal["linf", "l2"]
+_LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
 _ROUNDING = 1e-6  # of x + δ in float32, for pixels up to 1
 
 
@@ -20,11 +21,12 @@ class Threat:
 
     Args:
         norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean length of the change).
-        eps: budget, at least 0, in the pixel's units; infinite for attacks that minimise the norm.
+        eps: perturbation budget, at least 0, in the pixel's units: 8/255 for 8 of 255 levels of a pixel in [0, 1].
+            Under linf at most the range of a pixel. Infinite for attacks that minimise the norm.
         bounds: least and greatest value of a pixel.
 
     Raises:
-        UserError: for an unknown norm, a negative budget, or empty bounds.
+        UserError: for an unknown norm, a budget out of range, or empty bounds.
     """
 
     norm: Norm = "linf"
@@ -38,6 +40,16 @@ class Threat:
             raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in the pixel's units")
         if not self.bounds[0] < self.bounds[1]:
             raise UserError(f"bounds {self.bounds}: expected (least, greatest)")
+        whole = self.bounds[1] - self.bounds[0]
+        if self.norm == "linf" and whole < self.eps < math.inf:
+            example = (
+                f"; for {self.eps:g} of 255 levels give {self.eps:g}/255" if self.bounds == (0, 1) else ""
+            )
+            raise UserError(
+                f"eps {self.eps:g}: expected at most {whole:g}, the whole range of a pixel{example}"
+            )
+        if self.norm == "l2" and _LONGEST * whole < self.eps < math.inf:
+            raise UserError(f"eps {self.eps:g}: expected at most {_LONGEST * whole:g} in norm 'l2'")
 
     @property
     def tolerance(self) -> float:

@@ -26,6 +26,7 @@ from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 
 _ROWS = 128  # at once where nothing is said
+_MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
 _ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/attack-engine.md)
 # A search in low precision may have failed by rounding (dev/low-precision.md) where its best example is
 _ROUNDINGS = 2  # times the error of its logits short of another class, or nearer, and
@@ -42,7 +43,7 @@ class Work:
         self.images, self.ids, self.threat, self.search, self.options = images, ids, threat, search, options
         self.budgets = budgets.cpu().to(images.dtype)
         self.main, self.exact = (
-            Lane(each, options.batch_size or _default_size(each, images), options.early_stop)
+            Lane(each, min(options.batch_size or _default_size(each, images), _MOST_ROWS), options.early_stop)
             for each in (oracle, oracle.in_float32())
         )
         count = len(images)

@@ -1,5 +1,6 @@
 """The command line: one line for each mistake, exit code 2; a traceback is a defect of ours."""
 
+import errno
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -7,8 +8,16 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit, TyperException
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.heap import keep_freed_memory
+
+# what is wrong with a path that somebody gave
+_UNUSABLE = {
+    errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.ENOSPC, errno.EDQUOT,
+}  # fmt: skip
+
+_LONGEST_WORD = 500  # a longer name or path is shown without its middle
 
 app = typer.Typer(
     name="antiphase",
@@ -29,8 +38,11 @@ def main() -> None:
         _complain(str(error))
     except TyperException as error:
         _complain(error.format_message())
-    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        _complain(f"{error.filename}: {error.strerror}; give another path")
+    except OSError as error:
+        if error.errno not in _UNUSABLE:
+            raise
+        where = "writing" if error.filename is None else shown(str(error.filename))
+        _complain(f"{where}: {error.strerror}; give another path")
     except Exit as error:
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -41,7 +53,8 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    print("antiphase: " + " ".join(message.split()), file=sys.stderr)
+    words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in message.split())
+    print("antiphase: " + " ".join(words), file=sys.stderr)
     sys.exit(2)
 
 

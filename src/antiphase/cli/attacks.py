@@ -36,8 +36,10 @@ from antiphase.cli.options import (
     Steps,
 )  # fmt: skip
 from antiphase.commands.audit import run_audit
+from antiphase.commands.folders import run_folder
 from antiphase.commands.parse import given
 from antiphase.commands.training import run_training
+from antiphase.errors import UserError
 
 
 @app.command()
@@ -48,7 +50,9 @@ def quickstart(
     train: Annotated[
         bool, typer.Option("--train", help="Train a fresh pair first (minutes; needs Fashion-MNIST).")
     ] = False,
-    epochs: Annotated[int, typer.Option(help="With --train: passes over the 60,000 images.", min=1)] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(help="With --train: passes over the 60,000 images, 3 if not given.", min=1)
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -67,23 +71,20 @@ def quickstart(
     """
     models = [f"specimen:diffvit-{i}" for i in range(3)]
     against = [f"specimen:vit-{i}" for i in range(3)]
-    if train:
-        models, against = [str(out / "diffvit")], [str(out / "vit")]
-        for kind, path in (("diffvit", models[0]), ("vit", against[0])):
-            Console(stderr=True).print(f"training {kind} for {epochs} epochs into {path}", highlight=False)
-            run_training(kind, "fashion-mnist", Path(path), quiet, epochs=epochs, seed=seed)
-    run_audit(
-        models,
-        against,
-        "specimen-fashion-mnist",
-        out,
-        quiet,
-        device,
-        eps=eps,
-        limit=limit,
-        seed=seed,
-        sense_limit=32,
-    )
+    if epochs is not None and not train:
+        raise UserError(f"epochs {epochs}: is of --train; add --train to train a fresh pair")
+    with run_folder(out, "quickstart"):
+        if train:
+            models, against = [str(out / "diffvit")], [str(out / "vit")]
+            for kind, path in (("diffvit", models[0]), ("vit", against[0])):
+                Console(stderr=True).print(
+                    f"training {kind} for {epochs or 3} epochs into {path}", highlight=False
+                )
+                run_training(kind, "fashion-mnist", Path(path), quiet, epochs=epochs or 3, seed=seed)
+        run_audit(
+            models, against, "specimen-fashion-mnist", out, quiet, device, eps=eps, limit=limit, seed=seed,
+            sense_limit=32,
+        )  # fmt: skip
 
 
 @app.command()
@@ -130,14 +131,16 @@ def audit(
 
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
-    run_audit(
-        model.split(","), against.split(",") if against else [], data, out, quiet, device,
-        split=split, limit=limit, eps=eps, norm=norm, attack=attack,
-        settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
-        nested=not independent, control=control,
-        sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
-        skip_bad=skip_bad, prompt=prompt, batch_size=batch_size, classes=classes,
-    )  # fmt: skip
+    with run_folder(out, "audit"):
+        run_audit(
+            model.split(","), against.split(",") if against else [], data, out, quiet, device,
+            split=split, limit=limit, eps=eps, norm=norm, attack=attack,
+            settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
+            nested=not independent, control=control,
+            sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
+            skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+            classes=classes,
+        )  # fmt: skip
 
 
 @app.command()
@@ -192,9 +195,10 @@ def attack(
     settings = given(
         version=version, steps=steps, restarts=restarts, queries=queries, width=width, objective=objective
     )
-    run_audit(
-        [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
-        settings=settings, nested=not independent, control=control, precision=precision, compile=compile,
-        seed=seed, random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
-        classes=classes,
-    )  # fmt: skip
+    with run_folder(out, "attack"):
+        run_audit(
+            [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
+            settings=settings, nested=not independent, control=control, precision=precision, compile=compile,
+            seed=seed, random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+            classes=classes,
+        )  # fmt: skip

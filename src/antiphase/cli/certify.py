@@ -7,6 +7,7 @@ import typer
 
 from antiphase.cli.app import app
 from antiphase.cli.options import (
+    MOST_AT_ONCE,
     Classes,
     DataSource,
     Device,
@@ -19,6 +20,7 @@ from antiphase.cli.options import (
     Split,
 )
 from antiphase.commands.certify import run_certify
+from antiphase.commands.folders import run_folder
 
 
 @app.command()
@@ -45,7 +47,10 @@ def certify(
     random_weights: RandomWeights = False,
     prompt: Prompt = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Noisy copies through the model at once; affects no result.", min=1)
+        int | None,
+        typer.Option(
+            help="Noisy copies through the model at once; affects no result.", min=1, max=MOST_AT_ONCE
+        ),
     ] = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -63,8 +68,9 @@ def certify(
 
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
-    run_certify(
-        model, against, data, out, quiet, device, split=split, limit=limit, random_weights=random_weights,
-        prompt=prompt, batch_size=batch_size, sigma=sigma, samples=samples, select=select, alpha=alpha, seed=seed,
-        precision=precision, classes=classes,
-    )  # fmt: skip
+    with run_folder(out, "certify"):
+        run_certify(
+            model, against, data, out, quiet, device, split=split, limit=limit, random_weights=random_weights,
+            prompt=prompt, batch_size=batch_size, sigma=sigma, samples=samples, select=select, alpha=alpha, seed=seed,
+            precision=precision, classes=classes,
+        )  # fmt: skip

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import Out, Quiet, Seed
+from antiphase.cli.options import MOST_AT_ONCE, Out, Quiet, Seed
 from antiphase.commands.clip_training import run_clip_training
+from antiphase.commands.folders import run_folder
 from antiphase.commands.parse import given
 
 
@@ -48,7 +49,9 @@ def train_clip(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Train on at most so many pairs.", min=2)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", min=1)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pairs a step, over all processes.", min=2)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Pairs a step, over all processes.", min=2, max=MOST_AT_ONCE)
+    ] = None,
     part: Annotated[
         int | None,
         typer.Option(
@@ -68,7 +71,9 @@ def train_clip(
     init: Annotated[
         str, typer.Option(help="matched: both twins start alike; released: as the released pair did.")
     ] = "matched",
-    lambda_init: Annotated[float, typer.Option(help="λ_init of the constant schedule.")] = 0.8,
+    lambda_init: Annotated[
+        float | None, typer.Option(help="DiffCLIP: λ_init of the constant schedule; 0.8 if not given.")
+    ] = None,
     patch_dropout: Annotated[float, typer.Option(help="Share of patches left out in training.")] = 0.0,
     precision: Annotated[
         str, typer.Option(help="float32, bf16, or auto: bf16 where the hardware has it.")
@@ -107,11 +112,12 @@ def train_clip(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, warmup_epochs=warmup_epochs,
         weight_decay=weight_decay,
     )  # fmt: skip
-    model_fields = {"init": init} | ({} if model == "clip" else {"lambda_init": lambda_init})
-    metrics = run_clip_training(
-        model, data, held_out, out, quiet, preset=preset, samples=samples, lanes=lanes, limit=limit,
-        model_fields=model_fields, precision=precision, part=part, compiled=compile, checkpointing=checkpointing,
-        trackers=track.split(",") if track else [], loss=loss, patch_dropout=patch_dropout, seed=seed, **fields,
-    )  # fmt: skip
+    model_fields = {"init": init} | given(lambda_init=lambda_init)
+    with run_folder(out, "train-clip"):
+        metrics = run_clip_training(
+            model, data, held_out, out, quiet, preset=preset, samples=samples, lanes=lanes, limit=limit,
+            model_fields=model_fields, precision=precision, part=part, compiled=compile, checkpointing=checkpointing,
+            trackers=track.split(",") if track else [], loss=loss, patch_dropout=patch_dropout, seed=seed, **fields,
+        )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":
         print(f"loss {metrics[-1]['loss']:.4f} after {metrics[-1]['epoch']} epochs; {out}")

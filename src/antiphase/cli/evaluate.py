@@ -6,8 +6,20 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import Against, Device, Limit, Out, Quiet, RandomWeights, SkipBad, Split
+from antiphase.cli.options import (
+    MOST_AT_ONCE,
+    Against,
+    Device,
+    Limit,
+    Out,
+    Quiet,
+    RandomWeights,
+    SkipBad,
+    Split,
+    directory,
+)
 from antiphase.commands.evaluate import make_protocol, run_evaluation
+from antiphase.commands.folders import run_folder
 
 
 @app.command()
@@ -76,13 +88,20 @@ def evaluate(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of features, kept for later runs: features/ below the data folder if not given."
+            parser=directory,
+            metavar="DIRECTORY",
+            help="Folder of features, kept for later runs: features/ below the data folder if not given.",
         ),
     ] = None,
     random_weights: RandomWeights = False,
     skip_bad: SkipBad = False,
     batch_size: Annotated[
-        int, typer.Option(help="Images through the model at once; affects no result but by rounding.", min=1)
+        int,
+        typer.Option(
+            help="Images through the model at once; affects no result but by rounding.",
+            min=1,
+            max=MOST_AT_ONCE,
+        ),
     ] = 256,
     precision: Annotated[str, typer.Option(help="Of the features: float32, or bf16 (faster).")] = "float32",
     device: Device = "auto",
@@ -111,12 +130,13 @@ def evaluate(
         ensembles, captions, features, split_words(objective), seeds=seeds, episodes=episodes, ways=ways, shots=shots,
         queries=queries, iterations=iterations,
     )  # fmt: skip
-    run_evaluation(
-        split_words(models), split_words(against), split_words(tasks), split_words(data), out,
-        split=split, limit=limit, train_limit=train_limit, protocol=protocol, random_weights=random_weights,
-        skip_bad=skip_bad,
-        cache=cache, batch_size=batch_size, precision=precision, device=device, quiet=quiet,
-    )  # fmt: skip
+    with run_folder(out, "evaluate"):
+        run_evaluation(
+            split_words(models), split_words(against), split_words(tasks), split_words(data), out,
+            split=split, limit=limit, train_limit=train_limit, protocol=protocol, random_weights=random_weights,
+            skip_bad=skip_bad,
+            cache=cache, batch_size=batch_size, precision=precision, device=device, quiet=quiet,
+        )  # fmt: skip
 
 
 def split_words(text: str | None) -> list[str]:

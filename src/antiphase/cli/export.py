@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
+from antiphase.cli.options import directory
 from antiphase.commands.export import run_export
+from antiphase.commands.folders import run_folder
 
 
 @app.command()
@@ -14,7 +16,9 @@ def export(
     model: Annotated[
         str, typer.Argument(help="A run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME.")
     ],
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="Directory to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=directory, metavar="DIRECTORY", help="Directory to write.")
+    ] = None,
     layout: Annotated[
         str, typer.Option(help="antiphase, or released: DiffCLIP's keys, for the authors' code.")
     ] = "antiphase",
@@ -33,4 +37,8 @@ def export(
 
     antiphase export runs/diffclip --push somebody/diffclip-openmoji
     """
-    run_export(model, out, layout, push, private=not public)
+    if out is None:
+        run_export(model, None, layout, push, private=not public)
+        return
+    with run_folder(out, "export"):
+        run_export(model, out, layout, push, private=not public)

@@ -1,18 +1,57 @@
 """Options that several commands share, each with its words."""
 
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from antiphase.errors import UserError
+
+
+def directory(text: str | Path) -> Path:
+    """Return the path of a directory, there or not."""
+    if not str(text).strip() or "\0" in str(text):
+        raise typer.BadParameter(f"{str(text)!r} is no path; expected a directory")
+    if os.path.isfile(text):  # never raises, unlike Path.is_file
+        raise typer.BadParameter(f"Directory '{text}' is a file.")
+    return Path(text)
+
+
+def refuse_unused(
+    context: typer.Context, wanted: Collection[str], users: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse the options on the command line that only parts use which are not asked for.
+
+    Args:
+        context: of the command.
+        wanted: the parts asked for.
+        users: by the name of an option, the parts that use it.
+
+    Raises:
+        UserError: naming the option.
+    """
+    for name, parts in users.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and not set(parts) & set(wanted):
+            option = name.replace("_", "-")
+            raise UserError(
+                f"--{option}: is of {' and '.join(parts)} alone; add it to --parts or leave --{option} out"
+            )
+
 
 EPS = "0.5/255,1/255,2/255,4/255,8/255"
 Eps = Annotated[
     str, typer.Option(help="Budgets in units of the [0, 1] pixel, separated by commas; fractions are fine.")
 ]
 Out = Annotated[
-    Path, typer.Option(file_okay=False, help="Directory to write; the same command goes on where it was.")
+    Path,
+    typer.Option(
+        parser=directory, metavar="DIRECTORY", help="Directory to write; resume with the same command."
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Of every random draw.")]
+Seed = Annotated[int, typer.Option(help="Random seed, 0 to 2**63 - 1.", min=0, max=2**63 - 1)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 Models = Annotated[
@@ -57,7 +96,10 @@ RandomWeights = Annotated[
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them.")
 ]
-BatchSize = Annotated[int | None, typer.Option(help="Images at work at once; affects no result.", min=1)]
+MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
+BatchSize = Annotated[
+    int | None, typer.Option(help="Images in a batch; affects no result.", min=1, max=MOST_AT_ONCE)
+]
 Prompt = Annotated[
     str | None,
     typer.Option(
@@ -68,8 +110,8 @@ Prompt = Annotated[
 Objective = Annotated[
     str | None,
     typer.Option(
-        help="What PGD or APGD maximises: cross_entropy, margin, dlr, or cosine: for a CLIP, away from the image's "
-        "own prompt."
+        help="What PGD, FGSM, APGD, Square or a patch maximises: cross_entropy, margin or dlr; or cosine, for a CLIP: "
+        "away from the image's own prompt."
     ),
 ]
 PatchWidth = Annotated[int | None, typer.Option(help="Patch: side of the square in pixels.", min=1)]

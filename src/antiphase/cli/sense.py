@@ -20,12 +20,21 @@ from antiphase.cli.options import (
     Seed,
     SkipBad,
     Split,
+    refuse_unused,
 )
+from antiphase.commands.folders import run_folder
 from antiphase.commands.sense import run_sense
+
+# what each option is of
+_USERS = {
+    "probes": ["alignment"], "eps": ["depth"], "steps": ["lipschitz", "depth"], "radius": ["lipschitz"],
+    "samples": ["lipschitz"], "points": ["lipschitz"], "lipschitz_limit": ["lipschitz"],
+}  # fmt: skip
 
 
 @app.command()
 def sense(
+    context: typer.Context,
     model: Models,
     against: Against = None,
     data: DataSource = None,
@@ -69,9 +78,12 @@ def sense(
 
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
     """
-    run_sense(
-        model.split(","), against.split(",") if against else [], data, out, quiet, device,
-        parts=[part.strip() for part in parts.split(",")], radius=radius, travel=eps, split=split, limit=limit,
-        random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
-        probes=probes, samples=samples, steps=steps, points=points, lipschitz_limit=lipschitz_limit, seed=seed,
-    )  # fmt: skip
+    chosen = [part.strip() for part in parts.split(",")]
+    refuse_unused(context, chosen, _USERS)
+    with run_folder(out, "sense"):
+        run_sense(
+            model.split(","), against.split(",") if against else [], data, out, quiet, device,
+            parts=chosen, radius=radius, travel=eps, split=split, limit=limit,
+            random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
+            probes=probes, samples=samples, steps=steps, points=points, lipschitz_limit=lipschitz_limit, seed=seed,
+        )  # fmt: skip

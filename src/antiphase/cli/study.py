@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import BatchSize, Device, Quiet
+from antiphase.cli.options import BatchSize, Device, Quiet, directory
 from antiphase.commands import study as commands
 
 study = typer.Typer(no_args_is_help=True, help="The papers' tables and figures, and studies of your own.")
@@ -22,10 +22,11 @@ ProfileName = Annotated[
     ),
 ]
 Seeds = Annotated[
-    int | None, typer.Option(help="Training seeds; 3, and 1 for smoke, where not given.", min=1)
+    int | None, typer.Option(help="Training seeds; 3, and 1 for smoke, where not given.", min=1, max=1000)
 ]
 StoreFolder = Annotated[
-    Path, typer.Option("--store", file_okay=False, help="Folder of rows and checkpoints.")
+    Path,
+    typer.Option("--store", parser=directory, metavar="DIRECTORY", help="Folder of rows and checkpoints."),
 ]
 STORE = Path("antiphase-store")
 
@@ -174,9 +175,9 @@ def report(
     profile: ProfileName = "laptop",
     seeds: Seeds = None,
     store: StoreFolder = STORE,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the site.")] = Path(
-        "antiphase-studies"
-    ),
+    out: Annotated[
+        Path, typer.Option(parser=directory, metavar="DIRECTORY", help="Folder of the site.")
+    ] = Path("antiphase-studies"),
     markdown: Annotated[
         Path | None, typer.Option(help="Also write the numbers as one Markdown file.")
     ] = None,

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.app import app
-from antiphase.cli.options import Out, Quiet, Seed
+from antiphase.cli.options import MOST_AT_ONCE, Out, Quiet, Seed
+from antiphase.commands.folders import run_folder
 from antiphase.commands.training import run_training
 
 
@@ -21,15 +22,18 @@ def train(
         int | None, typer.Option(help="Heads of the standard twin (a DiffViT has half).", min=1)
     ] = None,
     patch_size: Annotated[int | None, typer.Option(help="Side of a patch in pixels.", min=1)] = None,
-    lambda_init: Annotated[float, typer.Option(help="DiffViT: initial λ.")] = 0.8,
+    lambda_init: Annotated[float | None, typer.Option(help="DiffViT: initial λ; 0.8 if not given.")] = None,
     lambda_schedule: Annotated[
-        str, typer.Option(help="DiffViT: constant, or depth (0.8 − 0.6·exp(−0.3·layer)).")
-    ] = "constant",
+        str | None,
+        typer.Option(help="DiffViT: constant, or depth (0.8 − 0.6·exp(−0.3·layer)); constant if not given."),
+    ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="For image files: resize to this many pixels.", min=1)
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Train on at most so many images.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Images a step, over all processes.", min=1)] = 128,
+    batch_size: Annotated[
+        int, typer.Option(help="Images a step, over all processes.", min=1, max=MOST_AT_ONCE)
+    ] = 128,
     optimizer: Annotated[str, typer.Option(help="adam or adamw.")] = "adam",
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-4,
     weight_decay: Annotated[float, typer.Option(help="Of matrices only.")] = 0.0,
@@ -86,12 +90,13 @@ def train(
         "eps": adversarial, "variant": adversarial_variant, "steps": adversarial_steps,
         "step_size": adversarial_step_size, "warmup_epochs": adversarial_warmup, "replays": replays,
     }  # fmt: skip
-    metrics = run_training(
-        model, data, out, quiet, image_size=image_size, limit=limit, model_fields=fields, adversarial=adversary,
-        epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate,
-        weight_decay=weight_decay, schedule=schedule, warmup_epochs=warmup_epochs, augment=augment,
-        precision=precision, store=store, seed=seed,
-    )  # fmt: skip
+    with run_folder(out, "train"):
+        metrics = run_training(
+            model, data, out, quiet, image_size=image_size, limit=limit, model_fields=fields, adversarial=adversary,
+            epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate,
+            weight_decay=weight_decay, schedule=schedule, warmup_epochs=warmup_epochs, augment=augment,
+            precision=precision, store=store, seed=seed,
+        )  # fmt: skip
     last = metrics[-1]
     robust = f", {last['robust_accuracy']:.4f} under PGD," if adversarial else ""
     print(f"accuracy {last['accuracy']:.4f}{robust} after {last['epoch']} epochs; {out}")

@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import load_lineup
+from antiphase.commands.loading import check_compiler, find_device, load_lineup
 from antiphase.commands.parse import parse_eps
+from antiphase.errors import UserError
 
 
 def run_audit(
@@ -19,6 +20,8 @@ def run_audit(
     prompt: str | None = None, classes: Path | None = None, control: bool = False, sense_limit: int = 0, **plan: Any,
 ) -> None:  # fmt: skip
     """Load models and data, audit them, write the report and print the table."""
+    from antiphase.models.card import card_of
+    from antiphase.models.zeroshot import ZeroShotClassifier
     from antiphase.report import console_table, write_report
     from antiphase.studies.audit import audit
     from antiphase.studies.measure import Plan
@@ -26,10 +29,19 @@ def run_audit(
 
     began = time.monotonic()
     chosen = Plan(parse_eps(eps), **plan)
+    if control and chosen.attack == "noise":
+        raise UserError(
+            "--control: the attack is random noise itself; leave it out or choose another --attack"
+        )
+    if chosen.compile:
+        check_compiler(find_device(device))
     ours, twins, images = load_lineup(
         models, against, data, split=split, limit=limit, random_weights=random_weights, skip_bad=skip_bad,
         device=device, progress=not quiet, prompt=prompt, classes=classes,
     )  # fmt: skip
+    plain = [card_of(model).spec for model in (*ours, *twins) if not isinstance(model, ZeroShotClassifier)]
+    if plain and chosen.settings.get("objective") == "cosine":
+        raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
     summary = audit(
         ours, twins, images, chosen, out, control=control, sense_limit=sense_limit,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,

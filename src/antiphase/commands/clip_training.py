@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.commands.loading import find_device
+from antiphase.commands.loading import check_compiler, find_device
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,12 +18,16 @@ def run_clip_training(
     compiled: bool, checkpointing: bool, trackers: list[str], **fields: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load the pairs and train; return the metrics of each epoch."""
+    if variant == "clip" and "lambda_init" in model_fields:
+        raise UserError("lambda_init: a clip has no λ; leave out --lambda-init or train a diffclip")
     from antiphase.data.pair_sources import load_pairs
     from antiphase.data.pairs import PairSet
     from antiphase.training.clip_recipe import make_clip_recipe
     from antiphase.training.contrastive import train_clip
     from antiphase.training.recipe import fastest_precision
 
+    if compiled:
+        check_compiler(find_device("auto"))
     pairs = load_pairs(data, split="train", limit=limit, samples=samples, lanes=lanes, progress=not quiet)
     tested: list[PairSet] = []
     own = data if isinstance(pairs, PairSet) and held_out is None else None

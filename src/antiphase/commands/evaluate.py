@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 
 from antiphase.commands.evaluation_data import asked, left_out, load_source
-from antiphase.commands.loading import find_device
+from antiphase.commands.loading import find_device, load_models
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def run_evaluation(
 ) -> None:  # fmt: skip
     """Load models and data, measure, write rows, summary and report, and print the tables."""
     from antiphase.data.root import data_root
-    from antiphase.models.zoo import load_model
+    from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.report.evaluation import console_tables
     from antiphase.report.evaluation_page import write_evaluation_page
     from antiphase.studies.evaluate import evaluate_models
@@ -39,12 +39,12 @@ def run_evaluation(
     process = shard()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        loaded = [
-            load_model(spec, random_weights=random_weights and spec.startswith(("timm:", "open_clip:"))).to(
-                place
+        loaded = load_models([*models, *against], place, random_weights)
+        if protocol.templates and not any(map(is_dual_encoder, loaded)):
+            raise UserError(
+                f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
+                "--templates and --prompt"
             )
-            for spec in map(str.strip, [*models, *against])
-        ]
         learned = None if wanted is None else not {"probe", "few-shot"}.isdisjoint(wanted)
         sources = [
             load_source(name, split, limit, train_limit, learned, skip_bad, not quiet) for name in names

@@ -11,6 +11,8 @@ def run_export(spec: str, out: Path | None, layout: str, repository: str | None,
         raise UserError("nowhere to write to: give --out DIRECTORY, --push USER/NAME, or both")
     if layout not in ("antiphase", "released"):
         raise UserError(f"layout {layout!r}: expected antiphase or released")
+    if repository is None and not private:
+        raise UserError("--public: is of a new repository; give --push USER/NAME or leave it out")
     from antiphase.models import load_model, push, write_model
 
     model = load_model(spec)

@@ -1,12 +1,13 @@
 """Models, their images and the device they run on, as the options name them."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 
 _RANDOM_CLASSES = 10  # of random images for a model that has no number of classes
 
@@ -41,21 +42,19 @@ def load_lineup(
         classes: file with the data's class names in the order of the models' outputs.
 
     Raises:
-        UserError: if twins and models differ in number, or nothing is known of the data.
+        UserError: if twins and models differ in number, nothing is known of the data, or an option has no use.
     """
     from antiphase.data import FileImages, load_data
     from antiphase.models.card import card_of, with_card
     from antiphase.models.class_names import read_class_names
     from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
-    from antiphase.models.zoo import load_model
 
     place = find_device(device)
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
-    loaded = [
-        load_model(spec, random_weights=random_weights and spec.startswith(("timm:", "open_clip:"))).to(place)
-        for spec in map(str.strip, [*models, *against])
-    ]
+    loaded = load_models([*models, *against], place, random_weights)
+    if prompt is not None and not any(map(is_dual_encoder, loaded)):
+        raise UserError(f"prompt {prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = card_of(loaded[0])
     own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
     if (source := data or own or (card.recipe or {}).get("data")) is None:
@@ -80,6 +79,46 @@ def load_lineup(
     return loaded[: len(models)], loaded[len(models) :], images
 
 
+def load_models(
+    specs: Sequence[str], place: "torch.device", random_weights: bool = False
+) -> list["nn.Module"]:
+    """Load models onto a device.
+
+    Args:
+        specs: specifications.
+        place: the device.
+        random_weights: whether the models of timm and open_clip among them are built without a download.
+
+    Raises:
+        UserError: if a model cannot be loaded, or random weights are asked for and none of them can have them.
+    """
+    from antiphase.models.zoo import load_model
+
+    names = [spec.strip() for spec in specs]
+    able = [name.startswith(("timm:", "open_clip:")) for name in names]
+    if random_weights and not any(able):
+        raise UserError(
+            f"--random-weights: only timm: and open_clip: models take it, not {', '.join(names)}; leave it out"
+        )
+    return [
+        load_model(name, random_weights=random_weights and random).to(place)
+        for name, random in zip(names, able, strict=True)
+    ]
+
+
+def check_compiler(place: "torch.device") -> None:
+    """Refuse torch.compile on a CPU without the C++ compiler that it calls.
+
+    Raises:
+        UserError: there is none.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if place.type == "cpu" and shutil.which(compiler) is None:
+        raise UserError(
+            f"--compile: no C++ compiler {compiler!r} on the PATH; install one or leave out --compile"
+        )
+
+
 def find_device(name: str) -> "torch.device":
     """Return the device of a name; auto takes a GPU where there is one.
 
@@ -93,8 +132,8 @@ def find_device(name: str) -> "torch.device":
         return torch.device(own if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # "meta" has no values
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used ({reason}); try --device cpu") from None
+        raise UserError(f"device {shown(name)} cannot be used ({reason}); try --device cpu") from None
     return device

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.commands.loading import find_device
+from antiphase.commands.loading import find_device, load_models
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,14 +129,11 @@ def _read_masks(
 
 def _load(specs: Sequence[str], random_weights: bool, device: "torch.device") -> list["nn.Module"]:
     from antiphase.models.zeroshot import is_dual_encoder
-    from antiphase.models.zoo import load_model
 
-    loaded = []
-    for spec in map(str.strip, specs):
-        model = load_model(spec, random_weights=random_weights and not Path(spec).is_dir())
+    loaded = load_models(specs, device, random_weights)
+    for spec, model in zip(specs, loaded, strict=True):
         if not is_dual_encoder(model):
             raise UserError(f"{spec}: look needs a CLIP, a model with encode_image and encode_text")
-        loaded.append(model.to(device))
     return loaded
 
 

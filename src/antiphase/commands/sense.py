@@ -36,7 +36,8 @@ def run_sense(
     )  # fmt: skip
     summary = sense_all(
         ours, twins, images, chosen, out, parts=parts, batch_size=batch_size,
-        command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
+        command=shlex.join(["antiphase", *sys.argv[1:]]),
+        announce=Console(stderr=True, highlight=False).print, progress=not quiet,
     )  # fmt: skip
     if not shard().first:
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from antiphase.commands.folders import check_holder
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def run_studies(
 
     if executor not in ("local", "slurm"):
         raise UserError(f"executor {executor!r}: expected local or slurm (torchrun is found by itself)")
+    if slurm and executor != "slurm":
+        raise UserError(f"--slurm {slurm[0]}: is of --executor slurm; give it too or leave --slurm out")
     if workers < 1:
         raise UserError(f"jobs {workers}: expected 1 or more")
     profile, studies, cells, store = _gather(names, profile_name, seeds, root)
@@ -74,6 +77,7 @@ def run_studies(
         for study in studies:
             for line in check(study, profile):
                 print(line)
+    check_holder(root, "study run")
     plan = make_plan(cells, store)
     if share.first:
         for why in plan.damaged.values():

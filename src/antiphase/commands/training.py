@@ -19,12 +19,14 @@ def run_training(
 
     if kind not in ("vit", "diffvit"):
         raise UserError(f"model {kind!r}: expected vit or diffvit")
+    chosen = given(**(model_fields or {}))
+    if kind == "vit" and (odd := sorted({"lambda_init", "lambda_schedule"} & set(chosen))):
+        raise UserError(f"{odd[0]}: a vit has no λ; leave it out or train a diffvit")
     adversary = _read_adversary(**(adversarial or {}))
     images = load_data(data, split="train", image_size=image_size, limit=limit, progress=not quiet)
     held_out = load_data(data, split="test", image_size=image_size, progress=not quiet)
     if precision == "auto":
         precision = fastest_precision(find_device("auto"))
-    chosen = given(**(model_fields or {}))
     recipe = make_recipe(
         kind, images, chosen, data=data, precision=precision, adversarial=adversary or None, **fields
     )

@@ -18,7 +18,7 @@ from antiphase.data.published import warn_of_other_counts
 from antiphase.data.root import data_root
 from antiphase.data.specimens import specimen_images
 from antiphase.data.wds import wds_images
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.files import printable
 
 
@@ -204,6 +204,10 @@ def load_data(
     >>> images.image_shape, images.ids.tolist()
     ((1, 8, 8), [0, 1, 2])
     """
+    if not isinstance(name, str):
+        raise UserError(
+            f"data {shown(name)}: expected the name of a source, such as 'digits' or 'folder:PATH'"
+        )
     _check(image_size, channels, num_classes, limit, seed)
     kind, _, path = name.partition(":")
     source = _SOURCES.get(_WITH_PATH.get(kind, name) if path else name)
@@ -251,8 +255,8 @@ def _check_agreement(
 
 
 def _unknown(name: str) -> str:
-    if name and Path(name).expanduser().is_dir():
+    if name and os.path.isdir(os.path.expanduser(name)):
         return f"unknown data source {name!r}: for that folder of images say 'folder:{name}'"
     near = difflib.get_close_matches(name.lower(), SOURCES, n=2, cutoff=0.5)
     guess = f"did you mean {' or '.join(near)}? Sources" if near else "sources"
-    return f"unknown data source {name!r}: {guess} are {', '.join(SOURCES)}"
+    return f"unknown data source {shown(name)}: {guess} are {', '.join(SOURCES)}"

@@ -1,6 +1,7 @@
 """From a specification in one string to a classifier of images in [0, 1], or a dual encoder."""
 
 import difflib
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from antiphase.data.hub import OFFLINE
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
@@ -56,6 +57,10 @@ def load_model(
     >>> load_model("specimen:diffvit-0").card.attention
     'differential'
     """
+    if not isinstance(spec, str) or not spec:
+        raise UserError(
+            f"model {shown(spec)}: expected text such as 'specimen:diffvit-0' or a run's directory"
+        )
     kind, _, name = spec.partition(":")
     if kind in ("timm", "open_clip") and name:
         if kind == "timm":
@@ -74,9 +79,9 @@ def load_model(
         return _load_run(_specimen(name), spec, name)
     if kind == "hub" and name:
         return _load_run(_from_hub(name), spec, name.rpartition("/")[2])
-    if not Path(spec).is_dir():
+    if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
         known = ", ".join(SPECS)
-        raise UserError(f"model {spec!r}: neither a directory nor one of {known}")
+        raise UserError(f"model {shown(spec)}: neither a directory nor one of {known}")
     return _load_run(Path(spec), spec, Path(spec).resolve().name)
 
 
@@ -124,7 +129,7 @@ def _specimens() -> Path:
 
 def _specimen(name: str) -> Path:
     if name not in specimen_names():
-        raise UserError(f"specimen {name!r}: expected one of {', '.join(specimen_names())}")
+        raise UserError(f"specimen {shown(name)}: expected one of {', '.join(specimen_names())}")
     return _specimens() / name
 
 
@@ -193,7 +198,7 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
     if base not in timm.list_models():
         near = difflib.get_close_matches(base, timm.list_models(), 3)
         hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() lists them"
-        raise UserError(f"timm has no model {name!r}{hint}")
+        raise UserError(f"timm has no model {shown(name)}{hint}")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # timm draws from the global generator, which is put back afterwards

@@ -69,6 +69,7 @@ class Smoothing:
                 f"samples {self.samples}: too few to certify anything at alpha {self.alpha:g}, even if all "
                 f"agree; expected at least {least}"
             )
+        streams.check_seed(self.seed)
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
 

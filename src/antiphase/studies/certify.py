@@ -24,6 +24,7 @@ from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+from antiphase.studies.expectation import check_ends
 from antiphase.studies.journal import Journal
 from antiphase.studies.measure import slices
 from antiphase.studies.record import check_fit, short_names
@@ -197,7 +198,11 @@ def _open(
 def _expectation(
     cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard
 ) -> str:
-    """Say how long the slowest process will take."""
+    """Say how long the slowest process will take.
+
+    Raises:
+        UserError: more than a year.
+    """
     missing = sum(len(cell.missing) for cell in cells)
     if not missing:
         return "every image is on disk already"
@@ -207,6 +212,7 @@ def _expectation(
         if mine:
             sample = data.images(cell.missing[:1])
             seconds += expected_seconds(cell.model, sample, smoothing, count=mine, batch_size=batch_size)
+    check_ends(seconds, f"{missing:,} images, {smoothing.draws:,} noisy copies of each")
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     if seconds >= 7200:
         time = f"{seconds / 3600:.1f} h"

@@ -228,7 +228,11 @@ def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source
 def _stored(path: Path) -> pl.DataFrame | None:
     if not path.exists():
         return None
-    rows = pl.read_parquet(path)
+    try:
+        rows = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
     return rows if dict(rows.schema) == ROW_SCHEMA else None
 
 

@@ -1,5 +1,6 @@
 """Rows on disk as they come, so that a killed measurement goes on where it was."""
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.files import replacing
 
+_NAME = re.compile(r"[0-9]+-[0-9]+\.parquet")  # writer and number
 _FLUSH_SECONDS = 2.0  # how much work a kill may cost
 
 
@@ -26,24 +28,30 @@ class Journal:
         self.directory, self.schema, self.writer = directory, schema, writer
         self.pending: list[pl.DataFrame] = []
         self.flushed = time.monotonic()
-        numbers = [int(path.stem.partition("-")[2]) for path in directory.glob(f"{writer}-*.parquet")]
-        self.next = max(numbers, default=0) + 1
+        numbers = [path.stem.split("-") for path in self._files()]
+        self.next = max((int(number) for who, number in numbers if int(who) == writer), default=0) + 1
 
     def rows(self) -> pl.DataFrame:
         """Return every row on disk.
 
         Raises:
-            UserError: naming a file that cannot be read.
+            UserError: naming a file that cannot be read, or holds other rows.
         """
         frames = [pl.DataFrame(schema=self.schema)]
-        for path in sorted(self.directory.glob("*.parquet")):
+        for path in self._files():
             try:
-                frames.append(pl.read_parquet(path).cast(dict[Any, Any](self.schema)))
+                frame = pl.read_parquet(path)
             except (OSError, pl.exceptions.PolarsError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(
                     f"{path}: cannot be read ({reason}); delete it and its rows are made again"
                 ) from None
+            if dict(frame.schema) != dict(frames[0].schema):
+                raise UserError(
+                    f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; delete it and its "
+                    "rows are made again"
+                )
+            frames.append(frame)
         return pl.concat(frames).unique(maintain_order=True)  # a kill while compacting leaves rows twice
 
     def append(self, rows: pl.DataFrame) -> None:
@@ -63,8 +71,16 @@ class Journal:
 
     def compact(self, rows: pl.DataFrame) -> None:
         """Replace the files by one that holds all the rows."""
-        old = sorted(self.directory.glob("*.parquet"))
+        old = self._files()
         self.pending = [rows]
         self.flush()
         for path in old:
             path.unlink()
+
+    def _files(self) -> list[Path]:
+        """Return the files of rows; whatever else lies in the folder is not ours."""
+        return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
+
+
+def _described(frame: pl.DataFrame) -> str:
+    return ", ".join(f"{column} {kind}" for column, kind in frame.schema.items())

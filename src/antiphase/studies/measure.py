@@ -27,6 +27,7 @@ from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.streams import check_seed
 from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
@@ -57,7 +58,7 @@ class Plan:
         compile: whether the search asks a ``torch.compile``-d model.
 
     Raises:
-        UserError: for a budget that is not a positive number or stands twice, or an unknown attack.
+        UserError: for a budget that is not positive or given twice, a seed out of range, or an unknown attack.
     """
 
     eps: tuple[float, ...]
@@ -79,6 +80,7 @@ class Plan:
                 raise UserError(f"eps {eps}: expected a positive number, in units of the [0, 1] pixel")
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
+        check_seed(self.seed)
         find_attack(self.attack, **self.settings)
 
     @property
@@ -209,11 +211,28 @@ def _cell(
         write_json(path / f"warnings-{shard.rank}.json", list(warnings))
     shard.wait()
     rows = journal.rows()
-    said = [line for file in sorted(path.glob("warnings-*.json")) for line in json.loads(file.read_text())]
+    said = [line for file in sorted(path.glob("warnings-[0-9]*.json")) for line in _read_warnings(file)]
     shard.wait()  # nobody tidies up before everybody has read
     if missing and shard.first:
         journal.compact(rows)
     return rows.filter(pl.col("sample").is_in(wanted.implode())), said
+
+
+def _read_warnings(file: Path) -> list[str]:
+    """Return the warnings that an attack left with its rows.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise UserError(
+            f"{file}: expected a list of warnings in JSON; delete {file.parent} and its images are attacked again"
+        )
+    return found
 
 
 def _attack(

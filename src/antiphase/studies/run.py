@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from antiphase.errors import UserError
+from antiphase.files import room
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import Plan, duration, expected, make_plan
 from antiphase.studies.record import environment_record
 from antiphase.studies.spec import Cell
-from antiphase.studies.store import room
 
 _POLL_SECONDS = 1.0  # how often to look whether another process has finished what is waited for
 

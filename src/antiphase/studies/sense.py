@@ -29,7 +29,7 @@ from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
 from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
-from antiphase.streams import key, sample_keys
+from antiphase.streams import check_seed, key, sample_keys
 from antiphase.studies.journal import Journal
 from antiphase.studies.shards import Shard
 
@@ -61,6 +61,7 @@ class SensePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.probes < 2:
             raise UserError(f"probes {self.probes}: expected at least 2, for an interval")
         for name, least in (("samples", 1), ("steps", 1), ("points", 1), ("lipschitz_limit", 0)):

@@ -1,7 +1,7 @@
 """A sensitivity run over several models and their twins: rows, summary and record in one directory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from antiphase.evaluation import sensitivity
 from antiphase.files import replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
+from antiphase.studies.expectation import sense_expectation
 from antiphase.studies.record import check_fit, run_record, short_names
 from antiphase.studies.sense import PARTS, SensePlan, sense
 from antiphase.studies.shards import shard
@@ -25,7 +26,7 @@ BATCH_SIZE = 8
 def sense_all(
     models: Sequence[nn.Module], twins: Sequence[nn.Module], data: ImageSet, plan: SensePlan, out: Path, *,
     parts: Sequence[str] = ("alignment", "lipschitz", "depth"), batch_size: int | None = None, command: str = "",
-    progress: bool = True,
+    announce: Callable[[str], None] | None = None, progress: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure every model on the same images and write the run directory; return the summary.
 
@@ -41,10 +42,12 @@ def sense_all(
         parts: which of alignment, lipschitz and depth.
         batch_size: images at once; affects no result.
         command: for the record.
+        announce: told of the expected time before the work starts if it is long; not estimated if None.
         progress: whether to show progress bars on stderr.
 
     Raises:
-        UserError: if models and data do not fit each other, or a model has no attention that is known.
+        UserError: if models and data do not fit each other, a model has no attention that is known, or ``announce``
+            is given and the run would take more than a year.
     """
     began = time.monotonic()
     if twins and len(twins) != len(models):
@@ -59,6 +62,10 @@ def sense_all(
     for card in cards:
         check_fit(card, data)
     share = shard()
+    if announce is not None:
+        said = sense_expectation(everyone, data, plan, parts, batch_size or BATCH_SIZE)
+        if said and share.first:
+            announce(said)
     measured = [
         sense(
             name, model, data, plan, out, parts=parts, shard=share, batch_size=batch_size or BATCH_SIZE,

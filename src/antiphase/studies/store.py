@@ -6,7 +6,6 @@ a killed run leaves nothing to clean up and two runs share one store.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -19,14 +18,12 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_json
 from antiphase.studies.identity import described, identity
 
 DONE_FILE = "done.json"
 ROWS_FILE = "rows.parquet"
 WORK_FOLDER = "work"  # what a measurement keeps until it is finished
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Storable(Protocol):
@@ -142,24 +139,6 @@ class Store:
         if seen is None or seen[:2] != (about.st_mtime_ns, about.st_size):
             seen = self._whole[path] = (about.st_mtime_ns, about.st_size, digest(path.read_bytes()))
         return seen[2]
-
-
-@contextlib.contextmanager
-def room(root: Path) -> Iterator[None]:
-    """Turn a full disk into one line; what is finished stays as it is."""
-    try:
-        yield
-    except Exception as error:  # Parquet's and safetensors' writers have exceptions of their own
-        words = str(error)
-        full = [
-            code for code in _FULL if code == getattr(error, "errno", None) or f"(os error {code})" in words
-        ]
-        if not full:
-            raise
-        raise UserError(
-            f"{root}: no room left on the disk ({os.strerror(full[0])}); finished cells are kept: make room, and the "
-            "same command goes on"
-        ) from None
 
 
 def _read(path: Path) -> dict[str, Any] | None:

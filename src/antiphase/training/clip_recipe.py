@@ -27,7 +27,7 @@ class ClipRecipe(BaseModel):
     model: ClipConfig
     data: str
     data_fingerprint: str
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     epochs: int = Field(default=40, ge=1)
     batch_size: int = Field(default=4096, ge=2)
     learning_rate: float = Field(default=5e-4, gt=0)

@@ -36,7 +36,7 @@ class Recipe(BaseModel):
     model: VitConfig
     data: str
     data_fingerprint: str
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     epochs: int = Field(default=100, ge=1)
     batch_size: int = Field(default=128, ge=1)
     optimizer: Literal["adam", "adamw"] = "adam"
