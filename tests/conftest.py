@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,9 +12,32 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from antiphase import cli
 
+if os.environ.get("ANTIPHASE_PRETEND_BARE") == "1":
+    pass  # hides what a bare machine lacks
+
 # An example takes what time it takes; which are tried changes from run to run, except where hypothesis finds CI set
 settings.register_profile("antiphase", deadline=None)
 settings.load_profile("antiphase")
+
+
+def pytest_sessionfinish(session):
+    """Look at the skipped tests.
+
+    The file that ANTIPHASE_SKIPPED names gets their ids, to run them later with ``pytest @FILE``. With
+    ANTIPHASE_REQUIRE_ALL=1 a test that is skipped for want of something installable fails the run.
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput"):
+        return
+    skipped = {report.nodeid: report.longrepr[2] for report in reporter.stats.get("skipped", [])}
+    if "ANTIPHASE_SKIPPED" in os.environ:
+        Path(os.environ["ANTIPHASE_SKIPPED"]).write_text("".join(f"{nodeid}\n" for nodeid in skipped))
+    if os.environ.get("ANTIPHASE_REQUIRE_ALL") == "1":
+        for nodeid, reason in skipped.items():
+            if "install" in reason or "could not import" in reason:
+                reporter.ensure_newline()
+                reporter.write_line(f"ANTIPHASE_REQUIRE_ALL=1, but {nodeid} is skipped: {reason}", red=True)
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, compiled, differential_attention
 from antiphase.attention.functional import standard_attention
 from antiphase.native import kernels
-from antiphase.native.build import missing
+from tests import needs
 from tests.attention.compiled_cases import (
     DTYPES,
     LAYOUTS,
@@ -26,7 +26,7 @@ from tests.attention.compiled_cases import (
     skip_unless_taken,
 )
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
+pytestmark = needs.native_kernels
 
 
 @settings(max_examples=80)

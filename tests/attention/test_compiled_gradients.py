@@ -11,10 +11,10 @@ from torch.testing import assert_close
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention, recomputed
 from antiphase.attention.functional import attend, standard_attention
 from antiphase.native import kernels
-from antiphase.native.build import missing
+from tests import needs
 from tests.attention.compiled_cases import DTYPES, LAYOUTS, MASKS, mask_of, parts_seen, skip_unless_taken
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
+pytestmark = needs.native_kernels
 
 
 def _gradients(args, lam, mask, upstream, backend):

@@ -11,8 +11,7 @@ import torch
 from antiphase import native
 from antiphase.attention import differential_attention
 from antiphase.native import build
-
-needs_compiler = pytest.mark.skipif(build.missing() is not None, reason=f"{build.missing()}")
+from tests import needs
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def inputs():
     return [torch.ones(1, 2, 70, 4)] * 4 + [torch.ones(1, 2, 70, 6)]
 
 
-@needs_compiler
+@needs.native_kernels
 # one does not build, one builds what cannot be loaded
 @pytest.mark.parametrize("script", ["echo 'error: no' >&2; exit 1", _WRITES])
 def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
@@ -156,7 +155,7 @@ def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
     assert len(calls.read_text()) == 1
 
 
-@needs_compiler
+@needs.native_kernels
 def test_processes_that_build_at_once_do_not_meet(tmp_path):
     program = "from antiphase.native import kernels; assert kernels() is not None"
     environment = {**build.os.environ, "XDG_CACHE_HOME": str(tmp_path)}

@@ -13,10 +13,11 @@ import torch
 import antiphase as ap
 from antiphase.attacks import Threat
 from antiphase.attacks.carlini_wagner import carlini_wagner
+from tests import needs
 from tests.attacks import toys
 
 
-@pytest.fixture(scope="module", params=["foolbox", "adv-lib"])
+@pytest.fixture(scope="module", params=["foolbox", pytest.param("adv-lib", marks=needs.adv_lib)])
 def peer(request):
     """Another library's attack: of (model, images, labels, search steps, steps)."""
     with warnings.catch_warnings():
@@ -36,7 +37,6 @@ def _foolbox():
 
 
 def _adv_lib():
-    pytest.importorskip("adv_lib")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "visdom", types.ModuleType("visdom"))  # it imports its plots at once
         attacks = importlib.import_module("adv_lib.attacks")

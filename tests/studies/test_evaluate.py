@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 
 from antiphase.commands.evaluation_data import asked
-from antiphase.data import load_pairs
+from antiphase.data import arrays, load_data, load_pairs
 from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.studies import tasks
+from tests.data.idx_files import write_split
 from tests.evaluation.test_mmvp import write_mmvp
 from tests.training.tiny_pairs import TINY
 
@@ -105,16 +106,21 @@ def test_few_shot_rows_are_those_of_the_models_features(run_cli, models, cache, 
     assert rows.filter(seed=1)["score"].to_list() == pytest.approx(expected.tolist())
 
 
-def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path):
+def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path, monkeypatch):
+    specimens = load_data("specimen-fashion-mnist", seed=0, limit=1000)  # in random order
+    images, labels = (specimens.images(range(1000))[:, 0] * 255).round().numpy(), specimens.labels.numpy()
+    write_split(tmp_path / "set", "t10k", images[:200], labels[:200])
+    write_split(tmp_path / "set", "train", images[200:], labels[200:])
+    monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path / "set")
     arguments = ("evaluate", "specimen:vit-0", "--data", "fashion-mnist", "--cache", cache, *QUICK)
-    code, out, err = run_cli(*arguments, "--out", tmp_path)
+    code, out, err = run_cli(*arguments, "--out", tmp_path / "out")
     assert code == 0, err
     assert "top-1, norm penalty" in out
-    results = json.loads((tmp_path / "summary.json").read_text())["results"]
+    results = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
     assert {r["task"] for r in results} == {"probe", "few-shot"}
     top = next(r["value"] for r in results if r["metric"] == "top-1")
     assert top > 0.6  # a trained model's features tell clothes apart
-    code, _, err = run_cli(*arguments, "--tasks", "retrieval", "--out", tmp_path)
+    code, _, err = run_cli(*arguments, "--tasks", "retrieval", "--out", tmp_path / "other")
     assert (code, err.count("\n")) == (2, 1)
     assert "task retrieval" in err
     assert "fashion-mnist cannot serve it" in err
@@ -151,28 +157,32 @@ def test_what_cannot_be_done_is_said_in_a_line(run_cli, models, cache, tmp_path,
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
-    code, _, err = run_cli(
-        "evaluate", models["clip"], "--tasks", "retrieval,zero-shot:openmoji", "--data", "openmoji,noto-emoji",
-        "--limit", 11, "-q", "--out", tmp_path, "--cache", cache,
-    )  # fmt: skip
-    assert code == 0, err
-    found = (
-        pl.read_parquet(tmp_path / "rows.parquet").select("task", "data").unique().sort("task", "data").rows()
-    )
-    assert found == [("retrieval", "noto-emoji"), ("retrieval", "openmoji"), ("zero-shot", "openmoji")]
-
-
-def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
-    write_mmvp(tmp_path / "set", 2, ("a",))  # some images
+def _write_table(folder):
+    """Write four images with captions and labels, and return the table's name as data."""
+    write_mmvp(folder, 2, ("a",))  # some images
     rows = [
         f"MLLM_VLM Images/a/{number}.jpg,words {number},{'odd' if number % 2 else 'even'}"
         for number in range(1, 5)
     ]
-    (tmp_path / "set" / "table.csv").write_text("\n".join(["image,caption,label", *rows]))
+    (folder / "table.csv").write_text("\n".join(["image,caption,label", *rows]))
+    return f"csv:{folder / 'table.csv'}"
+
+
+def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
+    table = _write_table(tmp_path / "set")
     code, _, err = run_cli(
-        "evaluate", models["clip"], "--data", f"csv:{tmp_path / 'set' / 'table.csv'}", "-q", "--out", tmp_path / "out",
-        "--cache", cache,
+        "evaluate", models["clip"], "--tasks", "retrieval,zero-shot:openmoji", "--data", f"openmoji,{table}",
+        "--limit", 11, "-q", "--out", tmp_path / "out", "--cache", cache,
+    )  # fmt: skip
+    assert code == 0, err
+    found = set(pl.read_parquet(tmp_path / "out" / "rows.parquet").select("task", "data").unique().rows())
+    assert found == {("retrieval", table), ("retrieval", "openmoji"), ("zero-shot", "openmoji")}
+
+
+def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
+    table = _write_table(tmp_path / "set")
+    code, _, err = run_cli(
+        "evaluate", models["clip"], "--data", table, "-q", "--out", tmp_path / "out", "--cache", cache,
     )  # fmt: skip
     assert code == 0, err
     assert set(pl.read_parquet(tmp_path / "out" / "rows.parquet")["task"]) == {"retrieval", "zero-shot"}
