@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -10,13 +11,17 @@ from hypothesis import settings
 # One thread for each of xdist's workers, and for what they start: said before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The workers keep what they compile: else each process compiles torch's modules anew, half of the time it starts in.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 from antiphase import cli
 
 if os.environ.get("ANTIPHASE_PRETEND_BARE") == "1":
-    pass  # hides what a bare machine lacks
+    importlib.import_module("tests.needs")  # hides what a bare machine lacks
 
 # An example takes what time it takes; which are tried changes from run to run, except where hypothesis finds CI set
-settings.register_profile("antiphase", deadline=None)
+settings.register_profile("antiphase", deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None, max_examples=100)  # `--hypothesis-profile thorough`
 settings.load_profile("antiphase")
 
 
@@ -38,6 +43,13 @@ def pytest_sessionfinish(session):
                 reporter.ensure_newline()
                 reporter.write_line(f"ANTIPHASE_REQUIRE_ALL=1, but {nodeid} is skipped: {reason}", red=True)
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory):
+    """A folder of this run that all of its workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture
