@@ -14,6 +14,7 @@ from pathlib import Path
 
 # not polars: a process must not be forked from one with threads
 _PRELOADED = ["torch._dynamo", "torchvision", "accelerate", "sklearn.linear_model", "antiphase.cli"]
+KILLS_ITSELF = Path(__file__).parent / "training" / "kills_itself.py"
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload(_PRELOADED)
 

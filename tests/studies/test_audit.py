@@ -59,8 +59,8 @@ def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
 
 
 def test_a_killed_audit_goes_on_to_the_same_rows(tmp_path, pair):
-    arguments = [str(pair[0]), "--against", str(pair[1]), "--eps", "1/255,8/255", "--steps", "60", "--quiet"]
-    command = ["-m", "antiphase", "audit", *arguments, "--batch-size", "32", "--limit", "300"]
+    arguments = [str(pair[0]), "--against", str(pair[1]), "--eps", "1/255,8/255", "--steps", "40", "--quiet"]
+    command = ["-m", "antiphase", "audit", *arguments, "--batch-size", "32", "--limit", "160"]
     with Python(*command, "--out", tmp_path / "killed") as process:
         while process.runs and not list((tmp_path / "killed").glob("cells/*/*.parquet")):
             time.sleep(0.02)

@@ -21,7 +21,7 @@ from antiphase.streams import generator
 from antiphase.training import Recipe, accuracy, loop, make_recipe, train_classifier
 from antiphase.training.adversarial import Adversary, perturb, replay, robust_accuracy, start_keys
 from tests.attacks import toys
-from tests.processes import Python, together
+from tests.processes import KILLS_ITSELF, Python, together
 
 EPS = 3 / 255
 VARIANTS = ("pgd", "fast", "free")
@@ -259,26 +259,13 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_weights(tmp_path, few, monkey
     assert without[0] == without[1]
 
 
-KILLS_ITSELF = """
-import itertools, os, signal, sys
-from types import SimpleNamespace
-from antiphase import cli
-from antiphase.training import loop
-
-step, taken, clock = loop._step, itertools.count(), itertools.count(step=10)
-loop._step = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL) if next(taken) == 14 else step(*arguments)
-loop.time = SimpleNamespace(monotonic=lambda: next(clock))  # so long a step that each is saved
-cli.main()
-"""
-
-
 def test_a_killed_adversarial_run_goes_on_to_the_same_weights(tmp_path, run_cli):
     options = (
         "--epochs 2 --limit 160 --batch-size 16 --dim 16 --heads 2 --precision float32 "
         "--adversarial 8/255 --adversarial-steps 2"
     )
     settings = ["train", "--model", "diffvit", "--data", "digits", "--quiet", *options.split(), "--out"]
-    with Python("-c", KILLS_ITSELF, *settings, tmp_path / "killed") as process:
+    with Python(KILLS_ITSELF, *settings, tmp_path / "killed") as process:
         assert process.wait() == -signal.SIGKILL
     state = tmp_path / "killed" / "state.safetensors"
     assert state.exists()

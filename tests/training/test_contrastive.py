@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import os
-import time
+import signal
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from antiphase.streams import key, sample_keys, uniform
 from antiphase.training.augment import _crop_box, random_crops
 from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, clip_learning_rate, make_clip_recipe
 from antiphase.training.contrastive import BAD_SAMPLES_FILE, clip_optimizer, train_clip
-from tests.processes import Python, python, together
+from tests.processes import KILLS_ITSELF, Python, together
 from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, write_shard
 
 
@@ -114,18 +114,15 @@ def command(data, out, *more):
     ]  # fmt: skip
 
 
-def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tmp_path):
+def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tmp_path, run_cli):
     data = shards(tmp_path / "shards")
-    killed = command(data, tmp_path / "killed", "--epochs", "12")
-    state = tmp_path / "killed" / "state.safetensors"
-    with Python(*killed) as process:
-        while not state.exists() and process.runs:
-            time.sleep(0.02)
-        process.kill()
-    assert state.exists(), "the run ended or hung before it could be killed"
+    killed, whole = (command(data, tmp_path / name, "--epochs", "2")[2:] for name in ("killed", "whole"))
+    with Python(KILLS_ITSELF, *killed) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert (tmp_path / "killed" / "state.safetensors").exists()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
-    python(*killed)
-    python(*command(data, tmp_path / "whole", "--epochs", "12"))
+    for arguments in (killed, whole):
+        assert run_cli(*arguments)[0] == 0
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -152,7 +149,7 @@ def test_two_processes_train_on_a_stream_as_one_does(tmp_path):
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
+def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path, run_cli):
     data = shards(tmp_path / "shards")
     write_shard(tmp_path / "shards" / "00001.tar", ["a dog", None, "a cat", *["a mug"] * 17], start=100)
     first, third = (tmp_path / "shards" / f"0000{at}.tar" for at in (0, 2))
@@ -160,7 +157,7 @@ def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
     at = content.index(b"\xff\xd8\xff")
     first.write_bytes(content[:at] + b"\x00" * 64 + content[at + 64 :])  # the first image's head
     os.truncate(third, third.stat().st_size * 2 // 3)
-    python(*command(data, tmp_path / "run", "--samples", "64", "--epochs", "2"))
+    assert run_cli(*command(data, tmp_path / "run", "--samples", "64", "--epochs", "2")[2:])[0] == 0
     bad = (tmp_path / "run" / BAD_SAMPLES_FILE).read_text().splitlines()
     assert len(bad) == 3, bad
     assert any("00000.tar" in line and "000000000" in line for line in bad)
