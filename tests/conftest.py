@@ -40,8 +40,7 @@ def pytest_sessionfinish(session):
     if os.environ.get("ANTIPHASE_REQUIRE_ALL") == "1":
         for nodeid, reason in skipped.items():
             if "install" in reason or "could not import" in reason:
-                reporter.ensure_newline()
-                reporter.write_line(f"ANTIPHASE_REQUIRE_ALL=1, but {nodeid} is skipped: {reason}", red=True)
+                reporter.write(f"\nANTIPHASE_REQUIRE_ALL=1, but {nodeid} is skipped: {reason}", red=True)
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
