@@ -1,7 +1,9 @@
 """What all tests share."""
 
+import importlib
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,11 +11,44 @@ from hypothesis import settings
 # One thread for each of xdist's workers, and for what they start: said before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The workers keep what they compile: else each process compiles torch's modules anew, half of the time it starts in.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 from antiphase import cli
 
+if os.environ.get("ANTIPHASE_PRETEND_BARE") == "1":
+    importlib.import_module("tests.needs")  # hides what a bare machine lacks
+
 # An example takes what time it takes; which are tried changes from run to run, except where hypothesis finds CI set
-settings.register_profile("antiphase", deadline=None)
+settings.register_profile("antiphase", deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None, max_examples=100)  # `--hypothesis-profile thorough`
 settings.load_profile("antiphase")
+
+
+def pytest_sessionfinish(session):
+    """Look at the skipped tests.
+
+    The file that ANTIPHASE_SKIPPED names gets their ids, to run them later with ``pytest @FILE``. With
+    ANTIPHASE_REQUIRE_ALL=1 a test that is skipped for want of something installable fails the run.
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput"):
+        return
+    skipped = {report.nodeid: report.longrepr[2] for report in reporter.stats.get("skipped", [])}
+    if "ANTIPHASE_SKIPPED" in os.environ:
+        Path(os.environ["ANTIPHASE_SKIPPED"]).write_text("".join(f"{nodeid}\n" for nodeid in skipped))
+    if os.environ.get("ANTIPHASE_REQUIRE_ALL") == "1":
+        for nodeid, reason in skipped.items():
+            if "install" in reason or "could not import" in reason:
+                reporter.write(f"\nANTIPHASE_REQUIRE_ALL=1, but {nodeid} is skipped: {reason}", red=True)
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory):
+    """A folder of this run that all of its workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture

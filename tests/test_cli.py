@@ -13,7 +13,7 @@ from antiphase.errors import UserError
 
 def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
     code, out, err = run_cli(
-        "quickstart", "--eps", "8/255", "--limit", 100, "--out", tmp_path / "run", "--quiet"
+        "quickstart", "--eps", "8/255", "--limit", 30, "--out", tmp_path / "run", "--quiet"
     )
     assert code == 0, err
     assert "report.html" in out
@@ -21,7 +21,7 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
     assert [m["name"] for m in summary["models"]] == [
         f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(3)
     ]
-    assert len(pl.read_parquet(tmp_path / "run" / "rows.parquet")) == 6 * 100
+    assert len(pl.read_parquet(tmp_path / "run" / "rows.parquet")) == 6 * 30
     assert [(c["model"], c["against"]) for c in summary["comparisons"]] == [
         (f"diffvit-{i}", f"vit-{i}") for i in range(3)
     ]

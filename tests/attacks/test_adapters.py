@@ -14,6 +14,7 @@ from torch import nn
 from antiphase.attacks import Threat, adapters, pgd
 from antiphase.attacks.adapters import run_foolbox, run_foreign, run_torchattacks
 from antiphase.errors import UserError
+from tests import needs
 from tests.attacks import toys
 
 EPS = 0.04
@@ -26,10 +27,9 @@ def foolbox():
 
 @pytest.fixture(scope="module")
 def torchattacks():
-    """Not among our own tools, as it pins requests 2.25; CI installs it without what it asks for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip("torchattacks")
+        return adapters._library("torchattacks")
 
 
 def _sign_step(model, images, labels, eps=EPS):
@@ -289,6 +289,7 @@ def test_torchattacks_refuses():
         run_torchattacks(SignStep, *given, Threat("linf", 0.1, (-1.0, 1.0)))
 
 
+@needs.torchattacks
 def test_torchattacks(torchattacks):
     model, images, eps, falls = _linear()
     result = run_torchattacks(

@@ -138,13 +138,13 @@ def test_low_precision_loses_no_success(attack, budget, monkeypatch):
     assert (result.forwards >= once.forwards).all()
 
 
-@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("early_stop", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("attack", "budget"),
     [
         (apgd, {"steps": 4, "targets": 3}),
         (fab, {"steps": 17, "targets": 2}),
-        (fab, {"steps": 20, "targets": 2}),
+        pytest.param(fab, {"steps": 20, "targets": 2}, marks=pytest.mark.thorough),
     ],
 )
 def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, early_stop):

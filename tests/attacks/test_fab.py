@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 from torch import nn
@@ -84,7 +84,6 @@ def _solve(x, value, gradient, norm):
     return math.sqrt(answer.fun) if answer.success else None
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), norm=st.sampled_from(NORMS))
 def test_the_step_is_the_shortest_onto_the_plane_within_the_bounds(seed, norm):
     x, gradient, value = _plane(seed)

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, compiled, differential_attention
 from antiphase.attention.functional import standard_attention
 from antiphase.native import kernels
-from antiphase.native.build import missing
+from tests import needs
 from tests.attention.compiled_cases import (
     DTYPES,
     LAYOUTS,
@@ -26,10 +26,9 @@ from tests.attention.compiled_cases import (
     skip_unless_taken,
 )
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
+pytestmark = needs.native_kernels
 
 
-@settings(max_examples=80)
 @given(
     st.sampled_from([1, 2, 15, 16, 17, 50, 130]), st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
     st.sampled_from([2, 6, 16, 34, 64]), st.sampled_from([1, 3, 16, 34, 65, 128]),
@@ -168,7 +167,6 @@ def test_a_mask_of_one_column_is_not_written_out_for_every_head(inputs, monkeypa
     assert found[0].untyped_storage().nbytes() == 5 * 7 * 4
 
 
-@settings(max_examples=40)
 @given(
     st.sampled_from([1, 17, 130]), st.sampled_from([2, 6, 16, 34]), st.sampled_from(sorted(MASKS)),
     st.sampled_from(["vector", "scalar", "fixed"]), st.booleans(), st.booleans(), st.sampled_from(DTYPES),

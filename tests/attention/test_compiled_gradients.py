@@ -4,17 +4,17 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention, recomputed
 from antiphase.attention.functional import attend, standard_attention
 from antiphase.native import kernels
-from antiphase.native.build import missing
+from tests import needs
 from tests.attention.compiled_cases import DTYPES, LAYOUTS, MASKS, mask_of, parts_seen, skip_unless_taken
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no native kernels: {missing()}")
+pytestmark = needs.native_kernels
 
 
 def _gradients(args, lam, mask, upstream, backend):
@@ -41,7 +41,6 @@ def _assert_exact(args, lam, mask, upstream):
         assert_close(one.double(), other.double(), rtol=0, atol=tolerance)
 
 
-@settings(max_examples=100)
 @given(
     st.sampled_from([1, 2, 15, 16, 17, 33, 50, 130, 257]), st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
     st.sampled_from([2, 6, 16, 34, 64]), st.sampled_from([1, 2, 16, 34, 65, 128]),

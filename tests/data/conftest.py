@@ -1,9 +1,7 @@
 """Small data sets in the real layouts, and a network that is not there."""
 
 import functools
-import gzip
 import socket
-import struct
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,13 +11,7 @@ import pytest
 from PIL import Image
 
 from antiphase.data import arrays
-
-
-def _write_idx(path: Path, array: np.ndarray) -> None:
-    """Write ``array`` as the gzip-compressed IDX file that Fashion-MNIST uses."""
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+from tests.data import idx_files
 
 
 def _write_fashion_mnist(
@@ -29,8 +21,7 @@ def _write_fashion_mnist(
     generator = np.random.default_rng(count)
     images = generator.integers(0, 256, size=(count, 28, 28), dtype=np.uint8)
     labels = np.arange(count, dtype=np.uint8) % 10
-    _write_idx(folder / f"{prefix}-images-idx3-ubyte.gz", images)
-    _write_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", labels)
+    idx_files.write_split(folder, prefix, images, labels)
     return images, labels
 
 
@@ -81,7 +72,7 @@ def served(monkeypatch, tmp_path):
 @pytest.fixture
 def write_idx():
     """``write_idx(path, array)``."""
-    return _write_idx
+    return idx_files.write_idx
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from antiphase.data import arrays, load_data
 from antiphase.errors import UserError
+from tests import needs
 
 
 def test_digits_are_scikit_learns_scaled_to_0_and_1_in_two_parts_without_overlap():
@@ -50,7 +51,7 @@ def test_fashion_mnist_reads_debians_files(tmp_path, monkeypatch, write_fashion_
     assert made.ids.tolist() == list(range(23))
 
 
-@pytest.mark.skipif(not arrays.DEBIAN_FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist")
+@needs.fashion_mnist
 @pytest.mark.parametrize(("split", "each"), [("test", 1000), ("train", 6000)])
 def test_the_real_fashion_mnist_has_its_known_counts(split, each):
     whole = load_data("fashion-mnist", split=split)

@@ -2,13 +2,22 @@
 
 import csv
 
+import pytest
+
 from antiphase.data import load_pairs
 from antiphase.data.emoji_mmvp import emoji_mmvp
 from antiphase.data.mmvp import load_mmvp
 
 
-def test_pairs_differ_in_one_thing_and_none_was_trained_on(tmp_path):
-    pairs = emoji_mmvp(tmp_path, progress=False)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of the data sets, and the set that was made in it."""
+    root = tmp_path_factory.mktemp("data")
+    return root, emoji_mmvp(root, progress=False)
+
+
+def test_pairs_differ_in_one_thing_and_none_was_trained_on(made):
+    _, pairs = made
     assert pairs.pattern_names == ("Facing right", "Skin tone", "Woman or man")
     assert [pairs.patterns.count(number) for number in range(3)] == [15, 15, 15]
     trained = {
@@ -26,8 +35,8 @@ def test_pairs_differ_in_one_thing_and_none_was_trained_on(tmp_path):
     assert pairs.pixels(0, 1).shape == (3, 64, 64)
 
 
-def test_the_set_is_in_mmvps_own_format_and_made_once(tmp_path):
-    pairs = emoji_mmvp(tmp_path, progress=False)
+def test_the_set_is_in_mmvps_own_format_and_made_once(made):
+    root, pairs = made
     with (pairs.root / "Questions.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["Question ID", "Type", "Statement"]
@@ -35,5 +44,5 @@ def test_the_set_is_in_mmvps_own_format_and_made_once(tmp_path):
     assert load_mmvp(pairs.root).fingerprint() == pairs.fingerprint()
     times = {path: path.stat().st_mtime_ns for path in pairs.root.rglob("*.jpg")}
     assert len(times) == 90
-    assert emoji_mmvp(tmp_path, progress=False).fingerprint() == pairs.fingerprint()
+    assert emoji_mmvp(root, progress=False).fingerprint() == pairs.fingerprint()
     assert {path: path.stat().st_mtime_ns for path in pairs.root.rglob("*.jpg")} == times

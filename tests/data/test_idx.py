@@ -12,7 +12,7 @@ from antiphase.data.idx import read_idx
 from antiphase.errors import UserError
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.lists(st.integers(1, 7), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_reads_what_was_written_and_agrees_with_torchvision(tmp_path, write_idx, shape, seed):
     array = np.random.default_rng(seed).integers(0, 256, size=shape, dtype=np.uint8)

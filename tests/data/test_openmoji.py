@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from antiphase.data import load_data
-from antiphase.data.openmoji import GROUPS, NOTO_FONT, concept_of, held_out, noto_pairs, openmoji_pairs
+from antiphase.data.openmoji import GROUPS, concept_of, held_out, noto_pairs, openmoji_pairs
 from antiphase.errors import UserError
+from tests import needs
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_pictures_are_on_white_and_differ(splits):
         assert int(middle.argmax()) == channel
 
 
-@pytest.mark.skipif(not NOTO_FONT.exists(), reason="fonts-noto-color-emoji is not installed")
+@needs.noto_font
 def test_the_other_artist_draws_the_same_test_concepts(splits):
     other = noto_pairs("test", progress=False)
     names = {several[0] for several in splits["test"].captions}

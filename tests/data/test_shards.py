@@ -3,7 +3,6 @@ import io
 import itertools
 import json
 import os
-import shutil
 import signal
 import tarfile
 import threading
@@ -21,8 +20,7 @@ from antiphase.data.shard_reading import RawSample, _address, read_shard
 from antiphase.data.shards import ShardStream, open_shards
 from antiphase.errors import UserError
 from antiphase.streams import generator, key
-
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="webdataset reads http with curl")
+from tests import needs
 
 
 def picture(number, suffix="png"):
@@ -328,7 +326,7 @@ def test_a_key_that_is_no_text_is_still_a_key(tmp_path):
     assert batch.ids.tolist() == [key("shard", "a.tar", "\ufffd000003")]
 
 
-@needs_curl
+@needs.curl
 def test_shards_are_read_over_http_as_from_the_disk(served):
     folder, url = served
     local = write_shards(folder / "sub", [7, 5, 3])
@@ -342,7 +340,7 @@ def test_shards_are_read_over_http_as_from_the_disk(served):
     assert stream.fingerprint() == open_shards(remote, samples=15).fingerprint()
 
 
-@needs_curl
+@needs.curl
 def test_a_shard_that_the_server_does_not_have_is_named(served):
     folder, url = served
     write_shards(folder, [7])

@@ -8,11 +8,9 @@ from PIL import Image
 from antiphase.data import arrays, load_data, specimens
 from antiphase.data.specimens import make_specimen_images, specimen_images
 from antiphase.errors import UserError
+from tests import needs
 
 FOLDER = files("antiphase") / "specimens"
-needs_the_real_test_set = pytest.mark.skipif(
-    not arrays.DEBIAN_FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist"
-)
 
 
 def test_the_specimens_are_100_of_each_class_sorted_by_position():
@@ -29,14 +27,14 @@ def test_the_specimens_are_the_ones_that_models_were_audited_on():
     assert load_data("specimen-fashion-mnist").fingerprint() == golden
 
 
-@needs_the_real_test_set
+@needs.fashion_mnist
 def test_the_specimens_are_the_real_test_images_at_their_ids():
     made, whole = load_data("specimen-fashion-mnist"), load_data("fashion-mnist")
     assert made.class_names == whole.class_names
     assert made.fingerprint() == whole.take(made.ids).fingerprint()
 
 
-@needs_the_real_test_set
+@needs.fashion_mnist
 def test_the_packaged_file_is_what_the_function_makes(tmp_path):
     make_specimen_images(tmp_path / "made.png")
     assert specimen_images(tmp_path / "made.png").fingerprint() == specimen_images().fingerprint()

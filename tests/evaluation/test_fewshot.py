@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -77,7 +77,6 @@ def test_centring_and_normalising_each_change_something():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 5), st.integers(1, 13))
-@settings(max_examples=25)
 def test_every_size_equals_the_slow_loop(seed, ways, shots, queries):
     train, test = features(seed, spread=2.0)
     sizes = {"episodes": 3, "ways": ways, "shots": shots, "queries": queries}

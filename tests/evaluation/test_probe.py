@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
@@ -208,7 +208,6 @@ def exponent(cost):
 
 
 @given(st.lists(st.integers(0, 4), min_size=85, max_size=85) | st.permutations(range(85)))
-@settings(max_examples=300)
 def test_the_search_visits_what_the_transcription_visits(heights):
     asked = []
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -125,7 +125,6 @@ def made(pairs, lam, heads=2):
     return frame(own + standard)
 
 
-@settings(max_examples=25)
 @given(gradients, st.floats(0.0, 2.0))
 def test_a_shared_lambda_amplifies_as_theorem_1_says(pairs, lam):
     found = numbers(alignment(made(pairs, lam)), model="diff")
@@ -133,7 +132,6 @@ def test_a_shared_lambda_amplifies_as_theorem_1_says(pairs, lam):
     assert found["amplification"]["value"] == pytest.approx(predicted, rel=1e-9, abs=1e-6)
 
 
-@settings(max_examples=25)
 @given(gradients, st.floats(0.0, 0.9))
 def test_the_three_logarithms_add_up(pairs, lam):
     rows = made(pairs, lam)
@@ -166,7 +164,6 @@ def test_explanation_by_hand_takes_the_samples_that_both_have():
     assert set(ends.values()) == {(-math.inf, math.inf, 1)}
 
 
-@settings(max_examples=25)
 @given(gradients, st.floats(0.0, 0.9), st.floats(0.0, 0.3))
 def test_the_prediction_is_right_and_an_error_of_it_is_seen(pairs, lam, error):
     rows = made(pairs, lam)

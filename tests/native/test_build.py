@@ -2,7 +2,6 @@
 
 import logging
 import stat
-import subprocess
 import sys
 
 import pytest
@@ -11,8 +10,8 @@ import torch
 from antiphase import native
 from antiphase.attention import differential_attention
 from antiphase.native import build
-
-needs_compiler = pytest.mark.skipif(build.missing() is not None, reason=f"{build.missing()}")
+from tests import needs
+from tests.processes import together
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def inputs():
     return [torch.ones(1, 2, 70, 4)] * 4 + [torch.ones(1, 2, 70, 6)]
 
 
-@needs_compiler
+@needs.native_kernels
 # one does not build, one builds what cannot be loaded
 @pytest.mark.parametrize("script", ["echo 'error: no' >&2; exit 1", _WRITES])
 def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
@@ -156,12 +155,10 @@ def test_a_compiler_that_fails_is_a_warning_and_pieces_answer(
     assert len(calls.read_text()) == 1
 
 
-@needs_compiler
-def test_processes_that_build_at_once_do_not_meet(tmp_path):
-    program = "from antiphase.native import kernels; assert kernels() is not None"
-    environment = {**build.os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    runs = [
-        subprocess.Popen([sys.executable, "-W", "error", "-c", program], env=environment) for _ in range(2)
-    ]
-    assert [run.wait() for run in runs] == [0, 0]
+@needs.native_kernels
+def test_processes_that_build_at_once_do_not_meet(tmp_path, compiler):
+    built = build.library()
+    compiler(f'while [ "$1" != -o ]; do shift; done; sleep 0.5; cp "{built}" "$2"')
+    program = "import warnings; warnings.simplefilter('error'); from antiphase.native import kernels; assert kernels()"
+    together(2, "-c", program, XDG_CACHE_HOME=str(tmp_path))
     assert len(list((tmp_path / "antiphase" / "native").iterdir())) == 1

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import math
 import sys
 import types
@@ -13,10 +14,11 @@ import torch
 import antiphase as ap
 from antiphase.attacks import Threat
 from antiphase.attacks.carlini_wagner import carlini_wagner
+from tests import needs
 from tests.attacks import toys
 
 
-@pytest.fixture(scope="module", params=["foolbox", "adv-lib"])
+@pytest.fixture(scope="module", params=["foolbox", pytest.param("adv-lib", marks=needs.adv_lib)])
 def peer(request):
     """Another library's attack: of (model, images, labels, search steps, steps)."""
     with warnings.catch_warnings():
@@ -36,7 +38,6 @@ def _foolbox():
 
 
 def _adv_lib():
-    pytest.importorskip("adv_lib")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "visdom", types.ModuleType("visdom"))  # it imports its plots at once
         attacks = importlib.import_module("adv_lib.attacks")
@@ -69,8 +70,17 @@ def _compare(peer, name, count, search_steps, steps, case="plain"):
     return torch.where(ours.success, ours.distance, torch.inf), distance, ours.backwards
 
 
-@pytest.mark.parametrize("case", ["plain", "shifted", "binary"])
-@pytest.mark.parametrize("name", ["vit-0", "diffvit-0"])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("diffvit-0", "plain"),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in itertools.product(("vit-0", "diffvit-0"), ("plain", "shifted", "binary"))
+            if case != ("diffvit-0", "plain")
+        ),
+    ],
+)
 def test_norms_at_an_equal_budget(peer, name, case):
     ours, theirs, passes = _compare(peer, name, count=16, search_steps=4, steps=40, case=case)
     assert float(ours.median()) <= 1.02 * float(theirs.median())

@@ -9,10 +9,13 @@ from antiphase.evaluation.metrics import estimate, task_metrics
 from antiphase.evaluation.outcomes import retrieval_rows, zero_shot_rows
 from antiphase.evaluation.statistics import mean_over_groups
 from antiphase.models import clip, zero_shot_classifier
+from tests import needs
 from tests.training.tiny_pairs import TINY
 
-theirs_retrieval = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
-theirs_classification = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification")
+pytestmark = needs.clip_benchmark
+_reason = needs.clip_benchmark.kwargs["reason"]
+theirs_retrieval = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval", reason=_reason)
+theirs_classification = pytest.importorskip("clip_benchmark.metrics.zeroshot_classification", reason=_reason)
 
 
 class Given:

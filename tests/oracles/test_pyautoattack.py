@@ -25,6 +25,11 @@ OURS = {
     "fab": (fab, {}),
     "fab-t": (fab, {"targets": 9}),
 }
+QUICK = {("apgd-ce", "linf", 0.1), ("apgd-dlr", "linf", 0.06), ("apgd-t", "l2", 0.4), ("fab", "l2", 0.4)}
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.thorough)
+    for case in ((name, *budget) for name in OURS for budget in (("linf", 0.06), ("linf", 0.1), ("l2", 0.4)))
+]
 
 
 def _theirs(name, model, norm, eps, seed):
@@ -61,8 +66,7 @@ def trained():
     return model, images[:COUNT]
 
 
-@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.06), ("linf", 0.1), ("l2", 0.4)])
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("name", "norm", "eps"), CASES)
 def test_success_rates_agree(trained, name, norm, eps):
     model, images = trained
     attack, options = OURS[name]
@@ -81,8 +85,10 @@ def test_success_rates_agree(trained, name, norm, eps):
     assert abs(ours - theirs) <= 2 * SEEDS
 
 
-@pytest.mark.parametrize("rescaled", [False, True])
-@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.08), ("l2", 0.5)])
+@pytest.mark.parametrize("rescaled", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("norm", "eps"), [("linf", 0.08), pytest.param("l2", 0.5, marks=pytest.mark.thorough)]
+)
 def test_square_is_as_strong(trained, norm, eps, rescaled):
     model, images = trained
     label = model(images).argmax(1)

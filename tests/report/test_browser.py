@@ -2,30 +2,24 @@
 
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from antiphase.report import write_report
+from tests import needs
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
+pytestmark = needs.browser
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory) -> Iterator:
-    if not (CHROMIUM and DRIVER):
-        if os.environ.get("ANTIPHASE_REQUIRE_BROWSER") == "1":
-            pytest.fail("ANTIPHASE_REQUIRE_BROWSER=1, but chromium or chromedriver is not installed")
-        pytest.skip("needs chromium and chromedriver")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
+    options.binary_location = needs.CHROMIUM
     for argument in (
         "--headless=new",
         "--no-sandbox",
@@ -38,7 +32,7 @@ def browser(tmp_path_factory) -> Iterator:
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver = webdriver.Chrome(options=options, service=Service(needs.CHROMEDRIVER))
     try:
         driver.get("about:blank")
         driver.get_log("performance")  # of the browser's own first page, which may still be loading

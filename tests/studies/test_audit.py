@@ -1,9 +1,6 @@
 """The audit as a user runs it: files, resume after a kill, and one line for each mistake."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
 
 import polars as pl
@@ -19,6 +16,7 @@ from antiphase.models.checkpoints import save
 from antiphase.studies.audit import audit
 from antiphase.studies.gallery import read_gallery
 from antiphase.studies.measure import Plan
+from tests.processes import Python, python
 
 
 def make_run(directory, factory, **sizes):
@@ -61,21 +59,17 @@ def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
 
 
 def test_a_killed_audit_goes_on_to_the_same_rows(tmp_path, pair):
-    arguments = [str(pair[0]), "--against", str(pair[1]), "--eps", "1/255,8/255", "--steps", "60", "--quiet"]
-    command = [sys.executable, "-m", "antiphase", "audit", *arguments, "--batch-size", "32", "--limit", "300"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if list((tmp_path / "killed").glob("cells/*/*.parquet")):
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    arguments = [str(pair[0]), "--against", str(pair[1]), "--eps", "1/255,8/255", "--steps", "40", "--quiet"]
+    command = ["-m", "antiphase", "audit", *arguments, "--batch-size", "32", "--limit", "160"]
+    with Python(*command, "--out", tmp_path / "killed") as process:
+        while process.runs and not list((tmp_path / "killed").glob("cells/*/*.parquet")):
+            time.sleep(0.02)
+        process.kill()
     kept = [pl.read_parquet(path) for path in (tmp_path / "killed").glob("cells/*/*.parquet")]
     assert kept, "the audit ended or hung before it could be killed"
     assert not (tmp_path / "killed" / "summary.json").exists()
     for name in ("killed", "whole"):
-        subprocess.run([*command, "--out", str(tmp_path / name)], check=True, stdout=subprocess.DEVNULL)
+        python(*command, "--out", tmp_path / name)
     first, second = (pl.read_parquet(tmp_path / name / "rows.parquet") for name in ("killed", "whole"))
     assert_frame_equal(first, second)
     first, second = ((tmp_path / name / "summary.json").read_bytes() for name in ("killed", "whole"))

@@ -36,8 +36,9 @@ MODEL = ["trained_on", "series", SEED]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return Store(tmp_path_factory.mktemp("store"))
+def store(shared_folder):
+    """The cells of the smoke profile, each made once, by whichever test of whichever worker asks first."""
+    return Store(shared_folder / "smoke")
 
 
 def smoke(name, store):

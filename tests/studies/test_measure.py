@@ -1,10 +1,6 @@
 """Attacks as a user runs them: any attack, nested ε, a kill, two processes, and warnings that last."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import weakref
 
@@ -22,6 +18,7 @@ from antiphase.models.checkpoints import save
 from antiphase.studies import measure as measure_module
 from antiphase.studies.measure import Plan, _doubts, measure
 from antiphase.studies.shards import Shard
+from tests.processes import Python, python, together
 
 _DOUBTED = {"success": pl.Boolean, "felled_by": pl.String}
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
@@ -150,25 +147,8 @@ def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
         "-m", "antiphase", "attack", str(run), "--eps", "4/255,8/255", "--limit", "41", "--steps", "3",
         "--queries", "9", "--quiet", "--device", "cpu",
     ]  # fmt: skip
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "29611",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for command, name in (([sys.executable], "one"), (torchrun, "two")):
-        done = subprocess.run(
-            [*command, *arguments, "--out", str(tmp_path / name)],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("report:") == 1
+    for count, name in ((1, "one"), (2, "two")):
+        assert together(count, *arguments, "--out", tmp_path / name).count("report:") == 1
     one, two = (pl.read_parquet(tmp_path / name / "rows.parquet") for name in ("one", "two"))
     assert_frame_equal(one.drop("distance"), two.drop("distance"))
     assert_frame_equal(one.select("distance"), two.select("distance"), abs_tol=1e-6)
@@ -176,23 +156,21 @@ def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
 
 def test_a_killed_ensemble_goes_on_and_does_nothing_twice(tmp_path, victim):
     command = [
-        sys.executable, "-m", "antiphase", "attack", victim.card.spec, "--eps", "2/255,8/255", "--limit", "60",
+        "-m", "antiphase", "attack", victim.card.spec, "--eps", "2/255,8/255", "--limit", "60",
         "--steps", "20", "--queries", "200", "--quiet", "--batch-size", "16", "--out",
     ]  # fmt: skip
     killed = tmp_path / "killed"
-    process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if len(list(killed.glob("cells/*"))) >= 2 and len(list(killed.glob("cells/*/*.parquet"))) >= 2:
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with Python(*command, killed) as process:
+        while process.runs and (
+            len(list(killed.glob("cells/*"))) < 2 or len(list(killed.glob("cells/*/*.parquet"))) < 2
+        ):
+            time.sleep(0.02)
+        process.kill()
     assert not (killed / "summary.json").exists()
     kept = {path: path.read_bytes() for path in killed.glob("cells/*/*.parquet")}
     assert kept
     for out in (killed, tmp_path / "whole"):
-        subprocess.run([*command, str(out)], check=True, stdout=subprocess.DEVNULL)
+        python(*command, out)
     first, second = (pl.read_parquet(out / "rows.parquet") for out in (killed, tmp_path / "whole"))
     assert_frame_equal(first, second)
 

@@ -19,8 +19,9 @@ NEEDS_LAYERS = {"opposed-first-in-diffclip"}  # the smallest CLIP has one
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return Store(tmp_path_factory.mktemp("store"))
+def store(shared_folder):
+    """The cells of the smoke profile, each made once, by whichever test of whichever worker asks first."""
+    return Store(shared_folder / "smoke")
 
 
 @pytest.mark.parametrize("name", NAMES)

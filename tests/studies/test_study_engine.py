@@ -1,7 +1,7 @@
 """The engine on cells that take no time: each once, whatever is killed, changed, damaged or shared."""
 
+import contextlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -19,10 +19,10 @@ from antiphase.studies.lab import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
 from antiphase.studies.store import ROWS_FILE, Store
+from tests.processes import Python, together
 from tests.studies.toy_cells import Measure, Train, cells
 
 TOYS = Path(__file__).with_name("toy_cells.py")
-SCRIPT = [sys.executable, str(TOYS)]
 
 
 @pytest.fixture
@@ -90,15 +90,11 @@ def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
 
 
 def test_after_a_kill_the_same_command_finishes_and_no_finished_cell_runs_again(store):
-    process = subprocess.Popen([*SCRIPT, str(store.root), "6", "0.4"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("[4/12]"):
-            break
-    time.sleep(0.6)  # into the next measurement
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with Python(TOYS, store.root, "6", "0.4") as process:
+        while process.runs and "[4/12]" not in process.printed:
+            time.sleep(0.02)
+        time.sleep(0.6)  # into the next measurement
+        process.kill()
     finished = log(store, "done")
     assert 4 <= len(finished) < 12
     run(cells(6, 0.4), store)
@@ -108,10 +104,8 @@ def test_after_a_kill_the_same_command_finishes_and_no_finished_cell_runs_again(
 
 
 def test_two_processes_share_a_store_and_do_no_cell_twice(store):
-    both = [
-        subprocess.Popen([*SCRIPT, str(store.root), "8", "0.2"], stdout=subprocess.DEVNULL) for _ in range(2)
-    ]
-    assert [process.wait(120) for process in both] == [0, 0]
+    with Python(TOYS, store.root, "8", "0.2") as one, Python(TOYS, store.root, "8", "0.2") as other:
+        assert [one.wait(), other.wait()] == [0, 0]
     assert log(store) == log(store, "done")
     assert set(log(store).values()) == {1}
     lines = [json.loads(line) for line in (store.root / "log.jsonl").read_text().splitlines()]
@@ -181,7 +175,15 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
         f"import runpy; runpy.run_path({str(TOYS)!r}, run_name='__main__')"
     )
     found = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "store"), "2", "0"],
+        [
+            sys.executable,
+            "-B",
+            "-c",
+            program,
+            str(tmp_path / "store"),
+            "2",
+            "0",
+        ],  # -B: bytecode would be cut off
         capture_output=True,
         text=True,
     )
@@ -221,19 +223,18 @@ def test_a_plan_expects_the_time_of_the_cells_that_are_finished(store):
 
 def test_a_cell_that_another_process_works_on_is_waited_for(store):
     (cell,) = cells(1)
-    with store.claim(cell.model) as mine:
-        assert mine
-        assert store.busy(cell.model)
-        other = subprocess.Popen([*SCRIPT, str(store.root), "1", "0"], stdout=subprocess.DEVNULL)
-        time.sleep(0.5)
-        assert not (store.root / "cells").exists() or not store.done(cell.model)
-    assert other.wait(60) == 0
+    with contextlib.ExitStack() as stack:
+        with store.claim(cell.model) as mine:
+            assert mine
+            assert store.busy(cell.model)
+            other = stack.enter_context(Python(TOYS, store.root, "1", "0"))
+            time.sleep(0.5)
+            assert not (store.root / "cells").exists() or not store.done(cell.model)
+        assert other.wait() == 0
     assert store.done(cell)
 
 
 def test_processes_of_torchrun_share_every_cell(store):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = subprocess.run([*torchrun, str(TOYS), str(store.root), "2", "0"], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    together(2, TOYS, store.root, "2", "0")
     assert all(store.done(cell) for cell in cells(2))
     assert set(log(store).values()) == {1}

@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +21,7 @@ from antiphase.streams import generator
 from antiphase.training import Recipe, accuracy, loop, make_recipe, train_classifier
 from antiphase.training.adversarial import Adversary, perturb, replay, robust_accuracy, start_keys
 from tests.attacks import toys
+from tests.processes import KILLS_ITSELF, Python, together
 
 EPS = 3 / 255
 VARIANTS = ("pgd", "fast", "free")
@@ -261,27 +259,14 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_weights(tmp_path, few, monkey
     assert without[0] == without[1]
 
 
-KILLS_ITSELF = """
-import itertools, os, signal, sys
-from types import SimpleNamespace
-from antiphase import cli
-from antiphase.training import loop
-
-step, taken, clock = loop._step, itertools.count(), itertools.count(step=10)
-loop._step = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL) if next(taken) == 14 else step(*arguments)
-loop.time = SimpleNamespace(monotonic=lambda: next(clock))  # so long a step that each is saved
-cli.main()
-"""
-
-
 def test_a_killed_adversarial_run_goes_on_to_the_same_weights(tmp_path, run_cli):
     options = (
         "--epochs 2 --limit 160 --batch-size 16 --dim 16 --heads 2 --precision float32 "
         "--adversarial 8/255 --adversarial-steps 2"
     )
     settings = ["train", "--model", "diffvit", "--data", "digits", "--quiet", *options.split(), "--out"]
-    code = subprocess.call([sys.executable, "-c", KILLS_ITSELF, *settings, str(tmp_path / "killed")])
-    assert code == -signal.SIGKILL
+    with Python(KILLS_ITSELF, *settings, tmp_path / "killed") as process:
+        assert process.wait() == -signal.SIGKILL
     state = tmp_path / "killed" / "state.safetensors"
     assert state.exists()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
@@ -301,10 +286,8 @@ def test_two_processes_train_nearly_the_weights_of_one(tmp_path, variant):
         f"-m antiphase train --model diffvit --data digits --quiet --epochs 2 --limit 150 --batch-size 31 --dim 16 "
         f"--precision float32 --adversarial 8/255 --adversarial-variant {variant} --out"
     ).split()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for start, name in (([sys.executable], "one"), (launcher, "two")):
-        subprocess.run([*start, *settings, str(tmp_path / name)], check=True, env=environment)
+    for count, name in ((1, "one"), (2, "two")):
+        together(count, *settings, tmp_path / name)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in one:
         if not name.endswith(

@@ -5,13 +5,10 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
@@ -26,6 +23,7 @@ from antiphase.streams import key, sample_keys, uniform
 from antiphase.training.augment import _crop_box, random_crops
 from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, clip_learning_rate, make_clip_recipe
 from antiphase.training.contrastive import BAD_SAMPLES_FILE, clip_optimizer, train_clip
+from tests.processes import KILLS_ITSELF, Python, together
 from tests.training.tiny_pairs import TINY, WORDS, tiny_pairs, tiny_recipe, write_shard
 
 
@@ -112,24 +110,20 @@ def shards(folder):
 
 def command(data, out, *more):
     return [
-        sys.executable, "-m", "antiphase", "train-clip", "--model", "diffclip", "--preset", "openmoji",
+        "-m", "antiphase", "train-clip", "--model", "diffclip", "--preset", "openmoji",
         "--data", data, "--batch-size", "8", "--precision", "float32", "--out", str(out), "-q", *more,
     ]  # fmt: skip
 
 
-def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tmp_path):
+def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tmp_path, run_cli):
     data = shards(tmp_path / "shards")
-    killed = command(data, tmp_path / "killed", "--epochs", "12")
-    process = subprocess.Popen(killed)
-    state, deadline = tmp_path / "killed" / "state.safetensors", time.monotonic() + 120
-    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert state.exists(), "the run ended or hung before it could be killed"
+    killed, whole = (command(data, tmp_path / name, "--epochs", "2")[2:] for name in ("killed", "whole"))
+    with Python(KILLS_ITSELF, *killed) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert (tmp_path / "killed" / "state.safetensors").exists()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
-    subprocess.run(killed, check=True)
-    subprocess.run(command(data, tmp_path / "whole", "--epochs", "12"), check=True)
+    for arguments in (killed, whole):
+        assert run_cli(*arguments)[0] == 0
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -140,15 +134,12 @@ def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tm
     assert losses[0] == losses[1]
 
 
+@pytest.mark.thorough
 def test_two_processes_train_on_a_stream_as_one_does(tmp_path):
     data = shards(tmp_path / "shards")
     more = ("--epochs", "2", "--lanes", "2")
-    subprocess.run(command(data, tmp_path / "one", *more), check=True)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    two = [*launcher, *command(data, tmp_path / "two", *more)[1:]]
-    done = subprocess.run(two, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("after 2 epochs") == 1
+    python(*command(data, tmp_path / "one", *more))
+    assert together(2, *command(data, tmp_path / "two", *more)).count("after 2 epochs") == 1
     logs = [
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("one", "two")
@@ -159,7 +150,7 @@ def test_two_processes_train_on_a_stream_as_one_does(tmp_path):
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
+def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path, run_cli):
     data = shards(tmp_path / "shards")
     write_shard(tmp_path / "shards" / "00001.tar", ["a dog", None, "a cat", *["a mug"] * 17], start=100)
     first, third = (tmp_path / "shards" / f"0000{at}.tar" for at in (0, 2))
@@ -167,7 +158,7 @@ def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path):
     at = content.index(b"\xff\xd8\xff")
     first.write_bytes(content[:at] + b"\x00" * 64 + content[at + 64 :])  # the first image's head
     os.truncate(third, third.stat().st_size * 2 // 3)
-    subprocess.run(command(data, tmp_path / "run", "--samples", "64", "--epochs", "2"), check=True)
+    assert run_cli(*command(data, tmp_path / "run", "--samples", "64", "--epochs", "2")[2:])[0] == 0
     bad = (tmp_path / "run" / BAD_SAMPLES_FILE).read_text().splitlines()
     assert len(bad) == 3, bad
     assert any("00000.tar" in line and "000000000" in line for line in bad)
@@ -194,7 +185,6 @@ def test_shards_in_which_no_image_can_be_read_end_the_training(tmp_path):
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10_000))
-@settings(max_examples=60)
 def test_crops_lie_within_the_image_and_keep_the_recipes_area(height, width, seed):
     draws = torch.rand(22, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     left, top, right, bottom = _crop_box(height, width, draws, (0.5, 1.0))

@@ -1,8 +1,6 @@
 """The gradient of a whole batch, whatever the parts and processes: against plain autograd and slow loops."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from safetensors.torch import load_file
 
 from antiphase.training.contrastive_loss import feature_gradients
 from antiphase.training.contrastive_step import accumulate
+from tests.processes import together
 from tests.training.tiny_pairs import COUNT, gradients, model_of, share_of
 
 
@@ -136,17 +135,11 @@ save_file(gradients(model), f"{sys.argv[2]}/{rank}.safetensors")
 """
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("kind", ["clip", pytest.param("siglip", marks=pytest.mark.thorough)])
 def test_two_processes_have_the_gradient_of_one(tmp_path, kind):
     model = model_of(kind)
     plain_loss(model, kind, slice(None)).backward()
     (tmp_path / "worker.py").write_text(WORKER)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "worker.py"), kind, str(tmp_path), str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    together(2, tmp_path / "worker.py", kind, tmp_path, Path(__file__).parent)
     for rank in range(2):
         close(load_file(tmp_path / f"{rank}.safetensors"), gradients(model))

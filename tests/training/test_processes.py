@@ -35,7 +35,10 @@ dist.all_reduce(torch.ones(1000), async_op=True)
 
 @pytest.mark.parametrize(
     ("module", "start"),
-    [("antiphase.training.processes", "start_processes"), ("antiphase.studies.shards", "shard")],
+    [
+        ("antiphase.training.processes", "start_processes"),
+        pytest.param("antiphase.studies.shards", "shard", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_process_whose_group_still_holds_a_tensor_ends_well(tmp_path, module, start):
     script = tmp_path / "ending.py"

