@@ -109,8 +109,15 @@ def test_an_image_that_cannot_fall_stays_clean_to_the_bit():
 
 
 # c, Adam's clock or the early end shared by the batch; a row that waits for its neighbours
-@pytest.mark.parametrize("eps", [math.inf, 0.12])
-@pytest.mark.parametrize("abort_early", [True, False])
+@pytest.mark.parametrize(
+    ("eps", "abort_early"),
+    [
+        (math.inf, True),
+        (0.12, False),
+        pytest.param(math.inf, False, marks=pytest.mark.thorough),
+        pytest.param(0.12, True, marks=pytest.mark.thorough),
+    ],
+)
 def test_batch_size_and_order_change_nothing(eps, abort_early):
     model, images, threat = toys.network(), toys.images(67), Threat("l2", eps)
     options = {"steps": 11, "search_steps": 3, "abort_early": abort_early}
