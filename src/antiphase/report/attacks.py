@@ -2,8 +2,8 @@
 
 import polars as pl
 
+from antiphase.report.sheets import Field, Sheet
 from antiphase.report.stored import StoredRun
-from antiphase.report.tables import Cell, Sheet
 from antiphase.report.wording import attack_label, eps_label
 
 
@@ -16,7 +16,7 @@ def norm_sheets(run: StoredRun) -> list[Sheet]:
     rows = []
     for (model,), block in frame.group_by(["model"], maintain_order=True):
         found = {row["level"]: row for row in block.iter_rows(named=True)}
-        rows.append((Cell(str(model), kind="name"), *(_norm_cell(found[level]) for level in levels)))
+        rows.append((Field(str(model), kind="name"), *(_norm_cell(found[level]) for level in levels)))
     columns = ("model", *(f"{level:.0%}" for level in levels))
     title = attack_label(frame["attack"][0], frame["norm"][0])
     return [Sheet("norms", title, columns, tuple(rows), frame.write_csv())]
@@ -31,7 +31,7 @@ def felled_sheets(run: StoredRun) -> list[Sheet]:
     rows = []
     for (model, attack), block in counts.group_by(["model", "felled_by"], maintain_order=True):
         found = dict(block.select("eps", "n").iter_rows())
-        rows.append((Cell(f"{model}: {attack}", kind="name"), *(Cell(str(found.get(e, 0))) for e in eps)))
+        rows.append((Field(f"{model}: {attack}", kind="name"), *(Field(str(found.get(e, 0))) for e in eps)))
     columns = ("images felled by", *map(eps_label, eps))
     return [
         Sheet(
@@ -44,8 +44,8 @@ def felled_sheets(run: StoredRun) -> list[Sheet]:
     ]
 
 
-def _norm_cell(row: dict) -> Cell:
+def _norm_cell(row: dict) -> Field:
     if row["eps"] is None:
-        return Cell("not reached")
+        return Field("not reached")
     high = "∞" if row["high"] is None else f"{row['high']:.4g}"
-    return Cell(f"{row['eps']:.4g}", (f"{row['low']:.4g} to {high}",))
+    return Field(f"{row['eps']:.4g}", (f"{row['low']:.4g} to {high}",))

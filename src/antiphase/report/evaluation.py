@@ -10,7 +10,7 @@ from rich.text import Text
 
 from antiphase.evaluation.metrics import TASKS
 from antiphase.report.families import Family
-from antiphase.report.tables import Cell, Sheet
+from antiphase.report.sheets import Field, Sheet
 from antiphase.report.wording import p_text, percent, percent_range, points, points_range
 
 Result = Mapping[str, Any]
@@ -77,8 +77,8 @@ def sheets(summary: Mapping[str, Any], groups: Sequence[Family]) -> dict[str, Sh
         columns = list(dict.fromkeys(heading(result) for result in its))
         rows = [
             (
-                Cell(model, color=colors[model], kind="name"),
-                Cell(data, kind="word"),
+                Field(model, color=colors[model], kind="name"),
+                Field(data, kind="word"),
                 *(_cell(cells.get(column)) for column in columns),
             )
             for (model, data), cells in _by_model(its).items()
@@ -95,11 +95,11 @@ def difference_sheet(summary: Mapping[str, Any], groups: Sequence[Family]) -> Sh
     colors = {model: family.color for family in groups for model in family.models}
     rows = [
         (
-            Cell(d["model"], (), colors[d["model"]], "name"),
-            Cell(d["twin"], kind="word"),
-            Cell(f"{d['data']}: {heading(d)}", kind="word"),
-            Cell(points(d["difference"]), (_range(d, points_range),)),
-            Cell("–" if d["p"] is None else p_text(d["p"])),
+            Field(d["model"], (), colors[d["model"]], "name"),
+            Field(d["twin"], kind="word"),
+            Field(f"{d['data']}: {heading(d)}", kind="word"),
+            Field(points(d["difference"]), (_range(d, points_range),)),
+            Field("–" if d["p"] is None else p_text(d["p"])),
         )
         for d in summary["differences"]
     ]
@@ -144,10 +144,10 @@ def _spread(result: Result) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _cell(result: Result | None) -> Cell:
+def _cell(result: Result | None) -> Field:
     if result is None:
-        return Cell("–")
-    return Cell(percent(result["value"]), (_range(result, percent_range), *_spread(result)))
+        return Field("–")
+    return Field(percent(result["value"]), (_range(result, percent_range), *_spread(result)))
 
 
 def _console_cell(result: Result | None, apart: Mapping[tuple[str, ...], Result]) -> Text:

@@ -9,7 +9,7 @@ from antiphase.report.evaluation import difference_sheet, sheets
 from antiphase.report.evaluation_figures import dot_figure, radar_figure
 from antiphase.report.evaluation_headline import headline
 from antiphase.report.families import families, seed_counts
-from antiphase.report.html import embedded, environment
+from antiphase.report.markup import embedded, environment
 from antiphase.report.stored import RUN_KEYS, read_json
 
 _NAMES = {

@@ -1,21 +1,16 @@
 """One self-contained page from the stored files of a run."""
 
-import base64
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
-from matplotlib.figure import Figure
-
 from antiphase.files import replacing, write_text
 from antiphase.report.attacks import felled_sheets, norm_sheets
 from antiphase.report.families import seed_counts
-from antiphase.report.figures import as_pdf, as_png, as_svg, inline_svg, rate_figure
+from antiphase.report.figures import rate_figure
 from antiphase.report.gallery import Gallery, cards, has_hard_pixels, magnification
 from antiphase.report.headline import headlines
+from antiphase.report.markup import embedded, environment
 from antiphase.report.sensitivity import Chapter, chapters, read_rows
 from antiphase.report.stored import StoredRun, read_run
 from antiphase.report.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
@@ -77,15 +72,6 @@ def write_report(directory: Path) -> Path:
     return path
 
 
-def environment() -> Environment:
-    """Return the templates, with what they use."""
-    found = Environment(
-        loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    found.filters["breakable"] = _breakable
-    return found
-
-
 def drawn(chapter: Chapter) -> dict[str, Any]:
     """Return a chapter as the templates take it."""
     figures = [
@@ -98,33 +84,6 @@ def drawn(chapter: Chapter) -> dict[str, Any]:
 def _figure(run: StoredRun, metric: str) -> dict[str, Any]:
     figure = rate_figure(run.results, run.mean_results, run.families, metric)
     return embedded(figure, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
-
-
-def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
-    """Return a figure for a page: inline, and as files to take away.
-
-    Args:
-        figure: what is drawn.
-        name: that no other figure of the page has; letters, digits, "-" and "_".
-        description: what a screen reader says.
-    """
-    svg = as_svg(figure)
-    files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
-    types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    return {
-        "name": name,
-        "svg": Markup(inline_svg(svg, name, description)),
-        "files": files,
-        "downloads": {
-            ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
-            for ending, content in files.items()
-        },
-    }
-
-
-def _breakable(text: str) -> Markup:
-    """Let a path-like name break after its separators, where it would else run out of a narrow screen."""
-    return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))
 
 
 def _gallery(gallery: Gallery, run: StoredRun) -> Mapping[str, Any]:

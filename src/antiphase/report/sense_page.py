@@ -14,7 +14,8 @@ from antiphase.evaluation.sensitivity import within
 from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.files import write_text
 from antiphase.report.families import Family, families, seed_counts
-from antiphase.report.html import drawn, environment
+from antiphase.report.html import drawn
+from antiphase.report.markup import environment
 from antiphase.report.sensitivity import chapters, read_rows
 from antiphase.report.stored import RUN_KEYS, read_json
 from antiphase.report.wording import number

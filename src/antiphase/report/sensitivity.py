@@ -12,7 +12,7 @@ from antiphase.evaluation import sensitivity
 from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.report.families import Family
 from antiphase.report.layer_figures import Panel, layer_figure
-from antiphase.report.tables import Cell, Sheet
+from antiphase.report.sheets import Field, Sheet
 from antiphase.report.wording import eps_label, number
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
@@ -226,17 +226,17 @@ def _sheet(
         found = {row["metric"]: row for row in block.iter_rows(named=True)}
         model = str(key[0])
         cells = tuple(_cell(found.get(metric), 100.0 if metric in _PERCENT else 1.0) for metric in metrics)
-        place = (Cell(str(int(key[1]) + (keys[1] == "layer"))),) if len(key) > 1 else ()  # pyright: ignore
-        rows.append((Cell(model, color=colors.get(model, ""), kind="name"), *place, *cells))
+        place = (Field(str(int(key[1]) + (keys[1] == "layer"))),) if len(key) > 1 else ()  # pyright: ignore
+        rows.append((Field(model, color=colors.get(model, ""), kind="name"), *place, *cells))
     columns = ("model", *({"layer": "layer", "stage": "block"}[key] for key in keys[1:]), *heads)
     return Sheet(name, title, columns, tuple(rows), frame.write_csv())
 
 
-def _cell(row: dict[str, Any] | None, scale: float) -> Cell:
+def _cell(row: dict[str, Any] | None, scale: float) -> Field:
     if row is None:
-        return Cell("–")
+        return Field("–")
     value, low, high = (
         number(scale * row[name], 0 if abs(scale * row[name]) >= 100 else 1 if scale > 1 else 3)
         for name in ("value", "low", "high")
     )
-    return Cell(value, (f"{low} to {high}",))
+    return Field(value, (f"{low} to {high}",))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.files import write_text
-from antiphase.report.html import environment
+from antiphase.report.markup import environment
+from antiphase.report.sheets import Sheet
 from antiphase.report.study_page import Link, study_page
-from antiphase.report.study_tables import StudyCell, claims_sheets
+from antiphase.report.study_tables import StudyField, claims_sheets
 from antiphase.report.study_wording import VERDICTS, by_paper, paper_title, tally
-from antiphase.report.tables import Sheet
 from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Claim
 from antiphase.studies.results import Result
@@ -114,7 +114,7 @@ def _paper(paper: str, results: Sequence[Result], pages: Sequence[str]) -> dict[
     }
 
 
-def _study_row(result: Result, page: str) -> tuple[StudyCell, ...]:
+def _study_row(result: Result, page: str) -> tuple[StudyField, ...]:
     artefact = result.artefact or Artefact()
     kinds = (
         ("figure", "figures", artefact.plots),
@@ -123,12 +123,12 @@ def _study_row(result: Result, page: str) -> tuple[StudyCell, ...]:
     )
     shown = [f"{len(its)} {one if len(its) == 1 else many}" for one, many, its in kinds if its]
     return (
-        StudyCell(result.label, (result.title,), kind="name", href=page),
-        StudyCell(tally(result.claims).partition(": ")[2] or "–", kind="word", value=len(result.claims)),
-        StudyCell(
+        StudyField(result.label, (result.title,), kind="name", href=page),
+        StudyField(tally(result.claims).partition(": ")[2] or "–", kind="word", value=len(result.claims)),
+        StudyField(
             f"{result.done:,}/{result.total:,}", kind="cells", value=result.done / max(result.total, 1)
         ),
-        StudyCell(result.profile, kind="word"),
-        StudyCell(str(len(result.seeds)), value=len(result.seeds)),
-        StudyCell(", ".join(shown) or "nothing yet", kind="word"),
+        StudyField(result.profile, kind="word"),
+        StudyField(str(len(result.seeds)), value=len(result.seeds)),
+        StudyField(", ".join(shown) or "nothing yet", kind="word"),
     )

@@ -12,7 +12,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from antiphase.report.figures import as_pdf, as_png, as_svg, inline_svg
-from antiphase.report.html import embedded
+from antiphase.report.markup import embedded
 from antiphase.report.prose import paragraphs, prose
 from antiphase.report.study_figures import plot_figure
 from antiphase.report.study_gallery import PIXELS, few_colors, gallery_figure, lighter

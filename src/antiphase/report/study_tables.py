@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
+from antiphase.report.sheets import Field, Sheet
 from antiphase.report.study_wording import (
     VERDICTS,
     basis,
@@ -23,7 +24,6 @@ from antiphase.report.study_wording import (
     tally,
     written,
 )
-from antiphase.report.tables import Cell, Sheet
 from antiphase.studies.artefact import Plot, Table
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
@@ -43,7 +43,7 @@ _CONSOLE = {
 
 
 @dataclass(frozen=True)
-class StudyCell(Cell):
+class StudyField(Field):
     """A field that can be sorted by and may lead to a page.
 
     Attributes:
@@ -76,7 +76,7 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
     digits = published_digits(table.cells["paper"].to_list(), table.percent, table.digits)
     rows = [
         (
-            StudyCell(row, kind="name"),
+            StudyField(row, kind="name"),
             *(_estimate(cells.get((row, column)), table, digits) for column in columns),
         )
         for row in dict.fromkeys(table.cells["row"].to_list())
@@ -124,10 +124,10 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet
         for place, claim in enumerate(result.claims):
             rows.append(
                 (
-                    StudyCell(claim.statement, (claim.source,), kind="name"),
+                    StudyField(claim.statement, (claim.source,), kind="name"),
                     _verdict(claim.verdict),
-                    StudyCell(estimates_line(claim), kind="estimates", value=_first(claim)),
-                    StudyCell(result.label, kind="link", href=f"{page}#claim-{place + 1}"),
+                    StudyField(estimates_line(claim), kind="estimates", value=_first(claim)),
+                    StudyField(result.label, kind="link", href=f"{page}#claim-{place + 1}"),
                 )
             )
     columns = ("claim", "verdict", "estimates", "study")
@@ -138,16 +138,16 @@ def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
     """Tabulate the checks of one claim."""
     rows = tuple(
         (
-            StudyCell(check.what, kind="name"),
-            StudyCell(
+            StudyField(check.what, kind="name"),
+            StudyField(
                 estimate_parts(check)[0],
                 estimate_parts(check)[1:],
                 kind="estimates",
                 value=None if check.estimate is None else check.estimate.value,
             ),
-            StudyCell("–")
+            StudyField("–")
             if check.estimate is None
-            else StudyCell(f"{check.estimate.n:,}", value=check.estimate.n),
+            else StudyField(f"{check.estimate.n:,}", value=check.estimate.n),
             _verdict(check.verdict),
         )
         for check in claim.checks
@@ -197,20 +197,20 @@ def _check_frame(found: Sequence[tuple[Result, Claim, Check]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_CHECK_SCHEMA, orient="row")
 
 
-def _estimate(cell: dict[str, Any] | None, table: Table, paper_digits: int) -> StudyCell:
+def _estimate(cell: dict[str, Any] | None, table: Table, paper_digits: int) -> StudyField:
     if cell is None:
-        return StudyCell("–")
+        return StudyField("–")
     value, low, high, paper = (
         in_percent(cell[key], table.percent) for key in ("value", "low", "high", "paper")
     )
     notes = [bracketed(low, high, table.digits)]
     if paper is not None:
         notes.append(f"paper {written(paper, paper_digits)}")
-    return StudyCell(written(value, table.digits), tuple(filter(None, notes)), value=cell["value"])
+    return StudyField(written(value, table.digits), tuple(filter(None, notes)), value=cell["value"])
 
 
-def _verdict(verdict: Verdict) -> StudyCell:
-    return StudyCell(verdict, kind="verdict", value=VERDICTS.index(verdict))
+def _verdict(verdict: Verdict) -> StudyField:
+    return StudyField(verdict, kind="verdict", value=VERDICTS.index(verdict))
 
 
 def _first(claim: Claim) -> float | None:

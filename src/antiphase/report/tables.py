@@ -1,7 +1,6 @@
 """The tables of a run, for the page and for the console."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphase.report.families import Family
+from antiphase.report.sheets import Field, Sheet
 from antiphase.report.stored import StoredRun
 from antiphase.report.wording import (
     attack_label,
@@ -26,27 +26,6 @@ from antiphase.report.wording import (
 _CONSOLE_COLUMNS = 5  # as many ε as fit beside a name in 80 characters
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One field: a text, smaller notes below it, a colour mark before it, a kind for its style."""
-
-    text: str
-    notes: tuple[str, ...] = ()
-    color: str = ""
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One table of the page; ``csv`` holds its numbers in full, in long form."""
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    csv: str
-
-
 def models_sheet(run: StoredRun) -> Sheet:
     """List the models: name, attention, training seed, clean accuracy with its interval, range of λ."""
     colors = _colors(run.families)
@@ -56,11 +35,11 @@ def models_sheet(run: StoredRun) -> Sheet:
         clean = accuracy[model["name"]]
         rows.append(
             (
-                Cell(model["name"], color=colors[model["name"]], kind="name"),
-                Cell(model["attention"], kind="word"),
-                Cell("–" if model["seed"] is None else str(model["seed"])),
-                Cell(percent(clean["value"]), (percent_range(clean["low"], clean["high"]),)),
-                Cell(lambda_range(model["lambda"])),
+                Field(model["name"], color=colors[model["name"]], kind="name"),
+                Field(model["attention"], kind="word"),
+                Field("–" if model["seed"] is None else str(model["seed"])),
+                Field(percent(clean["value"]), (percent_range(clean["low"], clean["high"]),)),
+                Field(lambda_range(model["lambda"])),
             )
         )
     described = pl.DataFrame(
@@ -83,12 +62,12 @@ def rate_sheets(run: StoredRun, metric: str) -> list[Sheet]:
         rows = []
         for family in run.families:
             for model in family.models:
-                name = Cell(model, color=colors[model], kind="name")
+                name = Field(model, color=colors[model], kind="name")
                 found = _by_eps(block.filter(pl.col("model") == model))
                 rows.append((name, *(_rate_cell(found.get(e)) for e in eps)))
             mean = _by_eps(_of_attack(means, attack, norm).filter(pl.col("family") == family.name))
             if mean:
-                name = Cell(f"{family.name}, mean of {len(family.models)}", color=family.color, kind="mean")
+                name = Field(f"{family.name}, mean of {len(family.models)}", color=family.color, kind="mean")
                 rows.append((name, *(_rate_cell(mean.get(e)) for e in eps)))
         columns = ("model", *map(eps_label, eps))
         title = attack_label(attack, norm)
@@ -104,13 +83,13 @@ def difference_sheets(run: StoredRun) -> list[Sheet]:
         eps = block["eps"].unique().sort().to_list()
         rows = []
         for (model, against), pair in block.group_by(["model", "against"], maintain_order=True):
-            name = Cell(f"{model} − {against}", color=colors[model], kind="name")
+            name = Field(f"{model} − {against}", color=colors[model], kind="name")
             found = _by_eps(pair)
             rows.append((name, *(_difference_cell(found.get(e)) for e in eps)))
         averaged = _of_attack(run.mean_comparisons, attack, norm)
         for (family, against), mean in averaged.group_by(["family", "against_family"], maintain_order=True):
             color = next(group.color for group in run.families if group.name == family)
-            name = Cell(f"{family} − {against}, mean of {mean['n'].max()}", color=color, kind="mean")
+            name = Field(f"{family} − {against}, mean of {mean['n'].max()}", color=color, kind="mean")
             found = _by_eps(mean)
             rows.append((name, *(_difference_cell(found.get(e)) for e in eps)))
         columns = ("pair", *map(eps_label, eps))
@@ -128,9 +107,9 @@ def lambda_sheet(run: StoredRun) -> Sheet | None:
     depth = max(len(model["lambda"]) for model in models)
     rows = [
         (
-            Cell(model["name"], color=colors[model["name"]], kind="name"),
-            *(Cell(f"{value:.3f}") for value in model["lambda"]),
-            *(Cell("–") for _ in range(depth - len(model["lambda"]))),
+            Field(model["name"], color=colors[model["name"]], kind="name"),
+            *(Field(f"{value:.3f}") for value in model["lambda"]),
+            *(Field("–") for _ in range(depth - len(model["lambda"]))),
         )
         for model in models
     ]
@@ -194,16 +173,16 @@ def _console_cell(entry: Mapping[str, Any] | None, key: str, written: Callable[[
     return Text.assemble((written(entry[key]), "bold"), (interval + p_value, "dim"))
 
 
-def _rate_cell(entry: Mapping[str, Any] | None, kind: str = "") -> Cell:
+def _rate_cell(entry: Mapping[str, Any] | None, kind: str = "") -> Field:
     if entry is None:
-        return Cell("–")
-    return Cell(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),), kind=kind)
+        return Field("–")
+    return Field(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),), kind=kind)
 
 
-def _difference_cell(entry: Mapping[str, Any] | None) -> Cell:
+def _difference_cell(entry: Mapping[str, Any] | None) -> Field:
     """Grey out what the interval does not tell from zero."""
     if entry is None:
-        return Cell("–")
+        return Field("–")
     notes = [points_range(entry["low"], entry["high"])]
     if "image_low" in entry:
         notes = [f"{points_range(entry['image_low'], entry['image_high'])} images", f"{notes[0]} seeds"]
@@ -211,7 +190,7 @@ def _difference_cell(entry: Mapping[str, Any] | None) -> Cell:
         notes.append(p_text(entry["p_value"]))
     value = entry["difference"] if "difference" in entry else entry["value"]
     kind = "undecided" if entry["low"] <= 0 <= entry["high"] else ""
-    return Cell(points(value), tuple(notes), kind=kind)
+    return Field(points(value), tuple(notes), kind=kind)
 
 
 def _by_eps(frame: pl.DataFrame) -> dict[float, dict[str, Any]]:
