@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphase.attention.backends.native.build import missing
 from antiphase.data import arrays, openmoji
-from antiphase.native.build import missing
 
 PRETEND_BARE = os.environ.get("ANTIPHASE_PRETEND_BARE") == "1"
 _PACKAGES = ("adv_lib", "clip_benchmark", "torchattacks")

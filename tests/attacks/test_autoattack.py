@@ -7,8 +7,8 @@ from torch import nn
 from antiphase.attacks import Threat, apgd, autoattack, square
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.catalogue import find_attack
+from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.ensemble import run_ensemble
-from antiphase.attacks.oracle import Oracle
 from antiphase.errors import UserError
 from tests.attacks import toys
 

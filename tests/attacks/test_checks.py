@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from antiphase.attacks import Threat, apgd, autoattack, pgd, square
-from antiphase.attacks.checks import black_box_wins, falling_asr
+from antiphase.attacks.engine.checks import black_box_wins, falling_asr
 from tests.attacks import toys
 
 THREAT = Threat("linf", 0.01)

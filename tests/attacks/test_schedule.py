@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphase.attacks.schedule import Schedule
+from antiphase.attacks.engine.schedule import Schedule
 
 
 def _schedule(positions, items, early_stop):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from antiphase.native import kernels
+from antiphase.attention.backends.native import kernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 MASKS = {

@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-from antiphase.attention import (
-    DifferentialAttention,
-    SoftmaxAttention,
-    differential_attention,
-    pieces,
-    recomputed,
-)
+from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
+from antiphase.attention.backends import autograd as recomputed
+from antiphase.attention.backends import pieces
 from antiphase.attention.functional import attend, standard_attention
 
 # torch warns of its own torch.jit.script when forward mode is first used

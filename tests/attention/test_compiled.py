@@ -12,9 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from antiphase.attention import DifferentialAttention, SoftmaxAttention, compiled, differential_attention
+from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
+from antiphase.attention.backends import compiled
+from antiphase.attention.backends.native import kernels
 from antiphase.attention.functional import standard_attention
-from antiphase.native import kernels
 from tests import needs
 from tests.attention.compiled_cases import (
     DTYPES,
@@ -255,7 +256,8 @@ def test_auto_takes_it_where_it_can(tokens, monkeypatch):
 
 def test_where_onednn_may_not_multiply_bf16_other_operations_do():
     code = (
-        "import torch; from antiphase.attention import SoftmaxAttention; from antiphase.native import kernels\n"
+        "import torch; from antiphase.attention import SoftmaxAttention\n"
+        "from antiphase.attention.backends.native import kernels\n"
         "layer, x = SoftmaxAttention(8, 4), torch.ones(2, 65, 8)\n"
         "near = torch.allclose(layer.bfloat16()(x.bfloat16()).float(), layer.float()(x), atol=0.02)\n"
         "print(kernels().multiplies_bf16(), near)"

@@ -8,9 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention, recomputed
+from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
+from antiphase.attention.backends import autograd as recomputed
+from antiphase.attention.backends.native import kernels
 from antiphase.attention.functional import attend, standard_attention
-from antiphase.native import kernels
 from tests import needs
 from tests.attention.compiled_cases import DTYPES, LAYOUTS, MASKS, mask_of, parts_seen, skip_unless_taken
 

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-from antiphase.attention import DifferentialAttention, SoftmaxAttention, norm
-from antiphase.attention.norm import rms_norm
+from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention.backends import norm
+from antiphase.attention.backends.norm import rms_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from antiphase.attacks import Threat, pgd, square
-from antiphase.attacks.oracle import Oracle
+from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, outputs_only
 from antiphase.attention.modes import is_outputs_only
 from antiphase.models.transformer import Block

@@ -10,7 +10,7 @@ import pytest
 
 from antiphase.evaluation.rates import ROW_SCHEMA, summarise
 from antiphase.files import write_json
-from antiphase.studies.gallery import Gallery, write_gallery
+from antiphase.runs.gallery import Gallery, write_gallery
 
 EPS = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
 CLASSES = (

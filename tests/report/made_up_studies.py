@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.evaluation.statistics import Estimate
-from antiphase.report.site import write_site
+from antiphase.report.studies.site import write_site
 from antiphase.studies.artefact import ESTIMATES, Artefact, Gallery, Panel, Picture, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.results import Result

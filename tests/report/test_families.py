@@ -4,7 +4,7 @@ import pytest
 from scipy import stats
 
 from antiphase.evaluation.rates import COMPARISON_SCHEMA
-from antiphase.report.families import families, family_comparisons, family_results, over_images
+from antiphase.report.style.families import families, family_comparisons, family_results, over_images
 
 
 def model(name, attention="softmax", seed=None):

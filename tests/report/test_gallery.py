@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from antiphase.errors import UserError
-from antiphase.report.gallery import (
+from antiphase.report.runs.gallery import (
     cards,
     data_uri,
     has_hard_pixels,
     magnification,
 )
-from antiphase.studies.gallery import read_gallery, write_gallery
+from antiphase.runs.gallery import read_gallery, write_gallery
 
 
 def pixels(uri):

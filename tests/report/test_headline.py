@@ -4,8 +4,8 @@ import polars as pl
 import pytest
 
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.report.headline import headlines
-from antiphase.report.stored import read_run
+from antiphase.report.runs.headline import headlines
+from antiphase.report.runs.stored import read_run
 
 N = 200
 TWO = [("diff", "differential", None, 1.0), ("vit", "softmax", None, 1.0)]

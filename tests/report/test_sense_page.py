@@ -9,12 +9,12 @@ from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.report.sense_page import headline, sense_table, write_sense_report
-from antiphase.report.sensitivity import read_rows
-from antiphase.studies.audit import audit
-from antiphase.studies.measure import Plan
-from antiphase.studies.sense import SensePlan
-from antiphase.studies.sense_run import sense_all
+from antiphase.report.runs.sense_page import headline, sense_table, write_sense_report
+from antiphase.report.runs.sensitivity import read_rows
+from antiphase.runs.attack import Plan
+from antiphase.runs.audit import audit
+from antiphase.runs.sense import sense_all
+from antiphase.runs.sense_model import SensePlan
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
 PARTS = ("alignment", "lipschitz", "depth")

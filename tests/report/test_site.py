@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from antiphase.report.prose import paragraphs, prose
-from antiphase.report.site import write_site
-from antiphase.report.study_markdown import markdown_claims, markdown_summary
-from antiphase.report.study_tables import claims_csv, console_claims, plot_csv, table_sheet
+from antiphase.report.studies.markdown import markdown_claims, markdown_summary
+from antiphase.report.studies.site import write_site
+from antiphase.report.studies.tables import claims_csv, console_claims, plot_csv, table_sheet
+from antiphase.report.style.prose import paragraphs, prose
 from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot, Table
 from tests.report import made_up_studies as made_up
 

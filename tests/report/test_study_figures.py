@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphase.report.figures import as_svg
-from antiphase.report.series_styles import series_styles
-from antiphase.report.study_figures import plot_figure
-from antiphase.report.study_gallery import gallery_figure, lighter
+from antiphase.report.studies.figures import plot_figure
+from antiphase.report.studies.gallery import gallery_figure, lighter
+from antiphase.report.style.figures import as_svg
+from antiphase.report.style.series_styles import series_styles
 from antiphase.studies.artefact import Gallery, Panel, Picture, Plot
 from tests.report import made_up_studies as made_up
 

@@ -6,8 +6,14 @@ import pytest
 from rich.console import Console
 
 from antiphase.evaluation.rates import compare, rates, summarise
-from antiphase.report.stored import read_run
-from antiphase.report.tables import console_table, difference_sheets, lambda_sheet, models_sheet, rate_sheets
+from antiphase.report.runs.stored import read_run
+from antiphase.report.runs.tables import (
+    console_table,
+    difference_sheets,
+    lambda_sheet,
+    models_sheet,
+    rate_sheets,
+)
 
 
 def printed(summary, width=80):

@@ -13,22 +13,22 @@ from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
+from antiphase.runs import tasks
+from antiphase.runs.evaluate import evaluate_models
+from antiphase.runs.evaluation_sources import load_source
+from antiphase.runs.features import FeatureStore
+from antiphase.runs.tasks import Protocol
 from antiphase.sensitivity.relevance import chefer_relevance
-from antiphase.studies import tasks
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import FEATURES_FOLDER
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.collect import study_rows
-from antiphase.studies.evaluate import evaluate_models
-from antiphase.studies.evaluation_sources import load_source
-from antiphase.studies.features import FeatureStore
 from antiphase.studies.identity import described, identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.papers.diffclip.bench import CC12M, bench, models, released
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
-from antiphase.studies.tasks import Protocol
 from antiphase.training import loop
 from antiphase.training.clip_recipe import make_clip_recipe
 

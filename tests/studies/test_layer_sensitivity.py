@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from antiphase.evaluation import sensitivity
-from antiphase.report.study_axes import limits
+from antiphase.report.studies.axes import limits
 from antiphase.studies.artefact import Panel
 from antiphase.studies.estimates import estimates
 from antiphase.studies.papers.robustness import layer_sensitivity as study

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from antiphase.report.site import write_site
+from antiphase.report.studies.site import write_site
 from antiphase.studies.artefact import ESTIMATES
 from antiphase.studies.collect import result
 from antiphase.studies.dry_run import TABLES, compare

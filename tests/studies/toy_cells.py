@@ -9,9 +9,9 @@ from typing import ClassVar
 import polars as pl
 
 from antiphase.errors import UserError
+from antiphase.runs.processes import shard
 from antiphase.studies.lab import Lab
 from antiphase.studies.run import run_cells
-from antiphase.studies.shards import shard
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import Store
 

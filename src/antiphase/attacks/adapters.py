@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attacks import engine
-from antiphase.attacks.options import Finished, Precision, RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle
+from antiphase.attacks.engine.options import Finished, Precision, RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -31,7 +31,7 @@ class ForeignOptions(TypedDict, total=False):
     ``name``: of the attack in the result; its own where not given. ``seed``: of the global generators.
     ``ids``: one int64 a sample; positions where not given. ``batch_size``: the most samples at once.
     ``settings``: the attack's parameters, for the record. ``precision``: float32, or it is refused.
-    ``progress``, ``on_finished``: as of :class:`~antiphase.attacks.options.Run`.
+    ``progress``, ``on_finished``: as of :class:`~antiphase.attacks.engine.options.Run`.
     """
 
     name: str
@@ -88,7 +88,7 @@ def run_foreign(
         "seed": options.get("seed", 0), "ids": options.get("ids"), "batch_size": options.get("batch_size"),
         "progress": options.get("progress", False), "on_finished": options.get("on_finished"),
     }  # fmt: skip
-    result = engine.run(model, images, labels, threat, search, options.get("settings", {}), run)
+    result = run_search(model, images, labels, threat, search, options.get("settings", {}), run)
     beyond = int((~result.success & (result.distance > threat.eps + threat.tolerance)).sum())
     said = [
         f"{count} of {len(result)} images that {search.name} returned {what}: they count as failed"

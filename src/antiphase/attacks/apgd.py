@@ -6,14 +6,15 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine, objectives
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks import objectives
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows, per_row
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective, TargetedObjective
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -66,7 +67,7 @@ def apgd(
         rho: ρ, the share of rising steps below which η is halved, in (0, 1).
         momentum: a, in (0, 1]; 1 is none.
         budgets: an ε for each sample in place of the threat's, none above it.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range, and for DLR with too few classes.
@@ -82,7 +83,7 @@ def apgd(
         "steps": steps, "objective": objective if isinstance(objective, str) else "custom",
         "targets": targets, "restarts": restarts, "rho": rho, "momentum": momentum,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run, budgets)
+    return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
 def checkpoints(steps: int) -> list[int]:

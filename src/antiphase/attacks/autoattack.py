@@ -8,10 +8,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.attacks.apgd import apgd
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
 from antiphase.attacks.fab import MOST_CLASSES, fab
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.square import square
 from antiphase.attacks.threat import Threat
@@ -57,7 +57,7 @@ def autoattack(
         steps: of APGD and FAB.
         queries: of Square.
         targets: of APGD-T and FAB-T; fewer where the model has fewer other classes.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for an unknown version, a model with too few or too many classes for it, or images out of range.

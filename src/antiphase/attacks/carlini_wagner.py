@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows, per_row
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import margin, targeted_margin
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
@@ -86,7 +86,7 @@ def carlini_wagner(
         initial_const: the first c, above 0.
         confidence: κ, at least 0, in units of the logits.
         abort_early: whether a run may end before its ``steps``.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`; ``early_stop`` is
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` is
             False where ε is infinite and nothing else is said. Nothing is drawn at random.
 
     Raises:
@@ -108,7 +108,7 @@ def carlini_wagner(
         "steps": steps, "search_steps": search_steps, "targets": targets, "learning_rate": learning_rate,
         "initial_const": initial_const, "confidence": confidence, "abort_early": abort_early,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, _CarliniWagner(threat, **settings), settings, run)
+    return run_search(model, images, labels, threat, _CarliniWagner(threat, **settings), settings, run)
 
 
 class _CarliniWagner:

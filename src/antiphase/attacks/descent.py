@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from antiphase.attacks.engine.options import RunOptions, read_options
+from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.ensemble import Ensemble, Stage, arrays_of, concluded, merged, title
-from antiphase.attacks.options import RunOptions, read_options
-from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from antiphase.attacks.checks import black_box_wins
-from antiphase.attacks.options import Run, RunOptions, read_options
-from antiphase.attacks.oracle import Classifier, attacked
+from antiphase.attacks.engine.checks import black_box_wins
+from antiphase.attacks.engine.options import Run, RunOptions, read_options
+from antiphase.attacks.engine.oracle import Classifier, attacked
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError

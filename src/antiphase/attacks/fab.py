@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
+from antiphase.attacks.engine.rows import Rows, per_row
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import targeted_margin
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.projections import random_point
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
@@ -73,7 +73,7 @@ def fab(
         eta: by how much a step overshoots the plane, at least 1.
         beta: how much of the distance is left after a crossing, in (0, 1).
         budgets: an ε for each sample in place of the threat's, none above it.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`; ``early_stop`` is
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` is
             False where ε is infinite and nothing else is said.
 
     Raises:
@@ -93,7 +93,7 @@ def fab(
         "steps": steps, "targets": targets, "restarts": restarts, "alpha_max": alpha_max, "eta": eta,
         "beta": beta,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run, budgets)
+    return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
 def step_onto_plane(

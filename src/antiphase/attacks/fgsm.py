@@ -5,10 +5,11 @@ from typing import Unpack
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine, objectives
+from antiphase.attacks import objectives
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
@@ -34,4 +35,4 @@ def fgsm(
     """
     search = PgdSearch(threat, objectives.resolve(objective), 1, threat.eps, random_start=False, name="fgsm")
     settings = {"objective": objective if isinstance(objective, str) else "custom"}
-    return engine.run(model, images, labels, threat, search, settings, run)
+    return run_search(model, images, labels, threat, search, settings, run)

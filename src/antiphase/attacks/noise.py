@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows, per_row
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import margin
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.projections import project, random_point
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import normal, sample_keys, uniform
@@ -48,7 +48,7 @@ def noise(
         kind: of noise.
         draws: how many a sample is tried with, at least 1; a sample falls at the first that changes its
             prediction.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range.
@@ -59,7 +59,7 @@ def noise(
     if threat.eps == float("inf"):
         raise UserError("eps inf: noise needs a finite budget")
     settings: dict[str, Any] = {"kind": kind, "draws": draws}
-    return engine.run(model, images, labels, threat, _Noise(threat, kind, draws), settings, run)
+    return run_search(model, images, labels, threat, _Noise(threat, kind, draws), settings, run)
 
 
 class _Noise:

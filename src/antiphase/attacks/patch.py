@@ -6,14 +6,15 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine, objectives
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks import objectives
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import sample_keys, uniform
@@ -50,7 +51,7 @@ def patch_pgd(
         step_size: α; ε/4 where not given.
         restarts: how many squares a sample that stands is tried with.
         objective: as in :func:`~antiphase.attacks.pgd.pgd`.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for a square larger than the image, another norm, or parameters or images out of range.
@@ -70,7 +71,7 @@ def patch_pgd(
         "width": width, "steps": steps, "step_size": alpha, "restarts": restarts,
         "objective": objective if isinstance(objective, str) else "custom",
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, _PatchPgd(inner, width), settings, run)
+    return run_search(model, images, labels, threat, _PatchPgd(inner, width), settings, run)
 
 
 class _PatchPgd:

@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine, objectives
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks import objectives
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows, per_row
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import Classifier, Oracle
 from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
@@ -66,7 +67,7 @@ def pgd(
             *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
         objective: what is maximised: ``"cross_entropy"``, ``"margin"``, ``"dlr"`` or a callable of (logits, labels)
             that returns one number a sample.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range.
@@ -92,7 +93,7 @@ def pgd(
         "random_start": random_start, "momentum": momentum,
         "objective": objective if isinstance(objective, str) else "custom",
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run)
+    return run_search(model, images, labels, threat, search, settings, run)
 
 
 class PgdSearch:

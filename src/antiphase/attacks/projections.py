@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from antiphase.attacks.rows import per_row
+from antiphase.attacks.engine.rows import per_row
 from antiphase.attacks.threat import Norm, row_norm
 from antiphase.streams import normal, uniform
 

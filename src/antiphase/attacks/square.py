@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from antiphase.attacks import engine, objectives
-from antiphase.attacks.inputs import check_counts
+from antiphase.attacks import objectives
+from antiphase.attacks.engine.inputs import check_counts
+from antiphase.attacks.engine.options import RunOptions
+from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
+from antiphase.attacks.engine.rows import Rows, per_row
+from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective, TargetedObjective
-from antiphase.attacks.options import RunOptions
-from antiphase.attacks.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.rows import Rows, per_row
 from antiphase.attacks.square_moves import (
     Windows,
     first_l2,
@@ -92,7 +93,7 @@ def square(
             does so for fewer than 5,000 queries, AutoAttack's number: with the schedule as it is, a search of 1,000
             queries ends before its windows are small, and breaks fewer samples. :func:`autoattack` never does so.
         budgets: an ε for each sample in place of the threat's, none above it.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for parameters or images out of range, and for DLR with too few classes.
@@ -111,7 +112,7 @@ def square(
         "objective": objective if isinstance(objective, str) else "custom",
         "rescale_schedule": rescale,
     }  # fmt: skip
-    return engine.run(model, images, labels, threat, search, settings, run, budgets)
+    return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
 def rescales(queries: int, asked: bool | None) -> bool:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from antiphase.attacks.rows import per_row
+from antiphase.attacks.engine.rows import per_row
 from antiphase.attacks.threat import Norm
 from antiphase.streams import sample_keys, uniform
 

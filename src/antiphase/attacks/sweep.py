@@ -7,11 +7,11 @@ from typing import Any, Literal, Unpack
 from jaxtyping import Int64
 from torch import Tensor
 
-from antiphase.attacks.checks import falling_asr
 from antiphase.attacks.descent import descend
+from antiphase.attacks.engine.checks import falling_asr
+from antiphase.attacks.engine.options import RunOptions, read_options
+from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.ensemble import Attack, Ensemble, Stage, run_ensemble
-from antiphase.attacks.options import RunOptions, read_options
-from antiphase.attacks.oracle import Classifier
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -53,7 +53,7 @@ def sweep(
         eps: budgets.
         nested: how samples carry over from one ε to the next.
         settings: further keyword arguments of an attack function.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.options.Run`.
+        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
         UserError: for no ε, or as the attack does.

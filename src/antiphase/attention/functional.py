@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from antiphase.attention import compiled
-from antiphase.attention.compiled import compiled_attention
+from antiphase.attention.backends import compiled
+from antiphase.attention.backends.autograd import recomputed_attention
+from antiphase.attention.backends.compiled import compiled_attention
+from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.views import Branches, Parts, View, split
 from antiphase.attention.maps import combine, open_dead_rows, softmax_maps
 from antiphase.attention.modes import plain_forward
-from antiphase.attention.norm import HeadNorm
-from antiphase.attention.recomputed import recomputed_attention
-from antiphase.attention.views import Branches, Parts, View, split
 
 Backend = Literal["auto", "eager", "chunked", "native", "sdpa"]
 _FEW, _VERY_FEW = 64, 32  # keys

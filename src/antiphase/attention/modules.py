@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.views import Parts
 from antiphase.attention.functional import Backend, attend
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, Parameterisation, make_lambda
 from antiphase.attention.maps import combine, softmax_maps
-from antiphase.attention.norm import HeadNorm
-from antiphase.attention.views import Parts
 
 _EPS = 1e-5  # of the norm behind each head, as in the released DiffCLIP
 

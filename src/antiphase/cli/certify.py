@@ -20,7 +20,7 @@ from antiphase.cli.options import (
     Split,
 )
 from antiphase.commands.certify import run_certify
-from antiphase.commands.folders import run_folder
+from antiphase.runs.folders import run_folder
 
 
 @app.command()

@@ -8,8 +8,8 @@ import typer
 from antiphase.cli.app import app
 from antiphase.cli.options import MOST_AT_ONCE, Out, Quiet, Seed
 from antiphase.commands.clip_training import run_clip_training
-from antiphase.commands.folders import run_folder
 from antiphase.commands.parse import given
+from antiphase.runs.folders import run_folder
 
 
 @app.command()

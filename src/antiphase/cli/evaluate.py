@@ -19,7 +19,7 @@ from antiphase.cli.options import (
     directory,
 )
 from antiphase.commands.evaluate import make_protocol, run_evaluation
-from antiphase.commands.folders import run_folder
+from antiphase.runs.folders import run_folder
 
 
 @app.command()

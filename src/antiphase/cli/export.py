@@ -8,7 +8,7 @@ import typer
 from antiphase.cli.app import app
 from antiphase.cli.options import directory
 from antiphase.commands.export import run_export
-from antiphase.commands.folders import run_folder
+from antiphase.runs.folders import run_folder
 
 
 @app.command()

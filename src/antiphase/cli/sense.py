@@ -22,8 +22,8 @@ from antiphase.cli.options import (
     Split,
     refuse_unused,
 )
-from antiphase.commands.folders import run_folder
 from antiphase.commands.sense import run_sense
+from antiphase.runs.folders import run_folder
 
 # what each option is of
 _USERS = {

@@ -6,8 +6,8 @@ import typer
 
 from antiphase.cli.app import app
 from antiphase.cli.options import MOST_AT_ONCE, Out, Quiet, Seed
-from antiphase.commands.folders import run_folder
 from antiphase.commands.training import run_training
+from antiphase.runs.folders import run_folder
 
 
 @app.command()

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import check_compiler, find_device, load_lineup
 from antiphase.commands.parse import parse_eps
 from antiphase.errors import UserError
+from antiphase.runs.loading import check_compiler, find_device, load_lineup
 
 
 def run_audit(
@@ -23,9 +23,9 @@ def run_audit(
     from antiphase.models.card import card_of
     from antiphase.models.zeroshot import ZeroShotClassifier
     from antiphase.report import console_table, write_report
-    from antiphase.studies.audit import audit
-    from antiphase.studies.measure import Plan
-    from antiphase.studies.shards import shard
+    from antiphase.runs.attack import Plan
+    from antiphase.runs.audit import audit
+    from antiphase.runs.processes import shard
 
     began = time.monotonic()
     chosen = Plan(parse_eps(eps), **plan)

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import load_lineup
 from antiphase.errors import UserError
+from antiphase.runs.loading import load_lineup
 
 
 def run_certify(
@@ -16,10 +16,10 @@ def run_certify(
     classes: Path | None = None, batch_size: int | None = None, **smoothing: Any,
 ) -> None:  # fmt: skip
     """Load one or two models and data, smooth them, write rows, summary and figure, and print the table."""
-    from antiphase.report.certified import certificate_table, curve_figure, write_figure
+    from antiphase.report.runs.certified import certificate_table, curve_figure, write_figure
+    from antiphase.runs.certify import certify
+    from antiphase.runs.processes import shard
     from antiphase.sensitivity.smoothing import Smoothing
-    from antiphase.studies.certify import certify
-    from antiphase.studies.shards import shard
 
     began = time.monotonic()
     chosen = Smoothing(**smoothing)

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.commands.loading import check_compiler, find_device
 from antiphase.errors import UserError
+from antiphase.runs.loading import check_compiler, find_device
 
 if TYPE_CHECKING:
     from antiphase.data.pairs import PairSet

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 
 from antiphase.commands.evaluation_data import asked, left_out, load_source
-from antiphase.commands.loading import find_device, load_models
 from antiphase.errors import UserError
+from antiphase.runs.loading import find_device, load_models
 
 if TYPE_CHECKING:
-    from antiphase.studies.tasks import Protocol
+    from antiphase.runs.tasks import Protocol
 
 
 def run_evaluation(
@@ -24,11 +24,11 @@ def run_evaluation(
     """Load models and data, measure, write rows, summary and report, and print the tables."""
     from antiphase.data.root import data_root
     from antiphase.models.zeroshot import is_dual_encoder
-    from antiphase.report.evaluation import console_tables
-    from antiphase.report.evaluation_page import write_evaluation_page
-    from antiphase.studies.evaluate import evaluate_models
-    from antiphase.studies.features import FeatureStore
-    from antiphase.studies.shards import shard
+    from antiphase.report.evaluation.page import write_evaluation_page
+    from antiphase.report.evaluation.wording import console_tables
+    from antiphase.runs.evaluate import evaluate_models
+    from antiphase.runs.features import FeatureStore
+    from antiphase.runs.processes import shard
 
     wanted, names = asked(tasks, data)
     if precision not in ("float32", "bf16"):
@@ -78,7 +78,7 @@ def make_protocol(
     Raises:
         UserError: a word that is none of those expected.
     """
-    from antiphase.studies.tasks import Protocol
+    from antiphase.runs.tasks import Protocol
 
     if captions not in ("all", "first"):
         raise UserError(f"captions {captions!r}: expected all or first")

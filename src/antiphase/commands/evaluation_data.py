@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError
-from antiphase.studies.evaluation_sources import left_out, load_source
+from antiphase.runs.evaluation_sources import left_out, load_source
 
 if TYPE_CHECKING:
-    from antiphase.studies.evaluate import Tasks
+    from antiphase.runs.evaluate import Tasks
 
 __all__ = ["asked", "left_out", "load_source"]
 

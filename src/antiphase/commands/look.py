@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.commands.loading import find_device, load_models
 from antiphase.errors import UserError
+from antiphase.runs.loading import find_device, load_models
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor, nn
 
-    from antiphase.report.look import MapColumn
+    from antiphase.report.runs.look import MapColumn
 
 _AT_ONCE = 8  # images through a model; affects no map
 _SHOWN = 384  # pixels a side of the image that is drawn
@@ -28,7 +28,7 @@ def run_look(
     """Load models and images, draw the maps, write figure and JSON; nothing is written unless all goes well."""
     from antiphase.files import replacing, write_json
     from antiphase.progress import progress_bar
-    from antiphase.report.look import check_rows, check_suffix, figure_bytes, look_figure
+    from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, look_figure
     from antiphase.sensitivity.relevance import METHODS, NoSecondMap
 
     check_suffix(out)
@@ -166,7 +166,7 @@ def _column(
 ) -> "MapColumn":
     import torch
 
-    from antiphase.report.look import MapColumn
+    from antiphase.report.runs.look import MapColumn
     from antiphase.sensitivity.relevance import METHODS
 
     square, device = _square_of(model), model.logit_scale.device

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.commands.loading import load_lineup
 from antiphase.commands.parse import parse_eps
 from antiphase.errors import UserError
+from antiphase.runs.loading import load_lineup
 
 
 def run_sense(
@@ -20,10 +20,10 @@ def run_sense(
     batch_size: int | None = None, **plan: Any,
 ) -> None:  # fmt: skip
     """Load models and images, measure them, write the report and print the tables."""
-    from antiphase.report.sense_page import lipschitz_table, sense_table, write_sense_report
-    from antiphase.studies.sense import SensePlan
-    from antiphase.studies.sense_run import sense_all
-    from antiphase.studies.shards import shard
+    from antiphase.report.runs.sense_page import lipschitz_table, sense_table, write_sense_report
+    from antiphase.runs.processes import shard
+    from antiphase.runs.sense import sense_all
+    from antiphase.runs.sense_model import SensePlan
 
     began = time.monotonic()
     radii = parse_eps(radius)

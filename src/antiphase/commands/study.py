@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from antiphase.commands.folders import check_holder
 from antiphase.errors import UserError
+from antiphase.runs.folders import check_holder
 
 if TYPE_CHECKING:
     from antiphase.studies.plan import Plan
@@ -52,12 +52,12 @@ def run_studies(
     batch_size: int | None, workers: int, executor: str, slurm: Sequence[str], dry_run: bool,
 ) -> None:  # fmt: skip
     """Run every missing cell of some studies."""
-    from antiphase.commands.loading import find_device
+    from antiphase.runs.loading import find_device
+    from antiphase.runs.processes import shard
     from antiphase.studies.executors import Local, Slurm, parse_settings
     from antiphase.studies.lab import Lab
     from antiphase.studies.plan import make_plan
     from antiphase.studies.run import run_cells
-    from antiphase.studies.shards import shard
 
     if executor not in ("local", "slurm"):
         raise UserError(f"executor {executor!r}: expected local or slurm (torchrun is found by itself)")
@@ -121,7 +121,7 @@ def run_studies(
 
 def show_status(names: Sequence[str], profile_name: str, seeds: int | None, root: Path) -> None:
     """Print how far each study has come."""
-    from antiphase.studies.plan import duration
+    from antiphase.progress import duration
 
     table = Table(box=None, header_style="bold")
     for column in ("study", "done", "running", "to do", "damaged", "about"):
@@ -197,7 +197,7 @@ def results_of(names: Sequence[str], profile_name: str, seeds: int | None, root:
 
 def describe(plan: "Plan") -> str:
     """Say what a run would do and how long it takes."""
-    from antiphase.studies.plan import duration
+    from antiphase.progress import duration
 
     if not plan.missing:
         return f"{len(plan.cells)} cells, all there"

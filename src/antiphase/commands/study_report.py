@@ -27,8 +27,8 @@ def show_claims(
         UserError: the file has no place for them.
     """
     from antiphase.files import write_text
-    from antiphase.report.study_markdown import markdown_claims
-    from antiphase.report.study_tables import console_claims
+    from antiphase.report.studies.markdown import markdown_claims
+    from antiphase.report.studies.tables import console_claims
 
     results = results_of(names, profile, seeds, root)
     if into is not None:
@@ -83,8 +83,8 @@ def write_study_report(
         UserError: nothing of these studies is in the store.
     """
     from antiphase.files import write_text
-    from antiphase.report.site import write_site
-    from antiphase.report.study_markdown import markdown_claims, markdown_summary
+    from antiphase.report.studies.markdown import markdown_claims, markdown_summary
+    from antiphase.report.studies.site import write_site
 
     results = results_of(names, profile, seeds, root)
     if not any(result.done for result in results):

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from antiphase.commands.loading import find_device
 from antiphase.commands.parse import given, parse_eps
 from antiphase.errors import UserError
+from antiphase.runs.loading import find_device
 
 
 def run_training(

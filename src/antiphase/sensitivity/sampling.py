@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.projections import random_point
-from antiphase.attacks.rows import Rows
 from antiphase.attacks.threat import Norm, row_norm
 from antiphase.errors import UserError
 from antiphase.sensitivity.eager import eager_attention

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase import streams
-from antiphase.attacks.options import Precision
-from antiphase.attacks.oracle import QUANTUM, Classifier, Oracle, attacked
+from antiphase.attacks.engine.options import Precision
+from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.certificates import certified_radius
@@ -129,7 +129,7 @@ def smooth(
     Noise is keyed by (seed, id, draw): neither neighbours nor their order nor the batch size change it, and
     the first 1,000 of 100,000 draws are those of a run of 1,000. Counts are then the same too, but for
     copies whose first two logits differ by less than the rounding of the model (see ``QUANTUM`` in
-    :mod:`antiphase.attacks.oracle`).
+    :mod:`antiphase.attacks.engine.oracle`).
 
     Args:
         model: from images to logits; put in evaluation mode meanwhile.

@@ -1,1 +1,1 @@
-"""Studies: models, attacks and measurements put together, each row on disk before anything is drawn from it."""
+"""Studies: tables and figures made from many trainings and measurements, each run once and stored."""

@@ -11,9 +11,9 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.errors import UserError
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
+from antiphase.runs.tasks import Protocol
 from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
-from antiphase.studies.tasks import Protocol
 from antiphase.training.recipe import Recipe
 
 _CLASSES = {"cifar100": 100, "tiny-imagenet": 200, "imagenet": 1000}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from antiphase.data import ImageSet, load_data
-from antiphase.studies.shards import Shard
+from antiphase.runs.processes import Shard
 from antiphase.studies.store import Store
 
 

@@ -73,16 +73,3 @@ def _rates(cells: Sequence[Cell], store: Store) -> dict[str, float]:
         if record and record["whole"] and record["seconds"] > 0:
             seen.setdefault(cell.table, []).append(record["work"] / record["seconds"])
     return {table: statistics.median(values) for table, values in seen.items()}
-
-
-def duration(seconds: float) -> str:
-    """Write how long something took.
-
-    >>> duration(4.24), duration(95), duration(7984), duration(400_000)
-    ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    steps = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    large, small = next((steps[at], steps[at + 1]) for at in range(len(steps) - 1) if seconds >= steps[at][1])
-    return f"{int(seconds // large[1])} {large[0]} {int(seconds % large[1] // small[1])} {small[0]}"

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from antiphase.errors import UserError
 from antiphase.files import room
+from antiphase.progress import duration
+from antiphase.runs.record import environment_record
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
-from antiphase.studies.plan import Plan, duration, expected, make_plan
-from antiphase.studies.record import environment_record
+from antiphase.studies.plan import Plan, expected, make_plan
 from antiphase.studies.spec import Cell
 
 _POLL_SECONDS = 1.0  # how often to look whether another process has finished what is waited for

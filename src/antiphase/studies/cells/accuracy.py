@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import polars as pl
 import torch
 
-from antiphase.attacks.oracle import Oracle
+from antiphase.attacks.engine.oracle import Oracle
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell

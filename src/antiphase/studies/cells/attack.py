@@ -9,9 +9,9 @@ import polars as pl
 
 from antiphase.attacks.catalogue import add_attack
 from antiphase.attacks.result import AttackResult
+from antiphase.runs.attack import AGAIN, Plan, measure
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.measure import AGAIN, Plan, measure
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 

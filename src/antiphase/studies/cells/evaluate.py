@@ -12,14 +12,14 @@ from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Task
 from antiphase.models.image_towers import image_tower
+from antiphase.runs.evaluate import warm
+from antiphase.runs.evaluation_sources import left_out, load_source
+from antiphase.runs.features import FeatureStore
+from antiphase.runs.processes import Shard
+from antiphase.runs.tasks import Protocol, Source, lack, task_rows
 from antiphase.studies.cells.models import Model
-from antiphase.studies.evaluate import warm
-from antiphase.studies.evaluation_sources import left_out, load_source
-from antiphase.studies.features import FeatureStore
 from antiphase.studies.lab import Lab
-from antiphase.studies.shards import Shard
 from antiphase.studies.spec import Cell
-from antiphase.studies.tasks import Protocol, Source, lack, task_rows
 
 FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
@@ -34,13 +34,13 @@ _PASSES = {"retrieval": 2.0, "zero-shot": 2.0, "probe": 30.0, "few-shot": 10.0, 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Cell):
-    """A row for each image, caption, episode or pair, as of :func:`~antiphase.studies.tasks.task_rows`.
+    """A row for each image, caption, episode or pair, as of :func:`~antiphase.runs.tasks.task_rows`.
 
     Attributes:
         model: trained or given.
         task: ``"retrieval"``, ``"zero-shot"``, ``"probe"``, ``"few-shot"`` or ``"mmvp"``.
         data: as ``antiphase evaluate`` takes it.
-        protocol: fields of :class:`~antiphase.studies.tasks.Protocol` that differ; those that the task needs.
+        protocol: fields of :class:`~antiphase.runs.tasks.Protocol` that differ; those that the task needs.
         limit: at most so many images of the split; MMVP is always whole.
         train_limit: at most so many images to learn from.
         split: that is measured.

@@ -18,8 +18,8 @@ from antiphase.models.class_names import in_model_order
 from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
+from antiphase.runs.record import check_fit
 from antiphase.studies.lab import Lab
-from antiphase.studies.record import check_fit
 
 if TYPE_CHECKING:
     from antiphase.studies.spec import Cell

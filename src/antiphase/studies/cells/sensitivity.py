@@ -7,10 +7,10 @@ from typing import Any, ClassVar, final
 import polars as pl
 
 from antiphase.errors import UserError
+from antiphase.runs.sense import BATCH_SIZE
+from antiphase.runs.sense_model import SensePlan, sense
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.sense import SensePlan, sense
-from antiphase.studies.sense_run import BATCH_SIZE
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 
@@ -20,7 +20,7 @@ _PASSES = {"alignment": 60, "lipschitz": 250, "depth": 150}  # forward passes an
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Cell):
-    """One of the three measurements of :mod:`antiphase.studies.sense` on one model.
+    """One of the three measurements of :mod:`antiphase.runs.sense_model` on one model.
 
     Attributes:
         model: trained or given.
@@ -28,7 +28,7 @@ class Sense(Cell):
         part: ``"alignment"``, ``"lipschitz"`` or ``"depth"``.
         limit: at most so many images.
         split: part of the source.
-        settings: fields of :class:`~antiphase.studies.sense.SensePlan` that differ.
+        settings: fields of :class:`~antiphase.runs.sense_model.SensePlan` that differ.
     """
 
     version: ClassVar[int] = 1

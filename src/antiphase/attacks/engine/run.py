@@ -1,0 +1,79 @@
+"""The engine: gives every sample its verdict, by any :class:`~antiphase.attacks.engine.search.Search`."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.attacks.engine.checks import inspect_model, inspect_search
+from antiphase.attacks.engine.inputs import check_budgets, check_inputs
+from antiphase.attacks.engine.options import RunOptions, read_options
+from antiphase.attacks.engine.oracle import Classifier, attacked
+from antiphase.attacks.engine.progress import bar
+from antiphase.attacks.engine.search import Search
+from antiphase.attacks.engine.work import Work
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.threat import Threat
+
+
+def run_search(
+    model: Classifier,
+    images: Tensor,
+    labels: Tensor | None,
+    threat: Threat,
+    search: Search,
+    settings: dict[str, Any],
+    options: RunOptions,
+    budgets: Tensor | None = None,
+) -> AttackResult:
+    """Attack every sample and return the verdicts.
+
+    Args:
+        model: a classifier of images within the threat's bounds.
+        images: ``(samples, C, H, W)``.
+        labels: the classes to attack; None attacks the clean predictions.
+        threat: what is allowed.
+        search: the attack.
+        settings: its parameters, for the record.
+        options: seed, batch size and the like.
+        budgets: an ε for each sample in place of the threat's, none above it.
+
+    Raises:
+        UserError: for images outside the bounds, labels or ids that do not fit, or a model whose logits
+            are not finite.
+    """
+    began = time.monotonic()
+    chosen = read_options(options, search.name)
+    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
+    check_inputs(images, labels, threat, ids)
+    if budgets is None:
+        budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
+    else:
+        check_budgets(budgets, len(images), threat)
+        settings = settings | {"budgets": budgets.tolist()}
+    ids = ids.cpu()
+    images = images.detach()
+    with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
+        warnings = inspect_model(oracle, images)
+        work = Work(oracle, images, labels, threat, budgets, search, chosen, ids)
+        with bar(search.name, len(images), chosen.progress) as show:
+            shown = -1
+            while work.advance():
+                if work.resolved != shown:
+                    shown = work.resolved
+                    show(shown, work.fallen)
+        warnings += inspect_search(oracle, work.failed, work.stuck)
+    settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
+    settings |= {"precision": chosen.precision} if chosen.precision != "float32" else {}
+    settings |= {"passes": chosen.passes} if chosen.passes > 1 else {}
+    arrays: dict[str, Any] = work.results
+    return AttackResult(
+        search.name,
+        threat,
+        settings,
+        ids,
+        **arrays,
+        warnings=tuple(warnings),
+        seconds=time.monotonic() - began,
+    )

@@ -1,0 +1,1 @@
+"""What computes attention: C++ kernels, pieces that fit the cache, and their gradients."""

@@ -1,0 +1,109 @@
+"""Attention and its gradients by compiled kernels, on the machines that can have them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.attention.backends.native import kernels
+from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.views import Branches, Parts
+from antiphase.attention.maps import open_dead_rows
+
+
+def takes(dtypes: set[torch.dtype], width: int) -> bool:
+    """Return whether there is a kernel for parts of these dtypes, queries and keys of this width."""
+    if dtypes == {torch.bfloat16} and width % 2 == 0:  # numbers go in pairs, to a matrix unit
+        found = kernels()
+        return found is not None and found.multiplies_bf16()
+    return dtypes == {torch.float32} and kernels() is not None
+
+
+def compiled_attention(
+    parts: Parts, lam: float | Tensor, mask: Tensor | None, norm: HeadNorm | None = None
+) -> Tensor:
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative.
+
+    Args:
+        parts: queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values.
+        lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
+        mask: as in :func:`~antiphase.attention.maps.softmax_maps`.
+        norm: what each query's row of a head passes last: before it leaves the cache, where the values are of the
+            weight's dtype, or of bf16 and the weight of float32.
+
+    Returns:
+        ``(batch, heads, queries, value width)``, a view of ``(batch, queries, heads, value width)``.
+    """
+    found = kernels()
+    assert found is not None
+    v = parts[2]
+    dtypes = v.dtype, torch.float32
+    if norm is not None and (norm.weight.dtype not in dtypes or norm.weight.shape != v.shape[-1:]):
+        return norm(compiled_attention(parts, lam, mask))
+    weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
+    return found.attention(*_inputs(parts, lam, mask), weight, eps)
+
+
+def compiled_gradients(
+    grad: Tensor, parts: Parts, lam: Tensor, mask: Tensor | None, to_parts: Parts, to_lam: Tensor | None
+) -> None:
+    """Write the gradients of queries, keys and values to their places, and add that of λ.
+
+    Args:
+        grad: that of the output, ``(batch, heads, queries, value width)``; in bf16 of even width.
+        parts: as in :func:`compiled_attention`.
+        lam: as there.
+        mask: as there.
+        to_parts: where the gradients are written, of the parts' shapes.
+        to_lam: what λ's gradient is added to, of λ's shape, if it is wanted.
+    """
+    found = kernels()
+    assert found is not None
+    places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
+    rows = [_writable(place) for place in places]
+    count = len(parts[0])
+    of_heads = found.attention_backward(  # (batch, heads)
+        _row(grad), *_inputs(parts, lam, mask), rows[:count], rows[count:-1], rows[-1]
+    )
+    for place, row in zip(places, rows, strict=True):
+        if place is not row:
+            place.copy_(row)
+    if to_lam is not None:
+        to_lam += of_heads.sum(0) if to_lam.ndim else of_heads.sum()
+
+
+def _inputs(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    """Return queries, keys, values, λ of each head, bias and dead rows as the kernels take them."""
+    queries, keys, v = list(map(_row, _each(parts[0]))), list(map(_row, _each(parts[1]))), _row(parts[2])
+    batch, heads, keys_held, _ = v.shape
+    bias = dead = None
+    if mask is not None:
+        shape = batch, heads, queries[0].shape[-2]
+        bias, dead = open_dead_rows(mask.detach(), v.dtype)
+        bias = bias.float().expand(*bias.shape[:-1], keys_held)  # only a row of it is read in one stretch
+        bias = (bias if bias.stride(-1) == 1 else bias.contiguous()).expand(*shape, keys_held)
+        dead = dead.expand(*shape, 1) if dead.any() else None
+    return queries, keys, v, torch.as_tensor(lam, dtype=torch.float32).expand(heads).contiguous(), bias, dead
+
+
+def _each(branches: Branches) -> Sequence[Tensor]:
+    return branches.unbind() if isinstance(branches, Tensor) else branches
+
+
+def _row(x: Tensor) -> Tensor:
+    return x if _in_rows(x) else x.contiguous()
+
+
+def _writable(place: Tensor) -> Tensor:
+    """Return a place that the kernels can write to, or memory for what torch then copies there, or refuses to."""
+    shared = any(step == 0 and size > 1 for step, size in zip(place.stride(), place.shape, strict=True))
+    if _in_rows(place) and not shared:
+        return place
+    return torch.empty_like(place, memory_format=torch.contiguous_format)
+
+
+def _in_rows(x: Tensor) -> bool:
+    """Return whether each row is one stretch, apart from the next, of bf16 by an even number of numbers."""
+    *_, apart, within = x.stride()
+    return within == 1 and apart >= x.shape[-1] and (apart % 2 == 0 or x.dtype != torch.bfloat16)

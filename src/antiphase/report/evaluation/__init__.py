@@ -1,0 +1,1 @@
+"""The page, figures and words of ``antiphase evaluate``."""

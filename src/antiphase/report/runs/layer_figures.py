@@ -1,0 +1,110 @@
+"""Quantities by layer: a line for each family, its seeds thin beside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from antiphase.evaluation.statistics import Estimate, as_size
+from antiphase.report.style.families import Family, over_seeds
+from antiphase.report.style.figures import MARKERS, STYLE, legend_label
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One quantity: columns ``model, layer, value, low, high``, the layer counted from 0.
+
+    Attributes:
+        title: above it.
+        label: of the vertical axis.
+        frame: its numbers.
+        zero: a level to mark, such as 0 for a cosine.
+        log: whether the axis is logarithmic.
+        axis: of the horizontal axis.
+        share: whether the quantity lies between 0 and 1, and its axis with it.
+        within: keeps the interval over training seeds within the range of the quantity.
+    """
+
+    title: str
+    label: str
+    frame: pl.DataFrame
+    zero: float | None = None
+    log: bool = False
+    axis: str = "layer"
+    share: bool = False
+    within: Callable[[Estimate], Estimate] = as_size
+
+
+def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
+    """Draw panels one below the other.
+
+    A family of one model is a line with its interval over the samples; one of several is a thin line for each
+    seed and a thick one for their mean, with the interval of Student's t over the seeds.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.0, 3.0 * len(panels)), layout="constrained")
+        FigureCanvasAgg(figure)
+        for place, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(len(panels), 1, place)
+            drawn = [family for family in groups if not _of(panel.frame, family).is_empty()]
+            for at, family in enumerate(drawn):
+                aside = 0.07 * (at - (len(drawn) - 1) / 2)  # so that intervals do not cover each other
+                marker = MARKERS[groups.index(family) % len(MARKERS)]
+                _draw(axes, panel, family, marker, aside)
+            _dress(axes, panel)
+            if place == 1:
+                legend = axes.legend(frameon=False, loc="best", fontsize=8.0, ncols=1 + (len(drawn) > 3))
+                for text, family in zip(legend.get_texts(), drawn, strict=True):
+                    text.set(text=legend_label(family), parse_math=False)
+    return figure
+
+
+def _of(frame: pl.DataFrame, family: Family) -> pl.DataFrame:
+    return frame.filter(pl.col("model").is_in(family.models))
+
+
+def _draw(axes: Axes, panel: Panel, family: Family, marker: str, aside: float) -> None:
+    shown = own = _of(panel.frame, family)
+    if len(family.models) > 1:
+        for model in family.models:
+            line = own.filter(model=model).sort("layer")
+            axes.plot(
+                line["layer"] + 1 + aside,
+                line["value"],
+                marker,
+                ls="-",
+                ms=2.0,
+                color=family.color,
+                lw=0.7,
+                alpha=0.5,
+            )
+        named = own.with_columns(family=pl.lit(family.name))
+        shown = over_seeds(named, ["family", "layer"], "value", panel.within)
+    shown = shown.sort("layer")
+    low, high = shown["value"] - shown["low"], shown["high"] - shown["value"]
+    axes.errorbar(
+        shown["layer"] + 1 + aside, shown["value"], yerr=[low.clip(0), high.clip(0)], fmt=marker, ls="-", ms=4.5,
+        color=family.color, lw=1.9, elinewidth=1.1, capsize=2.5, label="family",
+    )  # fmt: skip
+
+
+def _dress(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=9.5, parse_math=False)
+    axes.set_ylabel(panel.label)
+    axes.set_xlabel(panel.axis)
+    places = [layer + 1 for layer in panel.frame["layer"].unique().sort().to_list()]
+    axes.set_xticks(places)
+    axes.set_xlim(places[0] - 0.5, places[-1] + 0.5)
+    if panel.share:
+        axes.set_ylim(-0.03, 1.03)
+    if panel.log:
+        axes.set_yscale("log")
+    if panel.zero is not None:
+        axes.axhline(panel.zero, color="#8a8a86", lw=0.9, ls=(0, (4, 3)), zorder=0)
+    axes.grid(axis="y", color="#e4e3de", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

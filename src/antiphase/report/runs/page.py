@@ -1,0 +1,96 @@
+"""One self-contained page from the stored files of a run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from antiphase.files import replacing, write_text
+from antiphase.report.runs.attacks import felled_sheets, norm_sheets
+from antiphase.report.runs.gallery import Gallery, cards, has_hard_pixels, magnification
+from antiphase.report.runs.headline import headlines
+from antiphase.report.runs.sensitivity import Chapter, chapters, read_rows
+from antiphase.report.runs.stored import StoredRun, read_run
+from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
+from antiphase.report.style.families import seed_counts
+from antiphase.report.style.figures import rate_figure
+from antiphase.report.style.markup import embedded, environment
+from antiphase.report.style.wording import eps_label
+
+# metric: (name, name on a tab, definition)
+_RATES = {
+    "asr": ("Attack success rate", "ASR", "changed / all"),
+    "asr_correct": (
+        "Attack success rate among the correctly classified",
+        "ASR of the correct",
+        "correct before and changed / correct before",
+    ),
+    "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct before and not changed / all"),
+}
+
+
+def write_report(directory: Path) -> Path:
+    """Write ``report.html`` into a run directory, with ``asr.svg``, ``asr.png`` and ``asr.pdf`` beside it.
+
+    Everything is drawn from ``summary.json``, ``rows.parquet``, ``run.json`` and, where there is one,
+    ``gallery.safetensors``; the same files give the same bytes. The page fetches nothing.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: A file is missing or cannot be read.
+    """
+    run = read_run(directory)
+    figures = {metric: _figure(run, metric) for metric in ("asr", "robust_accuracy")}
+    for ending, content in figures["asr"]["files"].items():
+        with replacing(directory / f"asr.{ending}") as temporary:
+            temporary.write_bytes(content)
+
+    page = (
+        environment()
+        .get_template("report.html")
+        .render(
+            run=run.run,
+            headlines=headlines(run),
+            seeds=seed_counts(run.families),
+            singles=any(len(family.models) == 1 for family in run.families),
+            figures=figures,
+            models=models_sheet(run),
+            rates=[(metric, *words, rate_sheets(run, metric)) for metric, words in _RATES.items()],
+            differences=difference_sheets(run),
+            lambdas=lambda_sheet(run),
+            norms=norm_sheets(run),
+            felled=felled_sheets(run),
+            gallery=_gallery(run.gallery, run) if run.gallery else None,
+            sensitivity=[
+                drawn(chapter) for chapter in chapters(read_rows(directory), run.pairs, run.families)
+            ],
+        )
+    )
+    path = directory / "report.html"
+    write_text(path, page)
+    return path
+
+
+def drawn(chapter: Chapter) -> dict[str, Any]:
+    """Return a chapter as the templates take it."""
+    figures = [
+        (embedded(figure, name, f"{chapter.title}: {name}; the numbers are below"), caption)
+        for name, figure, caption in chapter.figures
+    ]
+    return {"title": chapter.title, "words": chapter.words, "figures": figures, "sheets": chapter.sheets}
+
+
+def _figure(run: StoredRun, metric: str) -> dict[str, Any]:
+    figure = rate_figure(run.results, run.mean_results, run.families, metric)
+    return embedded(figure, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
+
+
+def _gallery(gallery: Gallery, run: StoredRun) -> Mapping[str, Any]:
+    return {
+        "cards": cards(gallery),
+        "eps": eps_label(gallery.eps),
+        "magnification": magnification(gallery),
+        "hard_pixels": has_hard_pixels(gallery),
+        "colors": {model: family.color for family in run.families for model in family.models},
+    }

@@ -1,0 +1,172 @@
+"""The page of a sensitivity run, and its table for the console."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from antiphase.evaluation.sensitivity import within
+from antiphase.evaluation.statistics import Estimate, mean_over_seeds
+from antiphase.files import write_text
+from antiphase.report.runs.page import drawn
+from antiphase.report.runs.sensitivity import chapters, read_rows
+from antiphase.report.runs.stored import RUN_KEYS, read_json
+from antiphase.report.style.families import Family, families, seed_counts
+from antiphase.report.style.markup import environment
+from antiphase.report.style.wording import number
+
+_COLUMNS = {
+    "cosine": "cosθ",
+    "rho": "ρ",
+    "amplification": "J_DA/J1",
+    "below": "cosθ<0, %",
+    "norm": "‖J‖",
+}
+
+
+def write_sense_report(directory: Path) -> Path:
+    """Write ``report.html`` and its figures into the directory of a sensitivity run.
+
+    Everything is drawn from the Parquet files, ``summary.json`` and ``run.json``.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: A file is missing or cannot be read.
+    """
+    summary = read_json(directory / "summary.json", ("models", "pairs"))
+    run = read_json(directory / "run.json", RUN_KEYS)
+    groups = families(summary["models"])
+    pairs = [(model, against) for model, against in summary["pairs"]]
+    title, lead = headline(summary)
+    page = environment().get_template("sense.html").render(
+        run=run, title=title, lead=lead, seeds=seed_counts(groups),
+        sensitivity=[drawn(chapter) for chapter in chapters(read_rows(directory), pairs, groups)],
+    )  # fmt: skip
+    path = directory / "report.html"
+    write_text(path, page)
+    return path
+
+
+def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the finding in a title and a few sentences: of the first differential family, at the pixels.
+
+    Of several layers it speaks of the first, where the paper sees the most (Figure 5).
+    A family of several models has the mean over
+    its training seeds and Student's t interval, one model its interval over the images.
+    """
+    model = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
+    if model is None or "alignment" not in summary:
+        return f"How sensitive the attention of {summary['models'][0]['name']} is", "The numbers are below."
+    family = next(group for group in families(summary["models"]) if model in group.models)
+    alignment = _over_seeds(summary["alignment"], family)
+    layers = sorted({layer for layer, _ in alignment})
+    first = layers[0]
+    cosine, share, rho = (alignment[first, metric] for metric in ("cosine", "below", "rho"))
+    which = f"layer {first + 1} of {family.name}" if len(layers) > 1 else family.name
+    if cosine.high < 0:
+        title = f"The gradients of the two maps oppose each other in {which}"
+    elif cosine.low > 0:
+        title = f"The gradients of the two maps lie alongside each other in {which}"
+    else:
+        title = f"Whether the gradients of the two maps oppose each other is undecided in {which}"
+    over = f", mean of {len(family.models)} seeds" if len(family.models) > 1 else ""
+    lead = (
+        f"At the pixels, cosθ = {_interval(cosine, 3)}{over}, below 0 in {100 * share.value:.0f} % of images and "
+        f"heads; ρ = {_interval(rho, 2)}. The subtraction leaves "
+        f"{alignment[first, 'amplification'].value:.2f} times the "
+        "gradient of the positive map alone."
+    )
+    explained = _over_seeds(summary["explanation"], family)
+    if (first, "relative") in explained:
+        parts = {name: explained[first, f"by_{name}"].value for name in ("gamma", "rho", "cosine")}
+        words = {
+            "gamma": "the positive map’s own gradient (γ)", "rho": "the second map’s size (ρ)", "cosine": "the angle",
+        }  # fmt: skip
+        most = max(parts, key=lambda name: abs(parts[name]))
+        ratio = explained[first, "relative"]
+        low, value, high = (number(math.exp(each), 2) for each in (ratio.low, ratio.value, ratio.high))
+        lead += f" Against its twin’s the layer’s map is {value} times as sensitive ({low} to {high}); "
+        lead += f"the largest part in that is {words[most]}."
+    return title, lead
+
+
+def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple[int, str], Estimate]:
+    """Return the estimates of a family at the pixels by layer and metric."""
+    found: dict[tuple[int, str], list[Estimate]] = {}
+    for row in rows:
+        if row["model"] in family.models and row["site"] == "pixels":
+            low, high = (
+                end if row[name] is None else row[name]
+                for name, end in (("low", -math.inf), ("high", math.inf))
+            )
+            estimate = Estimate(math.nan if row["value"] is None else row["value"], low, high, row["n"])
+            found.setdefault((row["layer"], row["metric"]), []).append(estimate)
+    return {
+        key: within(key[1])(mean_over_seeds([each.value for each in each_seed]))
+        if len(each_seed) > 1
+        else each_seed[0]
+        for key, each_seed in found.items()
+    }
+
+
+def _interval(estimate: Estimate, digits: int) -> str:
+    numbers = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (number(each, digits) for each in numbers)
+    return f"{value} ({low} to {high})"
+
+
+def sense_table(summary: Mapping[str, Any]) -> Table:
+    """Lay the alignment of each layer out for a console of 80 columns: values, intervals below."""
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
+        title="Alignment by layer [95% interval over images]",
+    )  # fmt: skip
+    table.add_column("", overflow="fold", min_width=14)
+    for label in _COLUMNS.values():
+        table.add_column(label, justify="right", no_wrap=True)
+    frame = pl.DataFrame(summary.get("alignment", []), infer_schema_length=None)
+    if frame.is_empty():
+        return table
+    for (model, layer, site), block in frame.group_by(["model", "layer", "site"], maintain_order=True):
+        found = {row["metric"]: row for row in block.iter_rows(named=True)}
+        cells = [_console_cell(found.get(metric), 100.0 if metric == "below" else 1.0) for metric in _COLUMNS]
+        name = Text.assemble((str(model), "bold"), f"\nlayer {int(layer) + 1}, {site}")  # pyright: ignore
+        table.add_row(name, *cells)
+    return table
+
+
+def lipschitz_table(summary: Mapping[str, Any]) -> Table:
+    """Lay the local Lipschitz constants out: models, layers and logits down, estimators across."""
+    frame = pl.DataFrame(summary.get("lipschitz", []), infer_schema_length=None)
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
+        title="Local Lipschitz constant, L2 → L2, by the pixels",
+    )  # fmt: skip
+    names = ("sampled mean", "sampled maximum", "power iteration", "gradient ascent")
+    table.add_column("model", overflow="fold")
+    table.add_column("of")
+    for name in names:
+        table.add_column(name, justify="right")
+    if frame.is_empty():
+        return table
+    for (model, of, layer), block in frame.group_by(["model", "of", "layer"], maintain_order=True):
+        found = {row["estimator"]: row for row in block.iter_rows(named=True)}
+        place = "logits" if of == "logits" else f"map {int(layer) + 1}"  # pyright: ignore
+        table.add_row(str(model), place, *(_console_cell(found.get(name), 1.0) for name in names))
+    return table
+
+
+def _console_cell(row: Mapping[str, Any] | None, scale: float) -> Text:
+    if row is None or row["value"] is None:
+        return Text("–")
+    digits = 0 if scale > 1 else 3 if abs(row["value"]) < 10 else 1
+    ends = ((row["low"], -math.inf), (row["high"], math.inf))
+    low, high = (number(open_end if end is None else scale * end, digits) for end, open_end in ends)
+    return Text.assemble((number(scale * row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))

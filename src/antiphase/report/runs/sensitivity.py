@@ -1,0 +1,242 @@
+"""The sensitivity of attention in figures and tables, from the stored rows of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.evaluation import sensitivity
+from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.report.runs.layer_figures import Panel, layer_figure
+from antiphase.report.style.families import Family
+from antiphase.report.style.sheets import Field, Sheet
+from antiphase.report.style.wording import eps_label, number
+
+_SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
+_SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
+_ESTIMATORS = (
+    "sampled mean",
+    "sampled maximum",
+    "power iteration",
+    "exact",
+    "local maximum",
+    "gradient ascent",
+)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A part of the section: what it is, its figures as (name, figure, caption), its tables."""
+
+    title: str
+    words: str
+    figures: list[tuple[str, Any, str]]
+    sheets: list[Sheet]
+
+
+def read_rows(directory: Path) -> dict[str, pl.DataFrame]:
+    """Read the parts that a run directory has.
+
+    Raises:
+        UserError: naming a file that cannot be read or lacks a column.
+    """
+    found = {}
+    for part, schema in _SCHEMAS.items():
+        path = directory / f"{part}.parquet"
+        if path.exists():
+            try:
+                found[part] = pl.read_parquet(path).select(*schema)
+            except (OSError, pl.exceptions.PolarsError) as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(f"{path} cannot be read ({reason}): run it again") from error
+    return found
+
+
+def chapters(
+    rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]], groups: Sequence[Family]
+) -> list[Chapter]:
+    """Draw and tabulate every part that was measured."""
+    colors = {model: family.color for family in groups for model in family.models}
+    found = []
+    if "alignment" in rows:
+        found.append(_alignment(rows["alignment"], pairs, groups, colors))
+    if "lipschitz" in rows:
+        found.append(_lipschitz(rows["lipschitz"], groups, colors))
+    if "depth" in rows:
+        found.append(_depth(rows["depth"], groups, colors))
+    return found
+
+
+def _alignment(
+    rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family], colors: dict[str, str]
+) -> Chapter:
+    frame = sensitivity.alignment(rows)
+    # along the loss each model has a cotangent of its own: norms there compare with nothing
+    frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
+    figures, sheets = [], []
+    sites = [site for site in _SITES if site in set(frame["site"])]
+    for metric, label, level, caption in (
+        (
+            "cosine",
+            "cosθ",
+            0.0,
+            "Angle between the gradients of the two maps; below 0 they oppose each other.",
+        ),
+        (
+            "below",
+            "share below 0",
+            None,
+            "Share of images and heads whose cosθ lies below 0 (the paper’s Figure 5).",
+        ),
+        (
+            "norm",
+            "‖J‖",
+            None,
+            "Frobenius norm of the combined map’s Jacobian, root mean square over images and heads.",
+        ),
+    ):
+        panels = [
+            Panel(
+                f"{label} {_SITES[site]}",
+                label,
+                own,
+                level,
+                share=metric == "below",
+                within=sensitivity.within(metric),
+            )
+            for site in sites
+            if not (own := frame.filter(site=site, metric=metric)).is_empty()
+        ]
+        if panels:
+            figures.append((f"alignment-{metric}", layer_figure(panels, groups), caption))
+    for site in sites:
+        sheets.append(_sheet(
+            f"alignment-{site}", f"Alignment {_SITES[site]}", frame.filter(site=site), ["model", "layer"],
+            ("cosine", "rho", "amplification", "below", "negative", "positive", "norm"),
+            ("cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", "surely below, %", "surely above, %", "‖J_DA‖"), colors,
+        ))  # fmt: skip
+    explained = sensitivity.explanation(rows, list(pairs))
+    for site in explained["site"].unique(maintain_order=True):
+        own = explained.filter(site=site).with_columns(model=pl.col("model") + " / " + pl.col("against"))
+        sheets.append(_sheet(
+            f"explanation-{site}", f"Taken apart {_SITES[site]}, in logarithms",
+            own, ["model", "layer"], ("relative", "by_gamma", "by_rho", "by_cosine", "gamma"),
+            ("ln ‖J_DA‖/‖J_base‖", "by γ", "by ρ", "by cosθ", "γ"), {},
+        ))  # fmt: skip
+    error = sensitivity.prediction_error(rows)
+    theorem = (
+        "Theorem 1 predicts ‖J1 − λ·J2‖ from them; measured on the same probes, row by row, it is off by at most "
+        f"{error:.0e} of its value. "
+        if error
+        else ""
+    )
+    words = (
+        "J1 and J2 are the Jacobians of the two maps. cosθ and ρ = ‖J2‖/‖J1‖ are built from inner products "
+        "averaged over images and heads. Along the loss’s gradient they are those of ∂loss/∂A carried back to the "
+        f"layer’s tokens: what an attack sees. {theorem}Against a "
+        "twin, the logarithm of the ratio of norms is the sum of three parts: how large the positive map’s "
+        "gradient is (γ), what the second map’s size adds (ρ), and what the angle adds; the angle’s is "
+        "positive where the gradients oppose each other."
+    )
+    return Chapter("Gradient alignment", words, figures, sheets)
+
+
+def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
+    frame = sensitivity.means(rows, ["model", "of", "layer", "estimator"], ["value"])
+    maps = frame.filter(of="map")
+    panels = [
+        Panel(name, "L", maps.filter(estimator=name), log=True)
+        for name in ("sampled mean", "gradient ascent")
+    ]
+    figures = [
+        ("lipschitz", layer_figure(panels, groups), "Local Lipschitz constant of each layer’s map by the pixels, "
+        "by the paper’s estimator above and by the best lower bound below.")
+    ]  # fmt: skip
+    wide = frame.with_columns(metric=pl.col("estimator"))
+    names = [name for name in _ESTIMATORS if name in set(wide["metric"])]
+    sheets = [
+        _sheet(f"lipschitz-{of}", title, wide.filter(of=of), keys, names, names, colors)
+        for of, title, keys in (
+            ("map", "Each layer’s combined map, root mean square over heads", ["model", "layer"]),
+            ("logits", "The logits", ["model"]),
+        )
+    ]  # fmt: skip
+    words = (
+        f"Means over {rows['sample'].n_unique()} images, L2 → L2, within an L∞ ball of "
+        f"{eps_label(rows['eps'][0])}. Uniform sampling (Section 5.3 of the paper) concentrates on the "
+        "average slope, ‖J‖_F over the root of the number of pixels, far below the supremum that it stands "
+        "for. The others are lower bounds of that supremum too, but closer, except the "
+        "local maximum: a slope at some point of the ball, which a chord from the image need not reach."
+    )
+    return Chapter("Local Lipschitz constants", words, figures, sheets)
+
+
+def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
+    keys = ["model", "perturbation", "eps", "stage"]
+    frame = pl.concat([
+        sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"]), sensitivity.cancellation(rows),
+    ])  # fmt: skip
+    largest = float(rows["eps"].max())  # pyright: ignore
+    shown = frame.filter(eps=largest).with_columns(layer=pl.col("stage") - 1)
+    at = f"at ε = {eps_label(largest)}"
+    figures = []
+    for metric, label, level, log, caption in (
+        ("gain", "‖Δ(d)‖ / ‖Δ(d−1)‖", 1.0, True, "What each block makes of a perturbation; 0 is the embedding."),
+        ("alpha", "α(d)", None, True, "The gain over the block’s operator norm: what happened of the worst case."),
+        ("cancellation", "‖ΔA1−λΔA2‖ / √(‖ΔA1‖²+λ²‖ΔA2‖²)", 1.0, False,
+         "Below 1 a perturbation’s traces in the two maps cancel, above 1 they add up."),
+    ):  # fmt: skip
+        panels = [
+            Panel(f"{'PGD' if kind == 'pgd' else 'Uniform noise'} {at}", label, own, level, log, "block")
+            for kind in ("noise", "pgd")
+            if not (own := shown.filter(metric=metric, perturbation=kind)).is_empty()
+        ]  # fmt: skip
+        if panels:
+            figures.append((f"depth-{metric}", layer_figure(panels, groups), caption))
+    sheets = []
+    for (kind, eps), block in frame.group_by(["perturbation", "eps"], maintain_order=True):
+        name = "PGD’s perturbation" if kind == "pgd" else "Uniform noise"
+        sheets.append(_sheet(
+            f"depth-{kind}-{eps * 255:g}", f"{name}, ε = {eps_label(float(eps))}", block, ["model", "stage"],
+            ("gain", "lipschitz", "alpha", "cancellation"), ("gain", "L(d)", "α(d)", "cancellation"), colors,
+        ))  # fmt: skip
+    words = (
+        "‖Δ(d)‖ is how far a perturbation has come after block d. The paper bounds it by α(d)·L(d)·‖Δ(d−1)‖"
+        " and leaves α open; here L(d) is the operator norm of the block’s Jacobian at the clean tokens, "
+        "and α(d) what is left of it. It is far below 1 for standard attention too, since few perturbations"
+        " lie along the direction that a block stretches most: a small α is no sign of cancellation. The "
+        "cancellation of the two maps is measured by itself."
+    )
+    return Chapter("A perturbation’s way through the depth", words, figures, sheets)
+
+
+_PERCENT = {"below", "negative", "positive", "undecided"}
+
+
+def _sheet(
+    name: str, title: str, frame: pl.DataFrame, keys: list[str], metrics: Sequence[str], heads: Sequence[str],
+    colors: dict[str, str],
+) -> Sheet:  # fmt: skip
+    """Tabulate estimates: models and layers down, metrics across."""
+    rows = []
+    for key, block in frame.group_by(keys, maintain_order=True):
+        found = {row["metric"]: row for row in block.iter_rows(named=True)}
+        model = str(key[0])
+        cells = tuple(_cell(found.get(metric), 100.0 if metric in _PERCENT else 1.0) for metric in metrics)
+        place = (Field(str(int(key[1]) + (keys[1] == "layer"))),) if len(key) > 1 else ()  # pyright: ignore
+        rows.append((Field(model, color=colors.get(model, ""), kind="name"), *place, *cells))
+    columns = ("model", *({"layer": "layer", "stage": "block"}[key] for key in keys[1:]), *heads)
+    return Sheet(name, title, columns, tuple(rows), frame.write_csv())
+
+
+def _cell(row: dict[str, Any] | None, scale: float) -> Field:
+    if row is None:
+        return Field("–")
+    value, low, high = (
+        number(scale * row[name], 0 if abs(scale * row[name]) >= 100 else 1 if scale > 1 else 3)
+        for name in ("value", "low", "high")
+    )
+    return Field(value, (f"{low} to {high}",))

@@ -1,0 +1,1 @@
+"""The site, pages, tables and figures of studies."""

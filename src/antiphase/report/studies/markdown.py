@@ -1,0 +1,135 @@
+"""Studies as GitHub-flavoured Markdown, for a README and the documents."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from antiphase.report.studies.axes import numbers, positions, x_label, y_label
+from antiphase.report.studies.wording import (
+    basis,
+    bracketed,
+    by_paper,
+    estimates_line,
+    in_percent,
+    missing_cells,
+    paper_title,
+    published_digits,
+    tally,
+    with_interval,
+    written,
+)
+from antiphase.studies.artefact import Panel, Plot, Table
+from antiphase.studies.results import Result
+
+
+def markdown_claims(results: Sequence[Result]) -> str:
+    """Return a table of all claims for each paper: what is claimed, where, whether it holds and by what."""
+    parts = []
+    for paper, its in by_paper(results).items():
+        rows = [
+            (claim.statement, claim.source, f"**{claim.verdict}**", estimates_line(claim), result.label)
+            for result in its
+            for claim in result.claims
+        ]
+        if rows:
+            counts = tally([claim for result in its for claim in result.claims])
+            lines = [
+                (_escaped(statement), _escaped(source), verdict, estimates, _escaped(study))
+                for statement, source, verdict, estimates, study in rows
+            ]
+            table = _table(
+                ("claim", "source", "verdict", "estimates [95% interval]", "study"), lines, numeric=False
+            )
+            parts += [f"### {_escaped(paper_title(paper))}", f"{counts}.", table]
+    return _joined(parts)
+
+
+def markdown_summary(results: Sequence[Result]) -> str:
+    """Return each study under a heading: its tables, the paper's numbers beside ours.
+
+    The points of its plots stand there where it has no table, which would say the same.
+    """
+    parts = []
+    for result in results:
+        parts.append(f"## {_escaped(result.label)}: {_escaped(result.title)}")
+        seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
+        parts.append(f"Profile {_escaped(result.profile)}, {seeds}. `{result.command}`")
+        if missing := missing_cells(result):
+            parts.append(f"*{missing}*")
+        if result.artefact:
+            for table in result.artefact.tables:
+                parts += _of_table(table)
+            for plot in result.artefact.plots if not result.artefact.tables else ():
+                parts += _of_plot(plot)
+            parts += [_escaped(note) for note in result.artefact.notes]
+    return _joined(parts)
+
+
+def _of_table(table: Table) -> list[str]:
+    cells = {(cell["row"], cell["column"]): cell for cell in table.cells.iter_rows(named=True)}
+    columns = list(dict.fromkeys(table.cells["column"].to_list()))
+    paper_digits = published_digits(table.cells["paper"].to_list(), table.percent, table.digits)
+    rows = []
+    for row in dict.fromkeys(table.cells["row"].to_list()):
+        fields = [_escaped(row)]
+        for column in columns:
+            cell = cells.get((row, column))
+            if cell is None:
+                fields.append("–")
+                continue
+            value, low, high, paper = (
+                in_percent(cell[key], table.percent) for key in ("value", "low", "high", "paper")
+            )
+            parts = (
+                written(value, table.digits),
+                bracketed(low, high, table.digits),
+                "" if paper is None else f"(paper {written(paper, paper_digits)})",
+            )
+            fields.append(" ".join(filter(None, parts)))
+        rows.append(fields)
+    heads = [_escaped(name) for name in (table.index, *columns)]
+    about = "; ".join(filter(None, ["%" if table.percent else "", basis(table.cells)]))
+    title = f"**{_escaped(table.title)}**" + (f" ({about})" if about else "")
+    return [title, _table(heads, rows)]
+
+
+def _of_plot(plot: Plot) -> list[str]:
+    parts = [_escaped(plot.caption)]
+    for panel in plot.panels:
+        places = positions(panel)
+        ours = {(point["series"], point["x"]): point for point in panel.points.iter_rows(named=True)}
+        paper = () if panel.paper is None else panel.paper.iter_rows(named=True)
+        theirs = {(point["series"], point["x"]): point["value"] for point in paper}
+        digits = published_digits(theirs.values(), panel.percent, 1 if panel.percent else 0)
+        rows = [
+            (
+                _escaped(name),
+                *(_point(panel, ours.get((name, x)), theirs.get((name, x)), digits) for x in places),
+            )
+            for name in dict.fromkeys(series for series, _ in (*ours, *theirs))
+        ]
+        names = [panel.ticks[int(place)] for place in places] if panel.ticks else numbers(panel, places)
+        heads = [_escaped(name) for name in (x_label(panel), *names)]
+        title = f"**{_escaped(panel.title)}**, " if panel.title else ""
+        parts += [f"{title}{_escaped(y_label(panel))}", _table(heads, rows)]
+    return parts
+
+
+def _point(panel: Panel, ours: Mapping[str, Any] | None, theirs: float | None, digits: int) -> str:
+    text = with_interval(ours["value"], ours["low"], ours["high"], panel.percent) if ours else "–"
+    return text if theirs is None else f"{text} (paper {written(in_percent(theirs, panel.percent), digits)})"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = True) -> str:
+    rule = ["---", *["---:" if numeric else "---"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *rows))
+
+
+def _escaped(text: str) -> str:
+    """Let no character of a name act as markup, nor break a table's line."""
+    marks = r"[\\`*|~$\[\]<]|(?<!\w)_|_(?!\w)"
+    return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "\n\n".join(parts) + "\n" if parts else ""

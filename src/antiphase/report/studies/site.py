@@ -1,0 +1,134 @@
+"""A folder of pages from the results of studies: an overview of claims and artefacts, and a page for each study."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphase.files import write_text
+from antiphase.report.studies.page import Link, study_page
+from antiphase.report.studies.tables import StudyField, claims_sheets
+from antiphase.report.studies.wording import VERDICTS, by_paper, paper_title, tally
+from antiphase.report.style.markup import environment
+from antiphase.report.style.sheets import Sheet
+from antiphase.studies.artefact import Artefact
+from antiphase.studies.claims import Claim
+from antiphase.studies.results import Result
+
+
+def write_site(results: Sequence[Result], out: Path) -> Path:
+    """Write ``index.html`` and ``<paper>-<name>.html`` for each study into a folder.
+
+    Pages follow one another paper by paper. They fetch nothing and link to each other alone; the same results give
+    the same bytes. Where one study is there under several profiles, their names follow in the names of its pages.
+    Pages of studies that are not among the results are left alone.
+
+    Args:
+        results: of the studies.
+        out: the folder; made if it is not there.
+
+    Returns:
+        The path of the overview.
+
+    Raises:
+        ValueError: two results are of the same study under the same profile.
+    """
+    grouped = by_paper(results)
+    ordered = [result for its in grouped.values() for result in its]
+    files = _files(ordered)
+    templates = environment()
+    links = [Link(f"{file}.html", result.label) for file, result in zip(files, ordered, strict=True)]
+    for place, (result, file) in enumerate(zip(ordered, files, strict=True)):
+        before = links[place - 1] if place else None
+        after = links[place + 1] if place + 1 < len(links) else None
+        write_text(out / f"{file}.html", study_page(templates, result, file, before, after))
+
+    pages = [link.href for link in links]
+    page_of = dict(zip(map(id, ordered), pages, strict=True))
+    overview = templates.get_template("site.html").render(
+        title=_headline(ordered),
+        papers=[
+            _paper(paper, its, [page_of[id(result)] for result in its]) for paper, its in grouped.items()
+        ],
+        claims=claims_sheets(ordered, pages),
+        stand_ins=[name for name in dict.fromkeys(result.profile for result in ordered) if name == "laptop"],
+    )
+    path = out / "index.html"
+    write_text(path, overview)
+    return path
+
+
+def _files(results: Sequence[Result]) -> list[str]:
+    stems = [_plain(f"{result.paper}-{result.name.removeprefix(f'{result.paper}-')}") for result in results]
+    files = [
+        stem if stems.count(stem) == 1 else f"{stem}-{_plain(result.profile)}"
+        for stem, result in zip(stems, results, strict=True)
+    ]
+    if twice := [file for file in dict.fromkeys(files) if files.count(file) > 1]:
+        raise ValueError(f"more than one result for the page {twice[0]}.html")
+    return files
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w-]+", "-", name).strip("-")
+
+
+def _headline(results: Sequence[Result]) -> str:
+    """Return what came out in a sentence."""
+    claims = [claim for result in results for claim in result.claims]
+    if not claims:
+        return f"{len(results)} {'study' if len(results) == 1 else 'studies'} of differential attention"
+    found = Counter(claim.verdict for claim in claims)
+    if len(claims) == found["not run"]:
+        return f"{len(claims)} claims, none of them tried yet"
+    tried = len(claims) - found["not run"]
+    if tried == found["not judged (smoke)"]:
+        return f"{tried} claim{'' if tried == 1 else 's'}, none judged: smoke only shows that the studies run"
+    tried -= found["not judged (smoke)"]
+    verbs = (
+        ("holds", "holds", "hold"),
+        ("fails", "fails", "fail"),
+        ("undecided", "is undecided", "are undecided"),
+    )
+    parts = [
+        f"{found[verdict] or 'none'} {many if found[verdict] > 1 else one}"
+        for verdict, one, many in verbs
+        if found[verdict] or verdict != "undecided"
+    ]
+    return f"Of {tried} claim{'' if tried == 1 else 's'} tried, {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _paper(paper: str, results: Sequence[Result], pages: Sequence[str]) -> dict[str, Any]:
+    claims: list[Claim] = [claim for result in results for claim in result.claims]
+    found = Counter(claim.verdict for claim in claims)
+    rows = [_study_row(result, page) for result, page in zip(results, pages, strict=True)]
+    columns = ("study", "claims", "cells", "profile", "seeds", "on its page")
+    return {
+        "title": paper_title(paper),
+        "tally": tally(claims),
+        "counts": [(verdict, found[verdict]) for verdict in VERDICTS if found[verdict]],
+        "done": sum(result.done for result in results),
+        "total": sum(result.total for result in results),
+        "sheet": Sheet(f"{_plain(paper)}-studies", paper_title(paper), columns, tuple(rows), ""),
+    }
+
+
+def _study_row(result: Result, page: str) -> tuple[StudyField, ...]:
+    artefact = result.artefact or Artefact()
+    kinds = (
+        ("figure", "figures", artefact.plots),
+        ("table", "tables", artefact.tables),
+        ("sheet of maps", "sheets of maps", artefact.galleries),
+    )
+    shown = [f"{len(its)} {one if len(its) == 1 else many}" for one, many, its in kinds if its]
+    return (
+        StudyField(result.label, (result.title,), kind="name", href=page),
+        StudyField(tally(result.claims).partition(": ")[2] or "–", kind="word", value=len(result.claims)),
+        StudyField(
+            f"{result.done:,}/{result.total:,}", kind="cells", value=result.done / max(result.total, 1)
+        ),
+        StudyField(result.profile, kind="word"),
+        StudyField(str(len(result.seeds)), value=len(result.seeds)),
+        StudyField(", ".join(shown) or "nothing yet", kind="word"),
+    )

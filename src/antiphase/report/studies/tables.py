@@ -1,0 +1,217 @@
+"""The tables of a study's page, and everything that it draws as CSV: in long form, with all digits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from rich import box
+from rich.table import Table as ConsoleTable
+from rich.text import Text
+
+from antiphase.report.studies.wording import (
+    VERDICTS,
+    basis,
+    bracketed,
+    by_paper,
+    estimate_parts,
+    estimates_line,
+    in_percent,
+    paper_title,
+    published_digits,
+    tally,
+    written,
+)
+from antiphase.report.style.sheets import Field, Sheet
+from antiphase.studies.artefact import Plot, Table
+from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.results import Result
+
+_CHECK_SCHEMA: dict[str, Any] = {
+    "paper": pl.String, "study": pl.String, "profile": pl.String, "claim": pl.String, "source": pl.String,
+    "statement": pl.String, "claim_verdict": pl.String, "check": pl.String, "verdict": pl.String, "unit": pl.String,
+    "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64,
+}  # fmt: skip
+_CONSOLE = {
+    "holds": "bold green",
+    "fails": "bold magenta",
+    "undecided": "",
+    "not judged (smoke)": "dim",
+    "not run": "dim",
+}
+
+
+@dataclass(frozen=True)
+class StudyField(Field):
+    """A field that can be sorted by and may lead to a page.
+
+    Attributes:
+        value: what it is sorted by, in full; None to sort by its text.
+        href: of the page, relative; none for no link.
+    """
+
+    value: float | None = None
+    href: str = ""
+
+    @property
+    def key(self) -> str:
+        """The value as JavaScript reads it."""
+        if self.value is None or math.isnan(self.value):
+            return ""
+        return (
+            repr(self.value) if math.isfinite(self.value) else ("Infinity" if self.value > 0 else "-Infinity")
+        )
+
+
+def table_sheet(table: Table, file: str = "") -> Sheet:
+    """Lay a table of estimates out: the value, below it its interval, below that the paper's number.
+
+    Args:
+        table: as the study gives it.
+        file: name of its CSV; the table's own by default.
+    """
+    cells = {(cell["row"], cell["column"]): cell for cell in table.cells.iter_rows(named=True)}
+    columns = list(dict.fromkeys(table.cells["column"].to_list()))
+    digits = published_digits(table.cells["paper"].to_list(), table.percent, table.digits)
+    rows = [
+        (
+            StudyField(row, kind="name"),
+            *(_estimate(cells.get((row, column)), table, digits) for column in columns),
+        )
+        for row in dict.fromkeys(table.cells["row"].to_list())
+    ]
+    csv = table.cells.write_csv()
+    return Sheet(file or table.name, table.title, (table.index, *columns), tuple(rows), csv)
+
+
+def table_note(table: Table) -> str:
+    """Say what the numbers of a table are: their unit, what is below them, over how many samples and seeds."""
+    words = ["in percent"] if table.percent else []
+    if table.cells["low"].is_not_null().any():
+        words.append("95% intervals in brackets")
+    return "; ".join(filter(None, [*words, basis(table.cells)]))
+
+
+def plot_csv(plot: Plot) -> str:
+    """Return the points of all panels, the paper's numbers beside ours."""
+    frames = []
+    for panel in plot.panels:
+        joined = panel.points.with_columns(pl.col("x").cast(pl.Float64))
+        empty = pl.DataFrame(schema={"series": pl.String, "x": pl.Float64, "value": pl.Float64})
+        paper = (empty if panel.paper is None else panel.paper).select(
+            "series", pl.col("x").cast(pl.Float64), paper=pl.col("value").cast(pl.Float64)
+        )
+        both = joined.join(paper, ["series", "x"], "full", coalesce=True, maintain_order="left_right")
+        names = dict(enumerate(panel.ticks))
+        tick = pl.col("x").replace_strict(names, default=None, return_dtype=pl.String)
+        frames.append(both.with_columns(tick=tick, panel=pl.lit(panel.title)))
+    if not frames:
+        return ""
+    keys = ("panel", "series", "x", "tick", "value", "low", "high", "n", "seeds", "paper")
+    return pl.concat([frame.select(keys) for frame in frames], how="vertical_relaxed").write_csv()
+
+
+def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet]:
+    """Tabulate all claims, one line each with its verdict: one sheet, or none where nothing is claimed.
+
+    Args:
+        results: of the studies.
+        pages: the file of each, relative.
+    """
+    rows = []
+    for result, page in zip(results, pages, strict=True):
+        for place, claim in enumerate(result.claims):
+            rows.append(
+                (
+                    StudyField(claim.statement, (claim.source,), kind="name"),
+                    _verdict(claim.verdict),
+                    StudyField(estimates_line(claim), kind="estimates", value=_first(claim)),
+                    StudyField(result.label, kind="link", href=f"{page}#claim-{place + 1}"),
+                )
+            )
+    columns = ("claim", "verdict", "estimates", "study")
+    return [Sheet("claims", "All claims", columns, tuple(rows), claims_csv(results))] if rows else []
+
+
+def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
+    """Tabulate the checks of one claim."""
+    rows = tuple(
+        (
+            StudyField(check.what, kind="name"),
+            StudyField(
+                estimate_parts(check)[0],
+                estimate_parts(check)[1:],
+                kind="estimates",
+                value=None if check.estimate is None else check.estimate.value,
+            ),
+            StudyField("–")
+            if check.estimate is None
+            else StudyField(f"{check.estimate.n:,}", value=check.estimate.n),
+            _verdict(check.verdict),
+        )
+        for check in claim.checks
+    )
+    columns = ("difference that is to lie above 0", "estimate [95% interval]", "n", "verdict")
+    frame = _check_frame([(result, claim, check) for check in claim.checks])
+    return Sheet(file, claim.statement, columns, rows, frame.write_csv())
+
+
+def console_claims(results: Sequence[Result]) -> ConsoleTable:
+    """Lay all claims out for a console of 80 columns: verdict, claim and source, estimates, study."""
+    table = ConsoleTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("claim", ratio=3, overflow="fold")
+    table.add_column("estimates [95% interval]", ratio=2, overflow="fold")
+    table.add_column("study", overflow="fold")
+    for paper, its in by_paper(results).items():
+        claims = [claim for result in its for claim in result.claims]
+        if not claims:
+            continue
+        table.add_row("", Text(paper_title(paper), "bold"), Text(tally(claims), "dim"), "")
+        for result in its:
+            for claim in result.claims:
+                said = Text.assemble(claim.statement, (f"\n{claim.source}", "dim"))
+                verdict = Text(claim.verdict, _CONSOLE[claim.verdict])
+                table.add_row(verdict, said, Text(estimates_line(claim)), Text(result.label))
+        table.add_section()
+    return table
+
+
+def claims_csv(results: Sequence[Result]) -> str:
+    """Return every check of every claim with all digits, shares as shares."""
+    return _check_frame(
+        [(result, claim, check) for result in results for claim in result.claims for check in claim.checks]
+    ).write_csv()
+
+
+def _check_frame(found: Sequence[tuple[Result, Claim, Check]]) -> pl.DataFrame:
+    rows = []
+    for result, claim, check in found:
+        estimate = check.estimate
+        numbers = (
+            [None] * 4 if estimate is None else [estimate.value, estimate.low, estimate.high, estimate.n]
+        )
+        about = (result.paper, result.name, result.profile, claim.name, claim.source, claim.statement)
+        rows.append((*about, claim.verdict, check.what, check.verdict, check.unit, *numbers))
+    return pl.DataFrame(rows, schema=_CHECK_SCHEMA, orient="row")
+
+
+def _estimate(cell: dict[str, Any] | None, table: Table, paper_digits: int) -> StudyField:
+    if cell is None:
+        return StudyField("–")
+    value, low, high, paper = (
+        in_percent(cell[key], table.percent) for key in ("value", "low", "high", "paper")
+    )
+    notes = [bracketed(low, high, table.digits)]
+    if paper is not None:
+        notes.append(f"paper {written(paper, paper_digits)}")
+    return StudyField(written(value, table.digits), tuple(filter(None, notes)), value=cell["value"])
+
+
+def _verdict(verdict: Verdict) -> StudyField:
+    return StudyField(verdict, kind="verdict", value=VERDICTS.index(verdict))
+
+
+def _first(claim: Claim) -> float | None:
+    return next((check.estimate.value for check in claim.checks if check.estimate is not None), None)

@@ -1,0 +1,1 @@
+"""What all pages share: words, colours, figures, templates, tables."""

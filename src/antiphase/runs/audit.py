@@ -1,0 +1,214 @@
+"""The audit: clean accuracy, λ and attack success over several ε, for one model or for models and their twins."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from antiphase.attacks import Threat, eps_at, sweep
+from antiphase.attacks.catalogue import settings_of
+from antiphase.attacks.engine.oracle import Oracle
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise
+from antiphase.evaluation.sensitivity import alignment
+from antiphase.files import replacing, write_json
+from antiphase.models.card import card_of
+from antiphase.models.class_names import in_model_order
+from antiphase.models.lambdas import mean_lambdas
+from antiphase.runs.attack import Plan, measure
+from antiphase.runs.gallery import Gallery, write_gallery
+from antiphase.runs.processes import shard
+from antiphase.runs.record import check_fit, run_record, short_names
+from antiphase.runs.sense import BATCH_SIZE, entries, write_rows
+from antiphase.runs.sense_model import SensePlan, sense
+
+_GALLERY_SIZE = 6
+_PROBES = 16  # an audit gives the direction; antiphase sense the third digit
+
+
+def audit(
+    models: Sequence[nn.Module],
+    twins: Sequence[nn.Module],
+    data: ImageSet,
+    plan: Plan,
+    out: Path,
+    *,
+    control: bool = False,
+    sense_limit: int = 0,
+    command: str = "",
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Attack every model on the same images and write the run directory; return the summary.
+
+    ``out`` then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``,
+    ``run.json`` (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed
+    audit goes on (see :mod:`antiphase.runs.attack`). Under torchrun the processes share the images.
+
+    Args:
+        models: loaded models, with their cards.
+        twins: as many models to compare them with, one each; or none.
+        data: images and labels.
+        plan: of the attack.
+        out: directory, made if missing.
+        control: whether to add uniform noise of the same budgets, which shows what the attack adds to it.
+        sense_limit: on how many of the images to measure how the gradients of the maps lie, too.
+        command: for the record.
+        progress: whether to show progress bars on stderr.
+
+    Raises:
+        UserError: if models and data do not fit each other.
+    """
+    began = time.monotonic()
+    if twins and len(twins) != len(models):
+        raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
+    everyone = [*models, *twins]
+    names = short_names([card_of(model) for model in everyone])
+    data, warnings = in_model_order([card_of(model) for model in everyone], data)
+    for model in everyone:
+        check_fit(card_of(model), data)
+    share = shard()
+    measured: list[pl.DataFrame] = []
+    warnings = _about(data) + warnings
+    plans = [plan, replace(plan, attack="noise", settings={})] if control else [plan]
+    for each in plans:
+        for name, model in zip(names, everyone, strict=True):
+            rows, said = measure(name, model, data, each, out, shard=share, progress=progress)
+            measured.append(rows)
+            warnings += [f"{name}: {warning}" for warning in said]
+    rows = pl.concat(measured)
+    cards = [
+        {"name": name, "attention": card_of(m).attention, "seed": card_of(m).seed, "lambda": mean_lambdas(m)}
+        for name, m in zip(names, everyone, strict=True)
+    ]
+    outputs = {name: card_of(model).num_classes for name, model in zip(names, everyone, strict=True)}
+    warnings += not_above_chance(clean_accuracy(rows), outputs)
+    pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
+    summary = summarise(rows, cards, pairs)
+    if plan.minimal:
+        summary["norms"] = _norms(rows, plan)
+    aligned, said = _aligned(everyone, names, data, plan, out, sense_limit, progress)
+    warnings += said
+    if aligned is not None:
+        summary["alignment"] = entries(alignment(aligned))
+    if not share.first:
+        return summary
+    if aligned is None:
+        (out / "alignment.parquet").unlink(missing_ok=True)
+    else:
+        write_rows({"alignment": aligned}, out)
+    with replacing(out / "rows.parquet") as temporary:
+        rows.write_parquet(temporary)
+    shown = [0, len(models)] if twins else [0]
+    gallery = _gallery([everyone[i] for i in shown], [names[i] for i in shown], data, plan)
+    if gallery is None:
+        (out / "gallery.safetensors").unlink(missing_ok=True)
+    else:
+        write_gallery(out / "gallery.safetensors", gallery)
+    record = run_record(everyone, names, data, _settings(plan), warnings, command, time.monotonic() - began)
+    write_json(out / "run.json", record)
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def _aligned(
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan, out: Path, limit: int,
+    progress: bool,
+) -> tuple[pl.DataFrame | None, list[str]]:  # fmt: skip
+    """Return how the maps' gradients lie in every model, or why that is not known."""
+    if not limit:
+        return None, []
+    try:
+        found = [
+            sense(
+                name, model, data, SensePlan(probes=_PROBES, seed=plan.seed), out, parts=["alignment"], shard=shard(),
+                batch_size=BATCH_SIZE, progress=progress, limit=limit,
+            )["alignment"]
+            for name, model in zip(names, models, strict=True)
+        ]  # fmt: skip
+    except UserError as error:
+        return None, [f"the sensitivity of the attention was not measured: {error}"]
+    return pl.concat(found), []
+
+
+def _gallery(models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan) -> Gallery | None:
+    """Attack again the first images that all models get right, one a class, up to the middle ε."""
+    budgets = sorted(plan.eps)[: len(plan.eps) // 2 + 1]
+    chosen: dict[int, int] = {}
+    for start in range(0, len(data), 64):
+        positions = range(start, min(start + 64, len(data)))
+        images, labels = data.images(positions), data.labels[start : start + 64]
+        right = torch.stack([_predict(model, images) == labels for model in models]).all(0)
+        for position in right.nonzero().flatten().tolist():
+            chosen.setdefault(int(labels[position]), start + position)
+        if len(chosen) >= _GALLERY_SIZE:
+            break
+    if not chosen:
+        return None
+    positions = sorted(chosen.values())[:_GALLERY_SIZE]
+    images = data.images(positions)
+    results = [
+        sweep(
+            plan.ensemble, model, images, None, Threat(plan.norm), budgets, nested=plan.nested, seed=plan.seed,
+            ids=data.ids[positions], precision=plan.precision,
+        )[-1]
+        for model in models
+    ]  # fmt: skip
+    return Gallery(
+        eps=budgets[-1], models=tuple(names), class_names=data.class_names, sample=data.ids[positions].numpy(),
+        label=data.labels[positions].numpy(), clean=images.numpy(),
+        adversarial=tuple(result.adversarial.numpy() for result in results),
+        clean_prediction=tuple(result.clean_prediction.numpy() for result in results),
+        prediction=tuple(result.prediction.numpy() for result in results),
+    )  # fmt: skip
+
+
+def _predict(model: nn.Module, images: Tensor) -> Tensor:
+    oracle = Oracle(model)
+    return oracle.predict(images.to(oracle.device)).cpu()
+
+
+def _norms(rows: pl.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+    """Return the ε at which each model's ASR reaches 50, 95 and 100 %; None stands for infinity."""
+    entries = []
+    for (model,), own in rows.filter(attack=plan.attack, eps=max(plan.eps)).group_by(
+        ["model"], maintain_order=True
+    ):
+        found = (own["prediction"] != own["clean_prediction"]).to_numpy()
+        for at in eps_at(own["distance"].to_numpy(), found):
+            numbers = {"eps": at.eps, "low": at.low, "high": at.high}
+            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            entries.append(
+                {
+                    "model": model,
+                    "attack": plan.attack,
+                    "norm": plan.norm,
+                    "level": at.level,
+                    **finite,
+                    "n": at.n,
+                }
+            )
+    return entries
+
+
+def _about(data: ImageSet) -> list[str]:
+    if not data.skipped:
+        return []
+    return [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """Return what a reader needs to judge the numbers."""
+    return {
+        "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
+        **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
+        "budgets": "nested: fallen at ε, fallen at every larger one" if plan.nested else "independent",
+        "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
+        **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
+    }  # fmt: skip

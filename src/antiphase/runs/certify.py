@@ -1,0 +1,264 @@
+"""Randomised smoothing of a model, or of a model and its twin: rows on disk as they come, shared among processes.
+
+A cell is one model on one set of images, known by the hash of what affects its rows.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Bool, Float
+from torch import nn
+
+from antiphase.attacks.engine.oracle import attacked
+from antiphase.data import ImageSet
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance
+from antiphase.evaluation.statistics import paired_difference, proportion
+from antiphase.files import digest, replacing, write_json
+from antiphase.models.card import card_of
+from antiphase.models.class_names import in_model_order
+from antiphase.models.zoo import fingerprint
+from antiphase.runs.attack import slices
+from antiphase.runs.expectation import check_ends
+from antiphase.runs.journal import Journal
+from antiphase.runs.processes import Shard, shard
+from antiphase.runs.record import check_fit, short_names
+from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+
+CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
+_CELL_SCHEMA = {
+    "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "radius": pl.Float64,
+    "top": pl.Int64, "count": pl.Int64,
+}  # fmt: skip
+CERTIFY_SCHEMA = {
+    "model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64, "label": pl.Int64,
+    "clean_prediction": pl.Int64, "prediction": pl.Int64, "radius": pl.Float64, "top": pl.Int64,
+    "count": pl.Int64, "sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64,
+    "smoothing_seed": pl.Int64,
+}  # fmt: skip
+
+
+def curve(
+    radius: Float[np.ndarray, " samples"],
+    correct: Bool[np.ndarray, " samples"],
+    radii: Sequence[float] | Float[np.ndarray, " radii"],
+) -> pl.DataFrame:
+    """Return the certified accuracy at each r, the share of images with a right prediction and R ≥ r.
+
+    An abstention is no right prediction, so that the curve starts at the share of images that are predicted
+    rightly and certified at all.
+
+    Args:
+        radius: R of each image, one or more.
+        correct: whether its label is predicted.
+        radii: the values of r, at least 0.
+
+    Returns:
+        Columns ``radius, value, low, high, n``, with Wilson's 95 % intervals.
+
+    >>> curve(np.array([0.0, 0.3, 0.5]), np.array([False, True, True]), [0.0, 0.4])["value"].round(3).to_list()
+    [0.667, 0.333]
+    """
+    counts = [int(np.sum(correct & (radius >= r))) for r in radii]
+    at = {count: proportion(count, len(radius)) for count in set(counts)}  # a step has one height
+    numbers = [
+        (float(r), at[k].value, at[k].low, at[k].high, at[k].n) for r, k in zip(radii, counts, strict=True)
+    ]
+    schema = {"radius": pl.Float64, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
+    return pl.DataFrame(numbers, schema=schema, orient="row")
+
+
+def round_radii(smoothing: Smoothing) -> list[float]:
+    """Return the multiples of σ/2 from 0 to the largest radius that the number of samples allows.
+
+    >>> round_radii(Smoothing(0.25, samples=1000))
+    [0.0, 0.125, 0.25, 0.375, 0.5]
+    """
+    return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
+
+
+def certify(
+    models: Sequence[nn.Module],
+    data: ImageSet,
+    smoothing: Smoothing,
+    out: Path,
+    *,
+    batch_size: int | None = None,
+    announce: Callable[[str], None] | None = None,
+    progress: bool = True,
+) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Smooth each model on the same images and write rows and summary; return both.
+
+    ``out`` then holds ``rows.parquet`` (a row for each model and image), ``summary.json`` and ``cells/``,
+    from which a killed run goes on. Under torchrun the processes share the images.
+
+    Args:
+        models: one loaded model, or a model and its twin, with their cards.
+        data: images and labels.
+        smoothing: σ and the numbers of draws.
+        out: directory, made if missing.
+        batch_size: noisy copies through a model at once; affects no result.
+        announce: told of the expected time before the work starts; nothing is measured for it if None.
+        progress: whether to show progress bars on stderr.
+
+    Raises:
+        UserError: if models and data do not fit each other.
+    """
+    share = shard()
+    cards = [card_of(model) for model in models]
+    data, warnings = in_model_order(cards, data)
+    for card in cards:
+        check_fit(card, data)
+    names = short_names(cards)
+    cells = [
+        _open(name, model, data, smoothing, out, share) for name, model in zip(names, models, strict=True)
+    ]
+    share.wait()  # nobody writes before everybody has read
+    if announce is not None and share.first:
+        announce(_expectation(cells, data, smoothing, batch_size, share))
+    for cell in cells:
+        _fill(
+            cell, data, smoothing, batch_size, share, f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
+        )
+    rows = pl.concat([_collect(cell, data, smoothing, share) for cell in cells])
+    outputs = {name: card.num_classes for name, card in zip(names, cards, strict=True)}
+    summary = summarise_certificates(rows, smoothing) | {
+        "warnings": warnings + not_above_chance(clean_accuracy(rows), outputs), "data": data.name,
+        "data_fingerprint": data.fingerprint(),
+        "specifications": {name: card_of(model).spec for name, model in zip(names, models, strict=True)},
+    }  # fmt: skip
+    if share.first:
+        with replacing(out / "rows.parquet") as temporary:
+            rows.write_parquet(temporary)
+        write_json(out / "summary.json", summary)
+    return rows, summary
+
+
+def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str, Any]:
+    """Return what the rows say of each model, and of the first against the second where there are two.
+
+    For each model: ``clean_accuracy`` of the model itself, ``smoothed_accuracy``, ``abstentions``,
+    ``mean_radius`` (wrong and undecided images count as 0: the average certified radius) and
+    ``certified_accuracy`` at :func:`round_radii`. ``comparisons``: differences of the latter on the same
+    images with Newcombe's interval.
+    """
+    radii = round_radii(smoothing)
+    models, certified = [], []
+    for (name,), own in rows.group_by(["model"], maintain_order=True):
+        own = own.sort("sample")
+        radius, correct = own["radius"].to_numpy(), (own["prediction"] == own["label"]).to_numpy()
+        certified.append((name, radius, correct))
+        rates = {
+            "clean_accuracy": (own["clean_prediction"] == own["label"]).sum(),
+            "smoothed_accuracy": int(correct.sum()), "abstentions": (own["prediction"] < 0).sum(),
+        }  # fmt: skip
+        models.append(
+            {"name": name, "attention": own["attention"][0], "seed": own["seed"][0]}
+            | {rate: asdict(proportion(int(hits), len(own))) for rate, hits in rates.items()}
+            | {"mean_radius": float(np.mean(np.where(correct, radius, 0.0)))}
+            | {"certified_accuracy": curve(radius, correct, radii).to_dicts()}
+        )
+    comparisons = []
+    for name, radius, correct in certified[1:]:
+        first, own_radius, own_correct = certified[0]
+        for r in radii:
+            difference = paired_difference(own_correct & (own_radius >= r), correct & (radius >= r))
+            comparisons.append({"model": first, "against": name, "radius": r, **asdict(difference)})
+    settings = asdict(smoothing) | {"reach": smoothing.reach}
+    return {"smoothing": settings, "norm": "l2", "models": models, "comparisons": comparisons}
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One model, its journal, and the positions of the images that are not in it."""
+
+    name: str
+    model: nn.Module
+    journal: Journal
+    missing: list[int]
+
+
+def _open(
+    name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, out: Path, share: Shard
+) -> _Cell:
+    what = asdict(smoothing) | {
+        "version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint(),
+    }  # fmt: skip
+    path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
+    journal = Journal(path, _CELL_SCHEMA, writer=share.rank)
+    held = set(journal.rows()["sample"])
+    return _Cell(name, model, journal, [at for at, id in enumerate(data.ids.tolist()) if id not in held])
+
+
+def _expectation(
+    cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard
+) -> str:
+    """Say how long the slowest process will take.
+
+    Raises:
+        UserError: more than a year.
+    """
+    missing = sum(len(cell.missing) for cell in cells)
+    if not missing:
+        return "every image is on disk already"
+    seconds = 0.0
+    for cell in cells:
+        mine = -(-len(cell.missing) // share.count)
+        if mine:
+            sample = data.images(cell.missing[:1])
+            seconds += expected_seconds(cell.model, sample, smoothing, count=mine, batch_size=batch_size)
+    check_ends(seconds, f"{missing:,} images, {smoothing.draws:,} noisy copies of each")
+    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if seconds >= 7200:
+        time = f"{seconds / 3600:.1f} h"
+    return f"about {time}: {missing} images, {smoothing.draws:,} noisy copies of each"
+
+
+def _fill(
+    cell: _Cell, data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard, title: str
+) -> None:
+    """Smooth this process's share of the missing images."""
+    mine = torch.tensor(cell.missing[share.rank :: share.count], dtype=torch.int64)
+    for part in slices(mine, data.image_shape):
+        images, ids = data.images(part), data.ids[part]
+        with attacked(cell.model) as oracle:
+            batches = images.split(64)
+            clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in batches])
+
+        def keep(
+            position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
+        ) -> None:
+            row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
+            cell.journal.append(pl.DataFrame([row], schema=_CELL_SCHEMA))
+
+        try:
+            smooth(
+                cell.model, images, **asdict(smoothing), ids=ids, batch_size=batch_size,
+                progress=title if share.first else "", on_finished=keep,
+            )  # fmt: skip
+        finally:  # whatever stops it, finished images are kept
+            cell.journal.flush()
+
+
+def _collect(cell: _Cell, data: ImageSet, smoothing: Smoothing, share: Shard) -> pl.DataFrame:
+    """Return the rows of all processes, with what they share and the true labels."""
+    share.wait()
+    rows = cell.journal.rows()
+    share.wait()  # nobody tidies up before everybody has read
+    if cell.missing and share.first:
+        cell.journal.compact(rows)
+    card = card_of(cell.model)
+    shared = {
+        "model": cell.name, "attention": card.attention, "seed": card.seed, "sigma": smoothing.sigma,
+        "select": smoothing.select, "samples": smoothing.samples, "alpha": smoothing.alpha,
+        "smoothing_seed": smoothing.seed,
+    }  # fmt: skip
+    columns = [pl.lit(value, CERTIFY_SCHEMA[name]).alias(name) for name, value in shared.items()]
+    labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
+    joined = labels.join(rows, on="sample", maintain_order="left").with_columns(columns)
+    return joined.select(*CERTIFY_SCHEMA)

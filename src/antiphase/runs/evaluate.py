@@ -1,0 +1,253 @@
+"""The evaluation suite: every task that several models and data sets allow, from features to a summary."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from torch import nn
+
+from antiphase.data.mmvp import MmvpSet
+from antiphase.data.preprocess import content_key
+from antiphase.errors import UserError
+from antiphase.evaluation.metrics import TASKS, Task
+from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.rates import not_above_chance
+from antiphase.evaluation.summary import summarise
+from antiphase.evaluation.templates import class_prompts
+from antiphase.files import digest, replacing, write_json
+from antiphase.models.card import card_of
+from antiphase.models.image_towers import image_tower
+from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.zeroshot import is_dual_encoder
+from antiphase.models.zoo import fingerprint
+from antiphase.runs.features import FeatureStore, Precision
+from antiphase.runs.processes import Shard
+from antiphase.runs.record import run_record, short_names
+from antiphase.runs.tasks import Protocol, Source, ensembles, lack, task_rows
+
+Tasks = Mapping[Task, Collection[str] | None]
+
+_VERSION = 1
+_TEXTUAL: tuple[Task, ...] = ("retrieval", "zero-shot", "mmvp")
+
+# the fields of a protocol that a task's rows depend on
+_FIELDS: dict[Task, tuple[str, ...]] = {
+    "retrieval": ("captions",),
+    "zero-shot": (),
+    "probe": ("space", "objectives", "iterations", "seeds"),
+    "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
+    "mmvp": (),
+}
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One task of one model on one data set."""
+
+    task: Task
+    model: nn.Module
+    name: str
+    source: Source
+    path: Path
+
+
+def evaluate_models(
+    models: Sequence[nn.Module], against: Sequence[nn.Module], sources: Sequence[Source], out: Path,
+    store: FeatureStore, *, tasks: Tasks | None = None, protocol: Protocol | None = None, doubts: Sequence[str] = (),
+    command: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Measure every task of every model on every data set and write the run directory; return the summary.
+
+    ``out`` then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
+    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation goes on: a cell is a task of a model
+    on a data set. Under torchrun the processes share the features' parts first and then the cells.
+
+    Args:
+        models: loaded models, with their cards.
+        against: their twins, one for each, or none.
+        sources: data sets.
+        out: directory, made if missing.
+        store: of features.
+        tasks: of ``TASKS``, each with the names of the data sets that it is for, None for all; every task that models
+            and data allow where not given.
+        protocol: how they are measured; DiffCLIP's where not given.
+        doubts: warnings for the record, such as how many images were left out.
+        command: for the record.
+
+    Raises:
+        UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
+            fails; the cells that are done are kept.
+    """
+    began, protocol = time.monotonic(), protocol or Protocol()
+    every = [*models, *against]
+    names = short_names([card_of(model) for model in every])
+    titles = [source.name for source in sources]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
+    cells = list(_cells(every, names, sources, out, tasks, protocol, store.precision))
+    _check(cells, tasks, sources)
+    missing = sorted((cell for cell in cells if _stored(cell.path) is None), key=lambda cell: cell.task)
+    store.shard.wait()  # until all have looked: who is quick writes what others would miss
+    if store.shard.count > 1:
+        for cell in missing:  # every process makes its parts of the features
+            warm(cell.task, cell.model, cell.source, protocol, store)
+    alone = dataclasses.replace(store, shard=Shard(), progress=store.progress and store.shard.first)
+    for number, cell in enumerate(missing):  # task by task, so that each process has its share of the probes
+        if number % store.shard.count == store.shard.rank:
+            rows = task_rows(cell.task, cell.model, cell.source, protocol, alone)
+            with replacing(cell.path) as temporary:
+                rows.write_parquet(temporary)
+    store.shard.wait()
+    rows = _collect(cells)
+    twins = dict(zip(names[: len(models)], names[len(models) :], strict=True)) if against else {}
+    mmvp = {source.name: source.test for source in sources if isinstance(source.test, MmvpSet)}
+    summary = {"models": [_about(name, model) for name, model in zip(names, every, strict=True)]}
+    summary |= summarise(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
+    at_chance = _at_chance(summary["results"], sources)
+    if store.shard.first:
+        for line in at_chance:
+            print(f"antiphase: warning: {line}", file=sys.stderr)
+        with replacing(out / "rows.parquet") as temporary:
+            rows.write_parquet(temporary)
+        settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
+            "tasks": list(dict.fromkeys(cell.task for cell in cells)), "precision": store.precision,
+        }  # fmt: skip
+        record = run_record(
+            every,
+            names,
+            sources[0].test,
+            settings,
+            _doubts(every, names, doubts, protocol) + at_chance,
+            command,
+            time.monotonic() - began,
+        )
+        tests = [source.test for source in sources]
+        record |= {"data": titles, "n": [len(test) for test in tests], "against": list(twins.values())}
+        record |= {"data_fingerprint": [test.fingerprint() for test in tests]}
+        write_json(out / "run.json", record)
+        write_json(out / "summary.json", summary)
+    return summary
+
+
+def warm(task: Task, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> None:
+    """Compute this process's parts of the image features that a task needs; texts are quick."""
+    learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+    for data in (source.test, *learned):
+        if data is not None and not isinstance(data, MmvpSet):
+            store.image_features(model, data)
+
+
+def _cells(
+    models: Sequence[nn.Module], names: Sequence[str], sources: Sequence[Source], out: Path,
+    tasks: Tasks | None, protocol: Protocol, precision: Precision,
+) -> Iterator[_Cell]:  # fmt: skip
+    prints = [fingerprint(model) for model in models]
+    for source in sources:
+        for task in source.tasks():
+            if tasks is not None and (
+                task not in tasks or source.name not in (tasks[task] or (source.name,))
+            ):
+                continue
+            if why := lack(task, source, protocol):
+                if tasks is not None:
+                    raise UserError(why)
+                print(f"antiphase: left out: {why}", file=sys.stderr)
+                continue
+            told = _identity(task, source, protocol)
+            for model, name, own in zip(models, names, prints, strict=True):
+                if task not in _TEXTUAL or is_dual_encoder(model):
+                    identity = digest(str(_VERSION), task, own, *told, precision)
+                    yield _Cell(task, model, name, source, out / "cells" / f"{identity[:16]}.parquet")
+
+
+def _identity(task: Task, source: Source, protocol: Protocol) -> list[str]:
+    """Return all that a task's rows depend on, but for the model and the precision."""
+    settings: dict[str, Any] = {field: getattr(protocol, field) for field in _FIELDS[task]}
+    test = source.test
+    if task == "zero-shot":
+        assert not isinstance(test, MmvpSet)
+        settings["prompts"] = {
+            name: digest(*map("\x1f".join, class_prompts(name, test.class_names, test.prompts)))
+            for name in ensembles(source, protocol)
+        }
+    learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+    data = [
+        part.fingerprint() if isinstance(part, MmvpSet) else content_key(part)
+        for part in (test, *learned)
+        if part is not None
+    ]
+    return [*data, json.dumps(settings, sort_keys=True)]
+
+
+def _doubts(
+    models: Sequence[nn.Module], names: Sequence[str], doubts: Sequence[str], protocol: Protocol
+) -> list[str]:
+    """Return what a reader is to be warned of."""
+    behind = [
+        f"{name}: its features are taken behind its projection, before which it cannot be cut"
+        for name, model in zip(names, models, strict=True)
+        if protocol.space == "raw" and not image_tower(model).raw
+    ]
+    return [*doubts, *behind]
+
+
+def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
+    found: list[str] = []
+    for source in sources:
+        own = [
+            {**result, "model": f"{result['model']}, zero-shot on {source.name} ({result['setting']})"}
+            for result in results
+            if (result["task"], result["data"], result["metric"]) == ("zero-shot", source.name, "top-1")
+        ]
+        if own and not isinstance(source.test, MmvpSet):
+            classes = len(source.test.class_names)
+            found += not_above_chance(pl.DataFrame(own), {result["model"]: classes for result in own})
+    return found
+
+
+def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
+    done = {cell.task for cell in cells}
+    for task, names in (tasks or {}).items():
+        if task not in done:
+            shown = ", ".join(names or (source.name for source in sources))
+            able = any(
+                task in source.tasks() and source.name in (names or (source.name,)) for source in sources
+            )
+            why = "the models encode no text" if able else f"{shown} cannot serve it"
+            raise UserError(f"task {task} ({TASKS[task]}): {why}; expected data and a model that can")
+    if not cells:
+        raise UserError("nothing to measure: the models encode no text and the data have no training images")
+
+
+def _stored(path: Path) -> pl.DataFrame | None:
+    if not path.exists():
+        return None
+    try:
+        rows = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
+    return rows if dict(rows.schema) == ROW_SCHEMA else None
+
+
+def _collect(cells: Sequence[_Cell]) -> pl.DataFrame:
+    found = []
+    for cell in cells:
+        rows = _stored(cell.path)
+        assert rows is not None
+        about = {
+            "model": cell.name, "attention": card_of(cell.model).attention, "task": cell.task, "data": cell.source.name
+        }  # fmt: skip
+        found.append(rows.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
+    return pl.concat(found)
+
+
+def _about(name: str, model: nn.Module) -> dict[str, Any]:
+    card = card_of(model)
+    return {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}

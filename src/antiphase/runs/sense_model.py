@@ -1,0 +1,275 @@
+"""How sensitive the attention of a model is: rows of alignment, Lipschitz constants and depth, on disk as they come."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from antiphase.attacks.pgd import pgd
+from antiphase.attacks.projections import random_point
+from antiphase.attacks.threat import Threat
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.files import digest
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
+from antiphase.progress import progress_bar
+from antiphase.runs.journal import Journal
+from antiphase.runs.processes import Shard
+from antiphase.sensitivity.alignment import Gram, align
+from antiphase.sensitivity.depth import propagate, stage_norms
+from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
+from antiphase.sensitivity.layers import Layer
+from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
+from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
+from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
+from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
+from antiphase.streams import check_seed, key, sample_keys
+
+_FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
+
+
+@dataclass(frozen=True)
+class SensePlan:
+    """What is measured; the defaults are those the robustness paper leaves open (Sections 5.3, 5.4), declared.
+
+    Attributes:
+        probes: directions at the pixels (and cotangents at the tokens where no closed form exists), ≥ 2.
+        eps: L∞ radius within which local Lipschitz constants are looked for (8/255: Section 5.3).
+        samples: points of the paper's uniform sampling.
+        steps: of gradient ascent; power iteration takes twice as many.
+        points: at which the local supremum of the operator norm is looked for, beside the image itself.
+        travel: L∞ budgets of the perturbations that are followed through the depth.
+        lipschitz_limit: images that Lipschitz constants are estimated at.
+        seed: of every random draw.
+    """
+
+    probes: int = 32
+    eps: float = 8 / 255
+    samples: int = 100
+    steps: int = 10
+    points: int = 2
+    travel: tuple[float, ...] = (1 / 255, 4 / 255)
+    lipschitz_limit: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.probes < 2:
+            raise UserError(f"probes {self.probes}: expected at least 2, for an interval")
+        for name, least in (("samples", 1), ("steps", 1), ("points", 1), ("lipschitz_limit", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} {getattr(self, name)}: expected at least {least}")
+        for eps in (self.eps, *self.travel):
+            if not 0 < eps <= 1:
+                raise UserError(f"eps {eps}: expected a number in (0, 1], in units of the [0, 1] pixel")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the three measurements: its rows' schema, what it depends on, and how a batch is measured."""
+
+    name: str
+    schema: dict[str, Any]
+    settings: tuple[str, ...]
+    rows: Callable[[nn.Module, Tensor, Tensor, SensePlan], Iterator[dict[str, Any]]]
+    version: int  # raise it when the same settings come to mean another measurement
+    heavy: bool = False
+
+
+def alignment_rows(
+    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+) -> Iterator[dict[str, Any]]:
+    """Yield the inner products of every layer and head: at its tokens, at the pixels, along the loss's gradient."""
+    draws = torch.arange(plan.probes)
+    keys = sample_keys(key(plan.seed, "alignment"), ids)[:, None]
+    keys = torch.stack([sample_keys(keys[:, 0], torch.full_like(ids, draw)) for draw in draws.tolist()], 1)
+    for at, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
+        yield from _gram_rows("tokens", at, layer, gram, probes, ids)
+    for at, (layer, gram) in enumerate(loss_grams(model, images, _loss)):
+        yield from _gram_rows("loss", at, layer, gram, 0, ids)
+    directions = random_directions(images, keys)
+    for at, (layer, gram) in enumerate(direction_grams(model, images, directions)):
+        yield from _gram_rows("pixels", at, layer, gram, plan.probes, ids)
+
+
+def _loss(logits: Tensor) -> Tensor:
+    """Return the cross-entropy with the clean predictions, what an attack climbs."""
+    return functional.cross_entropy(logits.double(), logits.argmax(1), reduction="sum")
+
+
+def _gram_rows(
+    site: str, at: int, layer: Layer, gram: Gram, probes: int, ids: Tensor
+) -> Iterator[dict[str, Any]]:
+    mean = gram.mean() if probes else gram
+    if not mean.first.isfinite().all():
+        raise UserError(f"{layer.name}: the gradient of its map is NaN or infinite; what is measured is kept")
+    found = None if layer.negative is None else align(gram, probes=bool(probes))
+    for row, sample in enumerate(ids.tolist()):
+        for head in range(layer.heads):
+            here = (row, head)
+            yield {
+                "sample": sample, "layer": at, "name": layer.name, "head": head, "site": site, "probes": probes,
+                "lam": float(layer.weight[head]), "first": float(mean.first[here]), "second": float(mean.second[here]),
+                "cross": float(mean.cross[here]), "moved": None if mean.moved is None else float(mean.moved[here]),
+                "low": None if found is None else float(found.low[here]),
+                "high": None if found is None else float(found.high[here]),
+            }  # fmt: skip
+
+
+def lipschitz_rows(
+    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+) -> Iterator[dict[str, Any]]:
+    """Yield every estimator's value of each layer's combined map (root mean square over heads) and of the logits."""
+    names = [layer.name for layer in attention_layers(model, images[:1])]
+    places = [
+        (None, "", "logits", model),
+        *((at, name, "map", map_function(model, name)) for at, name in enumerate(names)),
+    ]
+    together = uniform_sampling_of_all(
+        lambda x: all_maps(model, x), images, plan.eps, samples=plan.samples, seed=plan.seed, ids=ids
+    )
+    for (at, name, of, f), sampled in zip(places, together, strict=True):
+        about = {"layer": at, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": plan.eps}
+        for estimator, values in estimates(f, images, ids, sampled, plan).items():
+            for sample, value in zip(ids.tolist(), values.tolist(), strict=True):
+                yield about | {"sample": sample, "estimator": estimator, "value": value}
+
+
+def estimates(
+    f: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, sampled: Sampled, plan: SensePlan
+) -> dict[str, Tensor]:
+    """Return what each estimator of the local Lipschitz constant says of a function, l2→l2 in the L∞ ball."""
+    draw = {"seed": plan.seed, "ids": ids}
+    power = power_iteration(f, images, steps=2 * plan.steps, **draw)
+    climbed = gradient_ascent(
+        f, images, plan.eps, steps=plan.steps, restarts=1, slope=power, sampled=sampled, **draw
+    )
+    points = {"points": plan.points, "steps": -(-plan.steps // 2)}
+    highest = local_maximum(f, images, plan.eps, slope=power, **points, **draw)
+    found = {
+        "sampled mean": sampled.mean, "sampled maximum": sampled.largest, "power iteration": power.value,
+        "gradient ascent": climbed.value, "local maximum": highest.largest,
+    }  # fmt: skip
+    if f(images[:1]).numel() <= _FEW_OUTPUTS:
+        found["exact"] = exact_norm(f, images).value
+    return found
+
+
+def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
+    """Yield how far uniform noise and PGD's perturbation have come after each block."""
+    norms = stage_norms(model, images, steps=2 * plan.steps, seed=plan.seed, ids=ids)
+    for eps in plan.travel:
+        for kind, moved in _perturbed(model, images, ids, eps, plan.seed).items():
+            path = propagate(model, images, moved)
+            alpha = path.gain / norms
+            own = [None, *(at if at < len(path.layers) else None for at in range(len(path.names) - 1))]
+            for row, sample in enumerate(ids.tolist()):
+                for stage, name in enumerate(path.names):
+                    layer = own[stage] if len(path.layers) == len(path.names) - 1 else None
+                    maps = {
+                        part: None if layer is None else float(getattr(path, part)[row, layer])
+                        for part in ("positive", "negative", "moved")
+                    }
+                    yield maps | {
+                        "sample": sample, "perturbation": kind, "eps": eps, "stage": stage, "name": name,
+                        "length": float(path.length[row, stage + 1]), "gain": float(path.gain[row, stage]),
+                        "lipschitz": float(norms[row, stage]), "alpha": float(alpha[row, stage]),
+                    }  # fmt: skip
+
+
+def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: int) -> dict[str, Tensor]:
+    keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
+    noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
+    found = pgd(model, images, None, Threat(eps=eps), seed=seed, ids=ids, early_stop=False, progress=False)
+    return {"noise": noise, "pgd": found.adversarial.to(images)}
+
+
+PARTS = (
+    Part("alignment", ALIGNMENT_SCHEMA, ("probes", "seed"), alignment_rows, version=2),
+    Part(
+        "lipschitz",
+        LIPSCHITZ_SCHEMA,
+        ("eps", "samples", "steps", "points", "seed"),
+        lipschitz_rows,
+        heavy=True,
+        version=1,
+    ),
+    Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows, version=1),
+)
+
+
+def sense(
+    name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
+    shard: Shard, batch_size: int, progress: bool, limit: int | None = None,
+) -> dict[str, pl.DataFrame]:  # fmt: skip
+    """Measure every image that is not on disk yet; return the rows of each part.
+
+    Args:
+        name: of the model in the rows.
+        model: a loaded model, with its card.
+        data: images.
+        plan: of the measurement.
+        out: run directory; cells lie under ``cells/``.
+        parts: which of alignment, lipschitz and depth.
+        shard: this process's share of the images.
+        batch_size: images at once; affects no result.
+        progress: whether to show progress bars on stderr.
+        limit: at most so many of the images.
+    """
+    device = next(model.parameters()).device
+    who = fingerprint(model)
+    found = {}
+    for part in (part for part in PARTS if part.name in parts):
+        chosen = {field: asdict(plan)[field] for field in part.settings}
+        what = {
+            "version": part.version,
+            "part": part.name,
+            "model": who,
+            "data": data.fingerprint(),
+        } | chosen
+        path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
+        journal = Journal(path, _stored(part.schema), writer=shard.rank)
+        held = set(journal.rows()["sample"])
+        most = len(data) if limit is None else limit
+        wanted = data.ids.tolist()[: min(most, plan.lipschitz_limit) if part.heavy else most]
+        missing = [at for at, sample in enumerate(wanted) if sample not in held]
+        shard.wait()
+        with progress_bar(
+            f"{name} {part.name}", len(missing[shard.rank :: shard.count]), progress and shard.first
+        ) as advance:
+            mine = missing[shard.rank :: shard.count]
+            for start in range(0, len(mine), batch_size):
+                at = mine[start : start + batch_size]
+                rows = list(part.rows(model, data.images(at).to(device), data.ids[at], plan))
+                journal.append(pl.DataFrame(rows, schema=_stored(part.schema)))
+                journal.flush()
+                advance(len(at))
+        shard.wait()
+        rows = journal.rows()
+        shard.wait()
+        if missing and shard.first:
+            journal.compact(rows)
+        found[part.name] = _described(rows.filter(pl.col("sample").is_in(wanted)), name, model, part)
+    return found
+
+
+def _stored(schema: dict[str, Any]) -> dict[str, Any]:
+    return {column: kind for column, kind in schema.items() if column not in ("model", "attention", "seed")}
+
+
+def _described(rows: pl.DataFrame, name: str, model: nn.Module, part: Part) -> pl.DataFrame:
+    card = card_of(model)
+    about = {"model": name, "attention": card.attention, "seed": card.seed}
+    rows = rows.with_columns(
+        pl.lit(value, part.schema[column]).alias(column) for column, value in about.items()
+    )
+    order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
+    return rows.select(*part.schema).sort(order, maintain_order=True)

@@ -1,0 +1,104 @@
+"""Features on disk: computed once, part by part, by whoever is there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from antiphase.errors import UserError
+from antiphase.models import clip, load_model, write_model, zero_shot_classifier
+from antiphase.runs import features
+from antiphase.runs.features import FeatureStore
+from antiphase.runs.processes import Shard
+from tests.training.tiny_pairs import TINY, tiny_pairs
+
+
+@pytest.fixture
+def model(tmp_path):
+    write_model(clip(**TINY), tmp_path / "model")
+    return load_model(str(tmp_path / "model"))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "_PART", 4)
+    return FeatureStore(tmp_path / "features", batch_size=3, progress=False)
+
+
+@pytest.fixture
+def seen(model, monkeypatch):
+    """Numbers of images that go through the model."""
+    counts = []
+    model.visual.register_forward_hook(lambda module, args, output: counts.append(len(output)))
+    return counts
+
+
+@torch.no_grad()
+def test_features_are_computed_once_and_are_the_models(model, store, seen):
+    pairs = tiny_pairs(11, side=16)
+    first = store.image_features(model, pairs)
+    torch.testing.assert_close(first, model.visual(pairs.array / 255))
+    seen.clear()
+    assert torch.equal(store.image_features(model, pairs), first)
+    assert seen == []
+    torch.testing.assert_close(
+        store.project(model, first), F.normalize(model.encode_image(pairs.array / 255), dim=-1)
+    )
+
+
+def test_a_killed_extraction_goes_on_at_the_part_where_it_was(model, store, seen):
+    pairs = tiny_pairs(11, side=16)
+    whole = store.image_features(model, pairs)
+    parts = sorted(store.folder.rglob("*.safetensors"))
+    assert len(parts) == 3
+    parts[1].unlink()
+    parts[2].write_bytes(b"half")
+    seen.clear()
+    assert torch.equal(store.image_features(model, pairs), whole)
+    assert sum(seen) == 4 + 3
+
+
+def test_processes_share_the_parts(model, store, seen, monkeypatch):
+    pairs = tiny_pairs(11, side=16)
+    whole = store.image_features(model, pairs)
+    other = replace(store, folder=store.folder / "shared")
+    monkeypatch.setattr(Shard, "wait", lambda self: None)
+    seen.clear()
+    with pytest.raises(FileNotFoundError):  # the other process has not come yet, for whom the real one waits
+        replace(other, shard=Shard(1, 2)).image_features(model, pairs)
+    assert sum(seen) == 4
+    assert torch.equal(replace(other, shard=Shard(0, 2)).image_features(model, pairs), whole)
+    assert sum(seen) == 11
+
+
+def test_other_models_data_and_precisions_are_other_features(model, store):
+    pairs = tiny_pairs(5, side=16)
+    store.image_features(model, pairs)
+    store.image_features(model, pairs.take(range(4)))
+    replace(store, precision="bf16").image_features(model, pairs)
+    with torch.no_grad():
+        model.image_projection.add_(1)
+    FeatureStore(store.folder, progress=False).image_features(model, pairs)
+    assert len(list(store.folder.iterdir())) == 4
+
+
+def test_texts_and_class_vectors_are_stored_too(model, store, monkeypatch):
+    texts = [f"a {word} mug" for word in ("red", "green", "blue", "round", "old")]
+    found = store.text_vectors(model, texts, "captions")
+    with torch.no_grad():
+        torch.testing.assert_close(found, F.normalize(model.encode_text(texts), dim=-1))
+    prompts = [["a mug", "the mug"], ["a lamp", "the lamp"], ["a dog"], ["a cat", "cat"], ["tree"]]
+    classes = store.class_vectors(model, prompts, "prompts")
+    torch.testing.assert_close(classes, zero_shot_classifier(model, list("abcde"), prompts=prompts).weights)
+    monkeypatch.setattr(model, "encode_text", lambda texts: pytest.fail("encoded again"))
+    assert torch.equal(store.class_vectors(model, prompts, "prompts"), classes)
+    assert torch.equal(store.text_vectors(model, texts, "captions"), found)
+
+
+def test_features_that_are_not_finite_stop_the_run(model, store):
+    with torch.no_grad():
+        model.visual.norm.weight.fill_(torch.nan)
+    with pytest.raises(UserError, match="gives features that are not finite"):
+        store.image_features(model, tiny_pairs(5, side=16))
+    assert not list(store.folder.rglob("*.safetensors"))

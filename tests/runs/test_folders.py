@@ -1,0 +1,96 @@
+"""The directory of a run: whose it is, whether it can be written, and what a failure leaves behind."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from antiphase.errors import UserError
+from antiphase.runs.folders import MARKER, check_holder, run_folder
+
+
+def test_a_run_takes_its_own_directory_again(tmp_path):
+    for text in ("first", "second"):
+        with run_folder(tmp_path / "a" / "run", "audit"):
+            (tmp_path / "a" / "run" / "rows").write_text(text)
+    assert (tmp_path / "a" / "run" / "rows").read_text() == "second"
+
+
+def test_another_commands_directory_is_refused_and_left_as_it_was(tmp_path):
+    with run_folder(tmp_path, "audit"):
+        (tmp_path / "rows").write_text("mine")
+    with pytest.raises(UserError, match="holds a run of antiphase audit; give antiphase export another"):
+        run_folder(tmp_path, "export").__enter__()
+    assert {path.name for path in tmp_path.iterdir()} == {MARKER, "rows"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "holder"),
+    [
+        ("run.json", json.dumps({"command": "antiphase sense specimen:vit-0"}), "sense"),
+        ("metrics.jsonl", "", "train"),
+        ("state.safetensors", "", "train"),
+    ],
+)
+def test_a_directory_without_a_marker_is_known_by_its_files(tmp_path, file, text, holder):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=f"holds a run of antiphase {holder};"):
+        run_folder(tmp_path, "audit").__enter__()
+    assert not (tmp_path / MARKER).exists()
+    with run_folder(tmp_path, holder):
+        pass
+
+
+def test_a_store_of_studies_is_known_by_its_log(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "log.jsonl").touch()
+    check_holder(tmp_path, "study run")
+    with pytest.raises(UserError, match="holds a run of antiphase study run;"):
+        check_holder(tmp_path, "audit")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"command": ""})])
+def test_a_record_that_names_no_command_refuses_nobody(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with run_folder(tmp_path, "audit"):
+        pass
+
+
+def test_a_run_that_fails_before_it_wrote_anything_leaves_nothing(tmp_path):
+    with pytest.raises(UserError, match="no such model"), run_folder(tmp_path / "a" / "run", "audit"):
+        raise UserError("no such model")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "kept").write_text("")
+    with pytest.raises(UserError, match="no such model"), run_folder(tmp_path, "audit"):
+        raise UserError("no such model")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_run_that_fails_later_keeps_what_it_wrote(tmp_path):
+    def fill():
+        with run_folder(tmp_path / "run", "audit"):
+            (tmp_path / "run" / "rows").write_text("some")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match="no room left on the disk"):
+        fill()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {MARKER, "rows"}
+
+
+def test_a_loop_of_links_is_named(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="cannot be written"):
+        run_folder(tmp_path / "loop" / "run", "audit").__enter__()
+    assert os.listdir(tmp_path) == ["loop"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_takes_no_file_is_named_and_left_as_it_was(tmp_path, monkeypatch, code):
+    def refuse(*_args, **_options):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("antiphase.files.tempfile.mkstemp", refuse)
+    with pytest.raises(UserError, match=os.strerror(code)):
+        run_folder(tmp_path / "run", "audit").__enter__()
+    assert not list(tmp_path.iterdir())
