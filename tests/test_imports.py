@@ -10,7 +10,7 @@ import pytest
 import antiphase
 
 LAYERS = (
-    {"errors", "files", "heap", "progress", "streams"},
+    {"errors", "files", "heap", "precision", "progress", "streams"},
     {"attention"},
     {"data"},
     {"models"},

@@ -15,7 +15,7 @@ from PIL import Image
 
 from antiphase.data import shard_files
 from antiphase.data.shard_files import count_samples, find_shards
-from antiphase.data.shard_lanes import Lane, _StoppedError, shuffled
+from antiphase.data.shard_lanes import ShardLane, _StoppedError, shuffled
 from antiphase.data.shard_reading import RawSample, _address, read_shard
 from antiphase.data.shards import ShardStream, open_shards
 from antiphase.errors import UserError
@@ -580,7 +580,7 @@ def test_a_stream_that_is_left_half_way_leaves_no_thread_and_no_open_file(six):
 
 
 def test_a_long_way_to_the_first_step_can_be_stopped(six):
-    lane = Lane("x", 0, find_shards(six), seed=0, epoch=0, buffer=5)
+    lane = ShardLane("x", 0, find_shards(six), seed=0, epoch=0, buffer=5)
     stop = threading.Event()
     timer = threading.Timer(0.1, stop.set)
     timer.start()

@@ -15,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.mmvp import joined_answers, right_pairs
 from antiphase.evaluation.outcomes import answer_rows
 from antiphase.evaluation.statistics import mcnemar_exact
-from antiphase.evaluation.summary import summarise
+from antiphase.evaluation.summary import summarise_tasks
 
 
 def write_mmvp(folder, pairs_each=15, patterns=PATTERNS):
@@ -74,7 +74,7 @@ def test_the_papers_figures_are_those_of_seven_patterns_of_nine(tmp_path):
         about = {"model": name, "attention": "softmax", "task": "mmvp", "data": "mmvp"}
         own = answer_rows(joined_answers(pairs, shuffled), pairs.patterns)
         rows.append(own.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
-    summary = summarise(pl.concat(rows), {"diffclip": "clip"}, {"mmvp": pairs.pattern_names})
+    summary = summarise_tasks(pl.concat(rows), {"diffclip": "clip"}, {"mmvp": pairs.pattern_names})
     found = {(r["model"], r["metric"]): r for r in summary["results"]}
     assert round(100 * found["clip", "mean of 7"]["value"], 1) == 21.9
     assert round(100 * found["diffclip", "mean of 7"]["value"], 1) == 27.6

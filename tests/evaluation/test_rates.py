@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import METRICS, ROW_SCHEMA, clean_accuracy, compare, rates, summarise
+from antiphase.evaluation.rates import METRICS, ROW_SCHEMA, clean_accuracy, compare, rates, summarise_rates
 from antiphase.evaluation.statistics import mcnemar_exact, paired_difference, proportion
 
 EPS = 2 / 255
@@ -148,7 +148,7 @@ def test_summary_has_exactly_the_promised_shape():
         {"name": "vit-0", "attention": "softmax", "seed": None, "lambda": []},
     ]
     summary = json.loads(
-        json.dumps(summarise(table(*VIT, *DIFF), cards, [("diffvit-0", "vit-0")]), allow_nan=False)
+        json.dumps(summarise_rates(table(*VIT, *DIFF), cards, [("diffvit-0", "vit-0")]), allow_nan=False)
     )
     assert list(summary) == ["version", "models", "results", "comparisons"]
     assert summary["version"] == 1
@@ -172,6 +172,6 @@ def test_summary_has_exactly_the_promised_shape():
 
 def test_summary_of_one_model_has_no_comparisons_and_needs_its_rows():
     card = {"name": "vit-0", "attention": "softmax", "seed": 0, "lambda": []}
-    assert summarise(table(*VIT), [card], [])["comparisons"] == []
+    assert summarise_rates(table(*VIT), [card], [])["comparisons"] == []
     with pytest.raises(UserError, match="'vit-1'"):
-        summarise(table(*VIT), [card | {"name": "vit-1"}], [])
+        summarise_rates(table(*VIT), [card | {"name": "vit-1"}], [])

@@ -366,7 +366,7 @@ def test_an_attack_finds_what_it_finds_with_the_whole_model(precision, monkeypat
     threat = Threat(eps=0.03)
     runs = [
         lambda: pgd(model, x, None, threat, steps=8, precision=precision),
-        lambda: square(model, x, None, threat, queries=60, precision=precision),
+        lambda: square(model, x, None, threat, queries=60, precision=precision, rescale_schedule=False),
     ]
     cut = [run() for run in runs]
     monkeypatch.setattr("antiphase.models.transformer.is_outputs_only", lambda: False)

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.evaluation.rates import ROW_SCHEMA, summarise
+from antiphase.evaluation.rates import ROW_SCHEMA, summarise_rates
 from antiphase.files import write_json
-from antiphase.runs.gallery import Gallery, write_gallery
+from antiphase.runs.gallery import AttackGallery, write_gallery
 
 EPS = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
 CLASSES = (
@@ -68,7 +68,7 @@ def made_up_rows(
 
 def made_up_gallery(
     models: Sequence[str], channels: int = 1, side: int = 28, eps: float = 2 / 255
-) -> Gallery:
+) -> AttackGallery:
     samples = 5
     y, x = np.mgrid[-1 : 1 : side * 1j, -1 : 1 : side * 1j]
     radius = np.linspace(0.45, 0.95, samples)[:, None, None, None]
@@ -77,7 +77,7 @@ def made_up_gallery(
     generator = np.random.default_rng(5)
     labels = np.arange(samples)
     signs = [generator.choice([-1, 0, 1], clean.shape).astype(np.float32) for _ in models]
-    return Gallery(
+    return AttackGallery(
         eps=eps,
         models=tuple(models),
         class_names=CLASSES,
@@ -98,7 +98,7 @@ def made_up_run(
     pairs: Sequence[tuple[str, str]],
     *,
     rows: pl.DataFrame | None = None,
-    gallery: Gallery | None = None,
+    gallery: AttackGallery | None = None,
     depth: int = 1,
     **changes: Any,
 ) -> Path:
@@ -114,7 +114,7 @@ def made_up_run(
     ]
     directory.mkdir(parents=True, exist_ok=True)
     rows.write_parquet(directory / "rows.parquet")
-    write_json(directory / "summary.json", summarise(rows, cards, pairs))
+    write_json(directory / "summary.json", summarise_rates(rows, cards, pairs))
     run = {
         "command": "antiphase audit specimen:diffvit-0 --against specimen:vit-0 --eps 0.5/255,1/255,2/255",
         "settings": {
@@ -182,5 +182,5 @@ def make_rows() -> Callable[..., pl.DataFrame]:
 
 
 @pytest.fixture
-def make_gallery() -> Callable[..., Gallery]:
+def make_gallery() -> Callable[..., AttackGallery]:
     return made_up_gallery

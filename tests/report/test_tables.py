@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from antiphase.evaluation.rates import compare, rates, summarise
+from antiphase.evaluation.rates import compare, rates, summarise_rates
 from antiphase.report.runs.stored import read_run
 from antiphase.report.runs.tables import (
     console_table,
@@ -48,7 +48,7 @@ def test_console_spreads_many_eps_over_blocks(make_rows):
     models = [("one", "softmax", 0, 1.0)]
     rows = make_rows(models, eps=[k / 255 for k in range(1, 12)], n=31)
     cards = [{"name": "one", "attention": "softmax", "seed": 0, "lambda": []}]
-    text = printed(summarise(rows, cards, []))
+    text = printed(summarise_rates(rows, cards, []))
     assert max(map(len, text.splitlines())) <= 80
     assert all(f" {k}/255" in text for k in range(1, 12))
     assert text.count("attack success rate") == 3
@@ -57,7 +57,7 @@ def test_console_spreads_many_eps_over_blocks(make_rows):
 def test_console_takes_markup_in_a_name_for_text(make_rows):
     rows = make_rows([("[red]a[/red]", "softmax", 0, 1.0)], n=31)
     cards = [{"name": "[red]a[/red]", "attention": "softmax", "seed": 0, "lambda": []}]
-    assert "[red]a[/red]" in printed(summarise(rows, cards, []))
+    assert "[red]a[/red]" in printed(summarise_rates(rows, cards, []))
 
 
 def test_rate_sheet_holds_each_models_rates_in_order(twins):

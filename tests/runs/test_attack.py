@@ -16,7 +16,7 @@ from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.runs import attack as measure_module
-from antiphase.runs.attack import Plan, _doubts, measure
+from antiphase.runs.attack import AttackPlan, _doubts, measure
 from antiphase.runs.processes import Shard
 from tests.processes import Python, python, together
 
@@ -42,7 +42,7 @@ def _measure(victim, out, plan, limit=31, shard=Shard()):  # noqa: B008 (frozen)
 @pytest.mark.parametrize("nested", [True, False])
 def test_rows_are_the_verdicts_of_the_library(tmp_path, victim, nested):
     eps = (2 / 255, 6 / 255, 12 / 255)
-    rows, _ = _measure(victim, tmp_path, Plan(eps, attack="autoattack", settings=QUICK, nested=nested))
+    rows, _ = _measure(victim, tmp_path, AttackPlan(eps, attack="autoattack", settings=QUICK, nested=nested))
     images = load_data("digits", limit=31).images(range(31))
     ensemble = autoattack_ensemble("standard", 4, 12, 2)
     results = sweep(ensemble, victim, images, None, Threat(), eps, nested=nested)
@@ -65,13 +65,13 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
 
     catalogue.add_attack("watched", watched)
     monkeypatch.setattr(measure_module, "_SLICE_BYTES", 8 * 4 * 64)
-    rows, _ = _measure(victim, tmp_path, Plan((4 / 255,), attack="watched"))
+    rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
     assert len(rows) == 31
     assert alive == [0, 0, 0, 0]  # slices of 8
 
 
 def test_a_search_for_the_nearest_example_serves_every_eps(tmp_path, victim):
-    plan = Plan((0.1, 0.3, 0.9), norm="l2", attack="fab", settings={"steps": 9})
+    plan = AttackPlan((0.1, 0.3, 0.9), norm="l2", attack="fab", settings={"steps": 9})
     rows, _ = _measure(victim, tmp_path, plan)
     assert len(list((tmp_path / "cells").iterdir())) == 1
     largest = rows.filter(eps=0.9)
@@ -176,7 +176,7 @@ def test_a_killed_ensemble_goes_on_and_does_nothing_twice(tmp_path, victim):
 
 
 def test_what_is_on_disk_is_not_attacked_again(tmp_path, victim):
-    plan = Plan((4 / 255,), attack="autoattack", settings=QUICK)
+    plan = AttackPlan((4 / 255,), attack="autoattack", settings=QUICK)
     rows, _ = _measure(victim, tmp_path, plan)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/*.parquet")}
     again, _ = _measure(victim, tmp_path, plan)
@@ -193,7 +193,7 @@ def test_warnings_outlast_the_run_that_gave_them(tmp_path, victim):
         def forward(self, x):
             return self.model((x * 8).round() / 8)
 
-    plan = Plan((4 / 255,))
+    plan = AttackPlan((4 / 255,))
     _, first = _measure(Quantised(), tmp_path, plan)
     _, again = _measure(Quantised(), tmp_path, plan)
     assert first == again
@@ -204,10 +204,10 @@ def test_what_the_verdicts_make_doubtful_is_said_too():
     fell, n = [True, True, True, False], 4
     stood = pl.DataFrame({"success": [False] * n, "felled_by": [None] * n}, schema=_DOUBTED)
     felled = pl.DataFrame({"success": fell, "felled_by": ["square"] * 3 + [None]}, schema=_DOUBTED)
-    plan = Plan((0.1, 0.2), attack="autoattack", nested=False)
+    plan = AttackPlan((0.1, 0.2), attack="autoattack", nested=False)
     assert [line[:6] for line in _doubts([stood, felled], plan)] == ["Square"]
     assert [line[:9] for line in _doubts([felled, stood], plan)] == ["ASR falls", "Square, w"]
-    assert _doubts([stood, felled], Plan((0.1, 0.2))) == []
+    assert _doubts([stood, felled], AttackPlan((0.1, 0.2))) == []
 
 
 def test_bf16_search_counts_only_what_float32_confirms(victim):
@@ -252,7 +252,7 @@ def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
         return run_foreign(sign_step, model, images, labels, threat, **run)
 
     catalogue.add_attack("their-own", foreign)
-    rows, _ = _measure(victim, tmp_path, Plan((4 / 255, 8 / 255), attack="their-own"))
+    rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255, 8 / 255), attack="their-own"))
     assert len(rows) == 2 * 31
     success = rows.group_by("eps", maintain_order=True).agg(pl.col("success").sum())["success"]
     assert success[0] == 0  # further than 4/255

@@ -1,5 +1,6 @@
 """The audit as a user runs it: files, resume after a kill, and one line for each mistake."""
 
+import importlib
 import json
 import time
 
@@ -14,7 +15,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.runs.attack import Plan
+from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import audit
 from antiphase.runs.gallery import read_gallery
 from tests.processes import Python, python
@@ -80,25 +81,28 @@ def test_a_killed_audit_goes_on_to_the_same_rows(tmp_path, pair):
 def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
     models = [load_model(str(pair[0]))]
     data = load_data("digits", limit=11)
-    first = audit(models, [], data, Plan((0.01, 0.02)), tmp_path, progress=False)
+    first = audit(models, [], data, AttackPlan((0.01, 0.02)), tmp_path, progress=False)
     calls = []
-    search = "antiphase.attacks.pgd.run_search"
-    real = run_search
-    monkeypatch.setattr(search, lambda *given: calls.append((given[3].eps, len(given[1]))) or real(*given))
+
+    def counted(*given):
+        calls.append((given[3].eps, len(given[1])))
+        return run_search(*given)
+
+    monkeypatch.setattr(importlib.import_module("antiphase.attacks.pgd"), "run_search", counted)
     monkeypatch.setattr("antiphase.runs.audit._gallery", lambda *given: None)
-    again = audit(models, [], data, Plan((0.01, 0.02), batch_size=3), tmp_path, progress=False)
+    again = audit(models, [], data, AttackPlan((0.01, 0.02), batch_size=3), tmp_path, progress=False)
     assert again == first
     assert calls == []
     rows = pl.read_parquet(tmp_path / "rows.parquet")
     standing = len(rows.filter(eps=0.02)) - rows.filter(eps=0.02)["success"].sum()
-    audit(models, [], data, Plan((0.01, 0.02, 0.03)), tmp_path, progress=False)
+    audit(models, [], data, AttackPlan((0.01, 0.02, 0.03)), tmp_path, progress=False)
     assert calls == [(0.03, standing)]
     calls.clear()
     fallen = rows.filter(eps=0.01)["success"].sum()
-    audit(models, [], data, Plan((0.02,), nested=False), tmp_path, progress=False)
+    audit(models, [], data, AttackPlan((0.02,), nested=False), tmp_path, progress=False)
     assert calls == ([(0.02, fallen)] if fallen else [])  # the others are on disk
     calls.clear()
-    audit(models, [], load_data("digits", limit=13), Plan((0.01,)), tmp_path, progress=False)
+    audit(models, [], load_data("digits", limit=13), AttackPlan((0.01,)), tmp_path, progress=False)
     assert calls == [(0.01, 13)]  # other images: another cell
 
 
@@ -109,7 +113,7 @@ def test_the_gallery_shows_images_that_all_models_get_right_under_the_same_attac
         models[:1],
         models[1:],
         data,
-        Plan((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3}),
+        AttackPlan((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3}),
         tmp_path,
         progress=False,
     )

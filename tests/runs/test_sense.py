@@ -10,7 +10,7 @@ from polars.testing import assert_frame_equal
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.sensitivity import (
+from antiphase.evaluation.layers import (
     ALIGNMENT_SCHEMA,
     DEPTH_SCHEMA,
     LIPSCHITZ_SCHEMA,

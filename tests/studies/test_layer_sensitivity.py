@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.evaluation import sensitivity
+from antiphase.evaluation import layers as sensitivity
 from antiphase.report.studies.axes import limits
 from antiphase.studies.artefact import Panel
 from antiphase.studies.estimates import estimates

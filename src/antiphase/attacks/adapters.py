@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attacks.engine.options import Finished, Precision, RunOptions
+from antiphase.attacks.engine.options import Finished, RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
+from antiphase.precision import Precision
 
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
 

@@ -16,7 +16,7 @@ from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-Attack = Callable[..., AttackResult]
+AttackFunction = Callable[..., AttackResult]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Stage:
     """
 
     name: str
-    attack: Attack
+    attack: AttackFunction
     settings: dict[str, Any] = field(default_factory=dict)
     nearest: bool = False
 

@@ -11,7 +11,7 @@ from antiphase.attacks.descent import descend
 from antiphase.attacks.engine.checks import falling_asr
 from antiphase.attacks.engine.options import RunOptions, read_options
 from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.ensemble import Attack, Ensemble, Stage, run_ensemble
+from antiphase.attacks.ensemble import AttackFunction, Ensemble, Stage, run_ensemble
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -20,7 +20,7 @@ Nesting = Literal["up", "down"] | bool
 
 
 def sweep(
-    attack: Attack | Ensemble,
+    attack: AttackFunction | Ensemble,
     model: Classifier,
     images: Tensor,
     labels: Int64[Tensor, " samples"] | None,

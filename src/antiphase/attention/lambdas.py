@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Parameterisation = Literal["vector", "scalar", "fixed"]
-Schedule = Callable[[int], float]
+LambdaSchedule = Callable[[int], float]
 
 DEFAULT_LAMBDA_INIT = 0.8  # Differential Transformer, Section 3.1; robustness paper, Section 5.1
 
 
-def constant(lambda_init: float = DEFAULT_LAMBDA_INIT) -> Schedule:
+def constant(lambda_init: float = DEFAULT_LAMBDA_INIT) -> LambdaSchedule:
     """Return the schedule that gives every layer the same λ_init."""
     return lambda layer: lambda_init
 

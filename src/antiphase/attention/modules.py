@@ -76,7 +76,7 @@ class SoftmaxAttention(nn.Module):
         queries: int | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Return the attended tokens; arguments as of :class:`DifferentialAttention`'s."""
-        heads = attend(self.parts, 0.0, mask, self.backend, *_project(self.qkv, x, queries))
+        heads = attend(self.parts, 0.0, mask, self.backend, *_project_qkv(self.qkv, x, queries))
         return self.proj(heads.transpose(1, 2).flatten(2))
 
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
@@ -172,19 +172,19 @@ class DifferentialAttention(nn.Module):
             mask: as in ``differential_attention``.
             queries: how many tokens attend to all, the first ones; all where not given.
         """
-        norm, projected = self.head_norm(), _project(self.qkv, x, queries)
-        return self._project(attend(self.parts, self.lam(), mask, self.backend, *projected, norm=norm))
+        norm, projected = self.head_norm(), _project_qkv(self.qkv, x, queries)
+        return self._merge_heads(attend(self.parts, self.lam(), mask, self.backend, *projected, norm=norm))
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
         """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
         norm = self.head_norm()
-        return self._project(heads if norm is None else norm(heads))
+        return self._merge_heads(heads if norm is None else norm(heads))
 
     def head_norm(self) -> HeadNorm | None:
         """Return the norm behind the product, with the factor 1 − λ_init in its weight."""
         return None if self.norm is None else HeadNorm(self.norm.weight * self.scale, _EPS)
 
-    def _project(self, heads: Tensor) -> Tensor:
+    def _merge_heads(self, heads: Tensor) -> Tensor:
         if self.norm is None:
             heads = heads * self.scale
         return self.proj(heads.transpose(1, 2).flatten(2))
@@ -195,7 +195,7 @@ class DifferentialAttention(nn.Module):
         return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), self.lam())
 
 
-def _project(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
+def _project_qkv(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
     """Return the projection of all tokens, or that of the first to queries and of all to keys and values."""
     if queries is None:
         return (qkv(x),)

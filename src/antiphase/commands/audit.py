@@ -23,12 +23,12 @@ def run_audit(
     from antiphase.models.card import card_of
     from antiphase.models.zeroshot import ZeroShotClassifier
     from antiphase.report import console_table, write_report
-    from antiphase.runs.attack import Plan
+    from antiphase.runs.attack import AttackPlan
     from antiphase.runs.audit import audit
     from antiphase.runs.processes import shard
 
     began = time.monotonic()
-    chosen = Plan(parse_eps(eps), **plan)
+    chosen = AttackPlan(parse_eps(eps), **plan)
     if control and chosen.attack == "noise":
         raise UserError(
             "--control: the attack is random noise itself; leave it out or choose another --attack"

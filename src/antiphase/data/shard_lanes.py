@@ -21,7 +21,7 @@ Chunk = tuple[list[RawSample], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Lane:
+class ShardLane:
     """A share of the shards, read over and over in an order that depends on nothing but these fields.
 
     Attributes:
@@ -97,7 +97,7 @@ def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator)
         yield held[place]
 
 
-def read_ahead(lanes: Sequence[Lane], size: int, steps: range) -> Iterator[list[Chunk]]:
+def read_ahead(lanes: Sequence[ShardLane], size: int, steps: range) -> Iterator[list[Chunk]]:
     """Yield each step's chunks, lane by lane, while a thread reads the next few steps.
 
     One thread for all lanes: with one for each they waited for Python's lock and were no faster.

@@ -17,7 +17,7 @@ from antiphase.data.pairs import PairBatch
 from antiphase.data.prefetch import in_threads
 from antiphase.data.root import data_root
 from antiphase.data.shard_files import Shard, count_samples, find_shards
-from antiphase.data.shard_lanes import Lane, read_ahead
+from antiphase.data.shard_lanes import ShardLane, read_ahead
 from antiphase.data.shard_reading import RawSample
 from antiphase.errors import UserError
 from antiphase.files import digest
@@ -104,7 +104,7 @@ class ShardStream:
                 f"the batch size {batch_size} and is at most {len(self.shards)}, the number of shards"
             )
         lanes = [
-            Lane(self.name, number, self.shards[number :: self.lanes], seed, epoch, self.buffer)
+            ShardLane(self.name, number, self.shards[number :: self.lanes], seed, epoch, self.buffer)
             for number in range(rank, self.lanes, world)
         ]
         return self._batches(lanes, batch_size, range(min(first, steps), steps))
@@ -120,7 +120,7 @@ class ShardStream:
             raise UserError(f"{self.name}: {error.filename} is gone since the shards were listed") from error
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *told)
 
-    def _batches(self, lanes: list[Lane], batch_size: int, steps: range) -> Iterator[PairBatch]:
+    def _batches(self, lanes: list[ShardLane], batch_size: int, steps: range) -> Iterator[PairBatch]:
         size = batch_size // self.lanes
         share = size * len(lanes)
         met: deque[list[str]] = deque()

@@ -149,7 +149,7 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     return pl.DataFrame(results, schema=COMPARISON_SCHEMA, orient="row")
 
 
-def summarise(
+def summarise_rates(
     rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Return the content of ``summary.json`` (version 1), ready for JSON.

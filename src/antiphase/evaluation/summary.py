@@ -24,7 +24,7 @@ def is_headline(task: str, data: str, metric: str) -> bool:
     return {"retrieval": metric == "R@5", "mmvp": metric.startswith("mean of ")}.get(task, True)
 
 
-def summarise(
+def summarise_tasks(
     rows: pl.DataFrame, twins: Mapping[str, str], patterns: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
     """Return every metric of every model, with its spread, and its difference to the twin's.

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from antiphase.errors import UserError
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.clip_init import Init
-from antiphase.models.towers import Schedule
+from antiphase.models.towers import ScheduleName
 
 Towers = Literal["both", "vision", "text"]
 
@@ -70,7 +70,7 @@ def clip_vit_b16(*, seed: int = 0, **fields: Any) -> CLIP:
 
 def diffclip_vit_b16(
     lambda_init: float = 0.8,
-    schedule: Schedule = "constant",
+    schedule: ScheduleName = "constant",
     towers: Towers = "both",
     init: Init = "matched",
     *,
@@ -93,7 +93,7 @@ def diffclip_vit_b16(
 
 def configure_clip(
     preset: str = "small", *, towers: Towers | None = None, lambda_init: float = 0.8,
-    schedule: Schedule = "constant", init: Init = "matched", vision: dict[str, Any] | None = None,
+    schedule: ScheduleName = "constant", init: Init = "matched", vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None, **fields: Any,
 ) -> ClipConfig:  # fmt: skip
     """Return a validated configuration; ``towers=None`` is standard attention in both.

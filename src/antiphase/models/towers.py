@@ -9,7 +9,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import Parameterisation, constant, depth_scheduled
 from antiphase.models.transformer import AttentionFactory
 
-Schedule = Literal["constant", "depth"]
+ScheduleName = Literal["constant", "depth"]
 
 
 class TowerConfig(BaseModel):
@@ -27,7 +27,7 @@ class TowerConfig(BaseModel):
     num_heads: PositiveInt
     mlp_ratio: PositiveFloat = 4.0
     lambda_init: float = 0.8
-    lambda_schedule: Schedule = "constant"
+    lambda_schedule: ScheduleName = "constant"
     parameterisation: Parameterisation = "vector"
     head_norm: bool = True
     rescale: bool = True

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import find_attack
 from antiphase.attacks.engine.checks import black_box_wins, falling_asr
-from antiphase.attacks.engine.options import Precision
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.threat import Norm, Threat
 from antiphase.data import ImageSet
@@ -27,6 +26,7 @@ from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.precision import Precision
 from antiphase.runs.journal import Journal
 from antiphase.runs.processes import Shard
 from antiphase.streams import check_seed
@@ -43,7 +43,7 @@ _NOTHING_SPENT = {"forwards": pl.lit(0, pl.Int64), "backwards": pl.lit(0, pl.Int
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttackPlan:
     """An attack and its budgets; the defaults are those the papers leave open, declared.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plan:
 
 
 def measure(
-    name: str, model: nn.Module, data: ImageSet, plan: Plan, out: Path, *, shard: Shard, progress: bool
+    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, shard: Shard, progress: bool
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
@@ -153,7 +153,7 @@ def measure(
     return _described(pl.concat(levels), name, model, data, plan), list(warnings)
 
 
-def _doubts(levels: list[pl.DataFrame], plan: Plan) -> list[str]:
+def _doubts(levels: list[pl.DataFrame], plan: AttackPlan) -> list[str]:
     """Return what the verdicts themselves make doubtful, as the library's ensembles and sweeps do."""
     asr = [level.select(pl.mean("success")).item() for level in levels]
     doubts = falling_asr(sorted(plan.eps), asr)
@@ -180,7 +180,9 @@ def _verdicts(parts: list[pl.DataFrame]) -> pl.DataFrame:
     return last.join(sums, on="sample").sort("sample").select(*_CELL_SCHEMA, "felled_by")
 
 
-def _described(rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, plan: Plan) -> pl.DataFrame:
+def _described(
+    rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, plan: AttackPlan
+) -> pl.DataFrame:
     """Add what all rows share, and the true labels."""
     card = card_of(model)
     labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
@@ -194,7 +196,7 @@ def _described(rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, 
 
 
 def _cell(
-    path: Path, stage: Stage, model: nn.Module, data: ImageSet, wanted: pl.Series, eps: float, plan: Plan,
+    path: Path, stage: Stage, model: nn.Module, data: ImageSet, wanted: pl.Series, eps: float, plan: AttackPlan,
     shard: Shard, title: str,
 ) -> tuple[pl.DataFrame, list[str]]:  # fmt: skip
     """Return the rows of the wanted samples, attacking those that are missing, and the warnings on file."""
@@ -242,7 +244,7 @@ def _attack(
     data: ImageSet,
     part: Tensor,
     eps: float,
-    plan: Plan,
+    plan: AttackPlan,
     title: str,
 ) -> tuple[str, ...]:
     """Attack some images, keep their rows and return the warnings; the images go with the call."""

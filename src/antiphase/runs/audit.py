@@ -16,14 +16,14 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise
-from antiphase.evaluation.sensitivity import alignment
+from antiphase.evaluation.layers import alignment
+from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
-from antiphase.runs.attack import Plan, measure
-from antiphase.runs.gallery import Gallery, write_gallery
+from antiphase.runs.attack import AttackPlan, measure
+from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.processes import shard
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries, write_rows
@@ -37,7 +37,7 @@ def audit(
     models: Sequence[nn.Module],
     twins: Sequence[nn.Module],
     data: ImageSet,
-    plan: Plan,
+    plan: AttackPlan,
     out: Path,
     *,
     control: bool = False,
@@ -90,7 +90,7 @@ def audit(
     outputs = {name: card_of(model).num_classes for name, model in zip(names, everyone, strict=True)}
     warnings += not_above_chance(clean_accuracy(rows), outputs)
     pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
-    summary = summarise(rows, cards, pairs)
+    summary = summarise_rates(rows, cards, pairs)
     if plan.minimal:
         summary["norms"] = _norms(rows, plan)
     aligned, said = _aligned(everyone, names, data, plan, out, sense_limit, progress)
@@ -118,7 +118,7 @@ def audit(
 
 
 def _aligned(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan, out: Path, limit: int,
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: AttackPlan, out: Path, limit: int,
     progress: bool,
 ) -> tuple[pl.DataFrame | None, list[str]]:  # fmt: skip
     """Return how the maps' gradients lie in every model, or why that is not known."""
@@ -137,7 +137,9 @@ def _aligned(
     return pl.concat(found), []
 
 
-def _gallery(models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: Plan) -> Gallery | None:
+def _gallery(
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: AttackPlan
+) -> AttackGallery | None:
     """Attack again the first images that all models get right, one a class, up to the middle ε."""
     budgets = sorted(plan.eps)[: len(plan.eps) // 2 + 1]
     chosen: dict[int, int] = {}
@@ -160,7 +162,7 @@ def _gallery(models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, 
         )[-1]
         for model in models
     ]  # fmt: skip
-    return Gallery(
+    return AttackGallery(
         eps=budgets[-1], models=tuple(names), class_names=data.class_names, sample=data.ids[positions].numpy(),
         label=data.labels[positions].numpy(), clean=images.numpy(),
         adversarial=tuple(result.adversarial.numpy() for result in results),
@@ -174,7 +176,7 @@ def _predict(model: nn.Module, images: Tensor) -> Tensor:
     return oracle.predict(images.to(oracle.device)).cpu()
 
 
-def _norms(rows: pl.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+def _norms(rows: pl.DataFrame, plan: AttackPlan) -> list[dict[str, Any]]:
     """Return the ε at which each model's ASR reaches 50, 95 and 100 %; None stands for infinity."""
     entries = []
     for (model,), own in rows.filter(attack=plan.attack, eps=max(plan.eps)).group_by(
@@ -203,7 +205,7 @@ def _about(data: ImageSet) -> list[str]:
     return [f"{len(data.skipped)} unreadable images were left out: {', '.join(data.skipped)}"]
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
+def _settings(plan: AttackPlan) -> dict[str, Any]:
     """Return what a reader needs to judge the numbers."""
     return {
         "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),

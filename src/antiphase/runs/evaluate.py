@@ -18,7 +18,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.metrics import TASKS, Task
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.summary import summarise
+from antiphase.evaluation.summary import summarise_tasks
 from antiphase.evaluation.templates import class_prompts
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.card import card_of
@@ -26,7 +26,8 @@ from antiphase.models.image_towers import image_tower
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
-from antiphase.runs.features import FeatureStore, Precision
+from antiphase.precision import Precision
+from antiphase.runs.features import FeatureStore
 from antiphase.runs.processes import Shard
 from antiphase.runs.record import run_record, short_names
 from antiphase.runs.tasks import Protocol, Source, ensembles, lack, task_rows
@@ -108,7 +109,7 @@ def evaluate_models(
     twins = dict(zip(names[: len(models)], names[len(models) :], strict=True)) if against else {}
     mmvp = {source.name: source.test for source in sources if isinstance(source.test, MmvpSet)}
     summary = {"models": [_about(name, model) for name, model in zip(names, every, strict=True)]}
-    summary |= summarise(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
+    summary |= summarise_tasks(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
     at_chance = _at_chance(summary["results"], sources)
     if store.shard.first:
         for line in at_chance:

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +21,9 @@ from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
+from antiphase.precision import Precision
 from antiphase.progress import progress_bar
 from antiphase.runs.processes import Shard
-
-Precision = Literal["float32", "bf16"]
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
 _VERSION = 1

@@ -14,7 +14,7 @@ from antiphase.files import replacing
 
 
 @dataclass(frozen=True)
-class Gallery:
+class AttackGallery:
     """The same samples under the attack of each model, at one ε; images in [0, 1].
 
     ``adversarial``, ``clean_prediction`` and ``prediction`` hold one array for each of ``models``.
@@ -31,7 +31,7 @@ class Gallery:
     prediction: tuple[Int[np.ndarray, " samples"], ...]
 
 
-def write_gallery(path: Path, gallery: Gallery) -> None:
+def write_gallery(path: Path, gallery: AttackGallery) -> None:
     """Write a gallery as safetensors.
 
     Tensors ``sample``, ``label``, ``clean`` and, for model m, ``m{m}.adversarial``,
@@ -52,7 +52,7 @@ def write_gallery(path: Path, gallery: Gallery) -> None:
         )
 
 
-def read_gallery(path: Path) -> Gallery:
+def read_gallery(path: Path) -> AttackGallery:
     """Read what ``write_gallery`` wrote.
 
     Raises:
@@ -66,7 +66,7 @@ def read_gallery(path: Path) -> Gallery:
             def of_models(name: str) -> tuple[np.ndarray, ...]:
                 return tuple(file.get_tensor(f"m{m}.{name}") for m in range(len(models)))
 
-            return Gallery(
+            return AttackGallery(
                 eps=header["eps"],
                 models=models,
                 class_names=tuple(header["class_names"]),

@@ -11,7 +11,7 @@ from torch import nn
 
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation import sensitivity
+from antiphase.evaluation import layers as sensitivity
 from antiphase.files import replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
@@ -81,7 +81,7 @@ def sense_all(
         {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
         for name, card, model in zip(names, cards, everyone, strict=True)
     ]
-    summary = {"models": about, "pairs": [list(pair) for pair in pairs]} | summarise(rows, pairs)
+    summary = {"models": about, "pairs": [list(pair) for pair in pairs]} | summarise_sensitivity(rows, pairs)
     if share.first:
         write_rows(rows, out)
         settings = {name: value for name, value in asdict(plan).items() if name not in ("eps", "travel")}
@@ -110,7 +110,7 @@ def write_rows(rows: dict[str, pl.DataFrame], out: Path) -> None:
             frame.write_parquet(temporary)
 
 
-def summarise(rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def summarise_sensitivity(rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return every estimate with its interval, as rows of tables."""
     found: dict[str, Any] = {}
     if "alignment" in rows:

@@ -16,7 +16,7 @@ from antiphase.attacks.projections import random_point
 from antiphase.attacks.threat import Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint

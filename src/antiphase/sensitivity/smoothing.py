@@ -15,9 +15,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase import streams
-from antiphase.attacks.engine.options import Precision
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
+from antiphase.precision import Precision
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.certificates import certified_radius
 

@@ -9,11 +9,11 @@ from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
 from antiphase.studies.identity import identity
 from antiphase.studies.results import Result
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 from antiphase.studies.store import Store
 
 
-def study_rows(cells: Sequence[Cell], store: Store) -> Rows:
+def study_rows(cells: Sequence[Cell], store: Store) -> RowsByTable:
     """Return the rows of the finished cells by table, each with what tells its cell apart."""
     found: dict[str, list[pl.DataFrame]] = {}
     for cell in cells:
@@ -54,7 +54,7 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     )  # fmt: skip
 
 
-def _claims(study: Study, rows: Rows, complete: bool, judged: bool) -> list[Claim]:
+def _claims(study: Study, rows: RowsByTable, complete: bool, judged: bool) -> list[Claim]:
     return [
         replace(
             claim,

@@ -14,7 +14,7 @@ from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.cells import Attack, Model, Own, TrainVit
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, difference, estimates, over
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 EPS = (1 / 255, 4 / 255)
 
@@ -59,14 +59,14 @@ def cells(profile: Profile) -> list[Cell]:
     ]
 
 
-def _named(rows: Rows) -> pl.DataFrame:
+def _named(rows: RowsByTable) -> pl.DataFrame:
     """Tell the two kinds of DiffViT apart; what is averaged must be one cell for each seed."""
     by_depth = pl.col("lambda_schedule") == "depth"
     name = pl.when(by_depth).then(pl.format("{}, λ by depth", "series")).otherwise(pl.col("series"))
     return rows["attack"].with_columns(series=name)
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each attack: ASR over ε."""
     found = estimates(_named(rows), ["attack", "series", "eps"], ASR)
     panels = tuple(
@@ -76,7 +76,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("asr", f"ASR by ε. Bands: 95 % over {over(found)}.", panels)])
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """What you expect, as differences that should lie above 0."""
     attacks = _named(rows).filter(pl.col("attack") == "pgd")
     one, two = ({"series": series, "eps": EPS[0]} for series in ("DiffViT, λ by depth", "ViT"))

@@ -14,7 +14,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.lab import Lab
 
 ProfileName = Literal["smoke", "laptop", "paper"]
-Rows = Mapping[str, pl.DataFrame]
+RowsByTable = Mapping[str, pl.DataFrame]
 """The rows of a study's cells by the cells' table: ``"attack"``, ``"accuracy"``, ``"lipschitz"`` and so on."""
 
 _SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
@@ -114,8 +114,8 @@ class Study:
     title: str
     text: str | None
     cells: Callable[[Profile], Sequence[Cell]]
-    draw: Callable[[Rows], Artefact]
-    claims: Callable[[Rows], Sequence[Claim]] = lambda rows: ()
+    draw: Callable[[RowsByTable], Artefact]
+    claims: Callable[[RowsByTable], Sequence[Claim]] = lambda rows: ()
     settings: Callable[[Profile], Mapping[str, str]] = lambda profile: {}
 
 

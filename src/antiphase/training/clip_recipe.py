@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import configure_clip
+from antiphase.precision import Precision
 from antiphase.training.contrastive_loss import Kind
-from antiphase.training.recipe import Precision
 
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 

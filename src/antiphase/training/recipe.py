@@ -16,9 +16,8 @@ from pydantic import (
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.factories import VitConfig, configure
+from antiphase.precision import Precision
 from antiphase.training.adversarial import Adversary
-
-Precision = Literal["float32", "bf16"]
 
 
 class Recipe(BaseModel):

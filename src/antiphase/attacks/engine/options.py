@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.attacks.engine.inputs import check_counts
 from antiphase.errors import UserError
+from antiphase.precision import Precision
 
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
-Precision = Literal["float32", "bf16"]
 
 
 class RunOptions(TypedDict, total=False):

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attacks.engine.options import Precision
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
+from antiphase.precision import Precision
 
 Classifier = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor], Tensor]  # from the rows' logits to one number a row

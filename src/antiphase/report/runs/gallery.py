@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from antiphase.runs.gallery import Gallery
+from antiphase.runs.gallery import AttackGallery
 
 _SMALL = 96  # pixels a side below which an enlarged image is shown with hard pixels
 
@@ -35,13 +35,13 @@ class Card:
     tiles: tuple[Tile, ...]
 
 
-def magnification(gallery: Gallery) -> int:
+def magnification(gallery: AttackGallery) -> int:
     """Return the whole factor by which the gallery's largest perturbation just spans the range from grey."""
     largest = max(float(np.abs(images - gallery.clean).max(initial=0.0)) for images in gallery.adversarial)
     return max(int(0.5 / largest + 1e-3), 1) if largest else 1
 
 
-def cards(gallery: Gallery) -> list[Card]:
+def cards(gallery: AttackGallery) -> list[Card]:
     """Lay the gallery out, one card for each sample; perturbations are magnified and centred on grey."""
     factor = magnification(gallery)
 
@@ -71,7 +71,7 @@ def cards(gallery: Gallery) -> list[Card]:
     ]
 
 
-def has_hard_pixels(gallery: Gallery) -> bool:
+def has_hard_pixels(gallery: AttackGallery) -> bool:
     """Tell whether the images are so small that an enlargement should keep its pixels square."""
     return max(gallery.clean.shape[-2:]) <= _SMALL
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from antiphase.files import replacing, write_text
 from antiphase.report.runs.attacks import felled_sheets, norm_sheets
-from antiphase.report.runs.gallery import Gallery, cards, has_hard_pixels, magnification
+from antiphase.report.runs.gallery import AttackGallery, cards, has_hard_pixels, magnification
 from antiphase.report.runs.headline import headlines
-from antiphase.report.runs.sensitivity import Chapter, chapters, read_rows
+from antiphase.report.runs.sense_tables import Chapter, chapters, read_rows
 from antiphase.report.runs.stored import StoredRun, read_run
 from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
 from antiphase.report.style.families import seed_counts
@@ -86,7 +86,7 @@ def _figure(run: StoredRun, metric: str) -> dict[str, Any]:
     return embedded(figure, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
 
 
-def _gallery(gallery: Gallery, run: StoredRun) -> Mapping[str, Any]:
+def _gallery(gallery: AttackGallery, run: StoredRun) -> Mapping[str, Any]:
     return {
         "cards": cards(gallery),
         "eps": eps_label(gallery.eps),

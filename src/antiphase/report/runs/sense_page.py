@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.evaluation.sensitivity import within
+from antiphase.evaluation.layers import within
 from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.files import write_text
 from antiphase.report.runs.page import drawn
-from antiphase.report.runs.sensitivity import chapters, read_rows
+from antiphase.report.runs.sense_tables import chapters, read_rows
 from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.style.families import Family, families, seed_counts
 from antiphase.report.style.markup import environment

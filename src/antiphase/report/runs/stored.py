@@ -10,7 +10,7 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
 from antiphase.report.style.families import Family, families, family_comparisons, family_results, over_images
-from antiphase.runs.gallery import Gallery, read_gallery
+from antiphase.runs.gallery import AttackGallery, read_gallery
 
 RUN_KEYS = (
     "command",
@@ -46,7 +46,7 @@ class StoredRun:
     mean_comparisons: pl.DataFrame
     norms: list[dict[str, Any]]
     felled: pl.DataFrame
-    gallery: Gallery | None
+    gallery: AttackGallery | None
 
 
 def read_run(directory: Path) -> StoredRun:

@@ -6,7 +6,7 @@ from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import FACTORS, Given, Model, Own, given
 from antiphase.studies.cells.relevance import Relevance
-from antiphase.studies.cells.sensitivity import Sense
+from antiphase.studies.cells.sense import Sense
 from antiphase.studies.cells.vit import TrainVit
 
 __all__ = [

@@ -9,7 +9,7 @@ import polars as pl
 
 from antiphase.attacks.catalogue import add_attack
 from antiphase.attacks.result import AttackResult
-from antiphase.runs.attack import AGAIN, Plan, measure
+from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
@@ -109,7 +109,7 @@ class Attack(Cell):
         budgets = 1 if plan.minimal else len(self.eps)
         return 3.0 * self.model.forward_work() * (self.limit or 10_000) * passes * budgets * 0.7
 
-    def plan(self, batch_size: int | None = None) -> Plan:
+    def plan(self, batch_size: int | None = None) -> AttackPlan:
         """Return the plan that ``measure`` takes.
 
         Raises:
@@ -117,7 +117,7 @@ class Attack(Cell):
         """
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
-        return Plan(
+        return AttackPlan(
             self.eps, self.norm, self.name, self.settings, self.nested, self.seed, self.precision,  # type: ignore[arg-type]
             batch_size=batch_size,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import SAMPLE, SEED, difference, estimates
 from antiphase.studies.papers.diffclip.bench import TITLES, bench, models, settings
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 SHOWN = 6
 MAPS = {COMBINED: "{}", POSITIVE: "{}, A1 alone", NEGATIVE: "{}, A2 alone"}
@@ -41,7 +41,7 @@ def cells(profile: Profile) -> list[Cell]:
     return [own.look(model) for model in models(profile, main=True)]
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A sheet of pictures, and how often maps lie on the object."""
     named = _named(rows["relevance"])
     scored = named.filter(pl.col("average_precision").is_not_null())
@@ -95,7 +95,7 @@ def _table(scored: pl.DataFrame) -> Table:
     return Table("attention-on-object", "How well maps find the object", "map", cells)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP's maps lie on the object, and A1's more than A2's."""
     scored = rows["relevance"].filter(pl.col("average_precision").is_not_null())
     precision = pl.col("average_precision")

@@ -36,7 +36,7 @@ _RELEASED = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class DiffclipBench:
     """How large everything is.
 
     Attributes:
@@ -96,19 +96,19 @@ class Bench:
 
 
 _BENCHES = {
-    "paper": Bench(
+    "paper": DiffclipBench(
         trained_on=(CC3M, CC12M), main=CC12M, preset="diffclip", recipe={"precision": "bf16"}, probed=PROBE_SETS,
         retrieved=("flickr30k", "flickr8k", "coco-karpathy"), home=IMAGENET_SETS[0], shifted=IMAGENET_SETS[1:],
         alike="mmvp", looks=200,
         looked_at={"data": "coco-single-label", "ask": "class", "prompt": "a photo of {}"},
     ),
-    "laptop": Bench(
+    "laptop": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
         probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
         shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "openmoji"}, looks=200,
         protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
     ),
-    "smoke": Bench(
+    "smoke": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", pairs=32,
         recipe={"epochs": 1, "batch_size": 16, "warmup_epochs": 0.0},
         sizes={
@@ -128,7 +128,7 @@ SHIFTED = frozenset(name for bench in _BENCHES.values() for name in bench.shifte
 """Sets on which classes are told apart under a shift, under any profile."""
 
 
-def bench(profile: Profile) -> Bench:
+def bench(profile: Profile) -> DiffclipBench:
     """Return the bench of a profile."""
     return _BENCHES[profile.name]
 

@@ -28,7 +28,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.papers.diffclip.bench import SHIFTED, bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations
 from antiphase.studies.papers.diffclip.show import bars, caption, estimated, gains, model_table, published
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 SHIFT_AVERAGE = "Avg. shifted"
@@ -49,7 +49,7 @@ def _shifted(observed: pl.DataFrame) -> pl.DataFrame:
     return averaged(observed.filter(pl.col("data").is_in(SHIFTED)), name=SHIFT_AVERAGE)
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """Bars for each data set and training set, and the same as tables."""
     observed = observations(rows["evaluate"]).filter(task="zero-shot")
     several = observed.filter(pl.col("data").is_in(SHIFTED))["data"].n_unique() > 1
@@ -64,7 +64,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("diffclip-figure-3", words, panels)], [table])
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the better one under shift."""
     observed = observations(rows["evaluate"])
     return [

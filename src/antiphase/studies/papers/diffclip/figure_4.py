@@ -41,7 +41,7 @@ from antiphase.studies.papers.diffclip.show import (
     model_table,
     published,
 )
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 
@@ -73,7 +73,7 @@ def means(observed: pl.DataFrame) -> dict[str, pl.DataFrame]:
     }
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """Bars by pattern, the means behind them, and an exact test of each seed."""
     observed = by_pattern(rows["evaluate"])
     found = estimated(pl.concat([observed, *means(observed).values()]))
@@ -113,7 +113,7 @@ def _tests(observed: pl.DataFrame) -> list[str]:
     return found
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the better one on average."""
     (title, mean), *_ = means(by_pattern(rows["evaluate"])).items()
     return [

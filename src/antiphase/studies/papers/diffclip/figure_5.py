@@ -56,7 +56,7 @@ from antiphase.studies.papers.diffclip.show import (
     model_table,
     published,
 )
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 UNDER_SHIFT = "zero-shot, shifted"
@@ -83,7 +83,7 @@ def six_tasks(rows: pl.DataFrame) -> pl.DataFrame:
     return averaged(observations(rows).with_columns(task=task).filter(pl.col("task").is_in(TASKS)))
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """Bars for each task, and the differences to CLIP."""
     mean = six_tasks(rows["evaluate"])
     found = estimated(mean)
@@ -122,7 +122,7 @@ def _gains(mean: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, dict.fromkeys(KEYS, pl.String) | ESTIMATES, orient="row")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """What Sections 4.5 and 4.6 say of the two variants."""
     mean = six_tasks(rows["evaluate"])
     return [

@@ -6,12 +6,12 @@ from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.estimates import SEED
 from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, observations, with_average
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, model_table
-from antiphase.studies.spec import Rows
+from antiphase.studies.spec import RowsByTable
 
 _EVALUATION, _TRAINING = "over seeds of the evaluation", "over training seeds"
 
 
-def draw_spread(rows: Rows, name: str, title: str, paper: pl.DataFrame) -> Artefact:
+def draw_spread(rows: RowsByTable, name: str, title: str, paper: pl.DataFrame) -> Artefact:
     """Return a table of means, and one of standard deviations over both kinds of seeds.
 
     Args:

@@ -32,7 +32,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
 from antiphase.studies.papers.diffclip.show import estimated, gains, model_table, published
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 TITLES = {"probe": "Linear probe, accuracy", "few-shot": "Few-shot (5-way 5-shot), accuracy"}
@@ -49,7 +49,7 @@ def cells(profile: Profile) -> list[Cell]:
     ]
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A table for each of the two tasks."""
     found = estimated(with_average(observations(rows["evaluate"])))
     tables: list[Table] = [
@@ -59,7 +59,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact(tables=tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the better one on average over the sets."""
     mean = averaged(observations(rows["evaluate"]))
     return [

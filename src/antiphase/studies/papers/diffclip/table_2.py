@@ -41,7 +41,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
 from antiphase.studies.papers.diffclip.show import estimated, gains, model_table, published
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 RETRIEVAL = ("image retrieval", "text retrieval")
@@ -57,7 +57,7 @@ def cells(profile: Profile) -> list[Cell]:
     return found
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A table for each direction of retrieval and one for zero-shot."""
     found = estimated(with_average(observations(rows["evaluate"])))
     tables: list[Table] = [
@@ -75,7 +75,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact(tables=tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the better one in all three columns."""
     mean = averaged(observations(rows["evaluate"]))
     return [

@@ -27,7 +27,7 @@ from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations
 from antiphase.studies.papers.diffclip.show import gains, published
 from antiphase.studies.papers.diffclip.spread import draw_spread
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 
@@ -38,12 +38,12 @@ def cells(profile: Profile) -> list[Cell]:
     return [own.evaluate(model, "few-shot", data) for model in models(profile) for data in own.probed]
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """Means, and standard deviations over both kinds of seeds."""
     return draw_spread(rows, "diffclip-table-5", "Few-shot (5-way 5-shot), accuracy", PAPER)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the better one on average, over all seeds."""
     return [
         Claim(

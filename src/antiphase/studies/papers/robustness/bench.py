@@ -20,7 +20,7 @@ KINDS = ("vit", "diffvit")
 
 
 @dataclass(frozen=True)
-class Bench:
+class RobustnessBench:
     """How large everything is.
 
     Attributes:
@@ -111,17 +111,17 @@ _PAPER_CW = {
     "initial_const": 1e-3,
 }  # robustness.md, section 5
 _BENCHES = {
-    "paper": Bench(
+    "paper": RobustnessBench(
         data=("cifar10", "cifar100"), epochs={"cifar10": 100, "cifar100": 300, "tiny-imagenet": 100},
         carlini_wagner=_PAPER_CW,
     ),
-    "laptop": Bench(
+    "laptop": RobustnessBench(
         data=("fashion-mnist",), epochs={"fashion-mnist": 3}, sizes={"dim": 64, "num_heads": 4, "patch_size": 7},
         recipe={"schedule": "cosine", "precision": "bf16"}, images=300, few=32, probed=16, search="bf16",
         autoattack={"steps": 20, "queries": 200}, carlini_wagner={"search_steps": 4, "steps": 50},
         sense={"samples": 50, "steps": 8, "probes": 16, "points": 1}, adversary={"variant": "fast"},
     ),
-    "smoke": Bench(
+    "smoke": RobustnessBench(
         data=("digits",), epochs={"digits": 1}, sizes={"dim": 8, "num_heads": 2, "patch_size": 4}, limit=64,
         images=8, few=3, probed=2, pgd={"steps": 2}, autoattack={"steps": 2, "queries": 5},
         carlini_wagner={"search_steps": 1, "steps": 3}, sense={"samples": 2, "steps": 1, "probes": 2, "points": 1},
@@ -130,7 +130,7 @@ _BENCHES = {
 }  # fmt: skip
 
 
-def bench(profile: Profile) -> Bench:
+def bench(profile: Profile) -> RobustnessBench:
     """Return the bench of a profile."""
     return _BENCHES[profile.name]
 

@@ -18,7 +18,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import eps_table, more_fragile
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = pl.DataFrame(
     {"series": ["DiffViT"] * 2, "data": ["cifar10"] * 2, "x": [0.5 / 255, 1 / 255], "value": [0.6367, 0.8498]}
@@ -31,7 +31,7 @@ def cells(profile: Profile) -> list[Cell]:
     return all_cells([own.attack(model) for model in models], [own.accuracy(model) for model in models])
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each data set: ASR over ε."""
     found = estimates(rows["attack"], ["data", "series", "eps"], ASR)
     panels, tables = [], []
@@ -48,7 +48,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-2a", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffViT is the more fragile one at every small ε."""
     return [
         Claim(

@@ -26,7 +26,7 @@ from antiphase.studies.papers.robustness.clip_attacks import (
     settings,
 )
 from antiphase.studies.papers.robustness.show import against, eps_name, eps_table
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -36,7 +36,7 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each data set: ASR over ε."""
     found = estimates(rows["attack"], ["data", "series", "eps"], ASR)
     panels, tables = [], []
@@ -49,7 +49,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-2b", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the more fragile one."""
     attacks = rows["attack"]
 

@@ -18,7 +18,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 WIDTHS = (2, 4, 8)
 
@@ -32,7 +32,7 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each data set: ASR over the width."""
     found = estimates(rows["attack"], ["data", "series", "width"], ASR)
     panels, tables = [], []
@@ -49,7 +49,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-2c", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffViT is the more fragile one."""
     attacks = rows["attack"]
     checks = [

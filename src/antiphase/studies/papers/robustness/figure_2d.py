@@ -28,7 +28,7 @@ from antiphase.studies.papers.robustness.clip_attacks import (
     settings,
 )
 from antiphase.studies.papers.robustness.show import against, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 WIDTHS = {"paper": (8, 16, 32), "laptop": (2, 4, 8), "smoke": (4, 8)}
 
@@ -43,7 +43,7 @@ def cells(profile: Profile) -> list[Cell]:
     return all_cells(patches, clip_accuracy(profile))
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each data set: ASR over the width."""
     found = estimates(rows["attack"], ["data", "series", "width"], ASR)
     panels, tables = [], []
@@ -61,7 +61,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-2d", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffCLIP is the more fragile one where there are few classes."""
     attacks = rows["attack"]
 

@@ -16,7 +16,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.by_depth import asr_claims, draw_asr
 from antiphase.studies.papers.robustness.show import each_data
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -26,12 +26,12 @@ def cells(profile: Profile) -> list[Cell]:
     return all_cells([own.attack(model) for model in models], [own.accuracy(model) for model in models])
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """ASR over depth."""
     return draw_asr(rows["attack"], "figure-3a", "PGD")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffViT gains robustness with depth."""
     source = "Section 5.2, Figure 3(a)"
     return each_data(rows["attack"], lambda attacks: asr_claims(attacks, "PGD", source))

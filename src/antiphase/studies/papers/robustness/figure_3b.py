@@ -17,7 +17,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.by_depth import AT, asr_claims, draw_asr
 from antiphase.studies.papers.robustness.show import each_data
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -26,12 +26,12 @@ def cells(profile: Profile) -> list[Cell]:
     return [own.ensemble(model, AT) for model in twins(profile, own.depths)]
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """ASR over depth."""
     return draw_asr(rows["attack"], "figure-3b", "AutoAttack")
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffViT gains robustness with depth."""
     source = "Section 5.2, Figure 3(b)"
     return each_data(rows["attack"], lambda attacks: asr_claims(attacks, "AutoAttack", source))

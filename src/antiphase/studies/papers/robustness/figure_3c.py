@@ -21,7 +21,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 _FOUND = pl.col("prediction") != pl.col("clean_prediction")
 DISTANCE = pl.col("reach")
@@ -33,14 +33,14 @@ def cells(profile: Profile) -> list[Cell]:
     return [own.nearest(model) for model in twins(profile, own.depths)]
 
 
-def _reaching(rows: Rows) -> pl.DataFrame:
+def _reaching(rows: RowsByTable) -> pl.DataFrame:
     """Give images for which nothing was found the largest distance that was on the data set, a guess from below."""
     attacks = rows["attack"].with_columns(found=_FOUND)
     most = pl.when("found").then("distance").max().over("data")
     return attacks.with_columns(reach=pl.when("found").then("distance").otherwise(most.fill_null(0.0)))
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """ASR over the distance for every depth of DiffViT and ViT, and the mean distance by depth."""
     attacks = _reaching(rows)
     panels, tables = [], []
@@ -91,7 +91,7 @@ def _farthest(block: pl.DataFrame, data: str) -> Table:
                     percent=False, digits=3)  # fmt: skip
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """Deeper models need larger perturbations."""
     return each_data(_reaching(rows), _claims)
 

@@ -21,7 +21,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 ESTIMATORS = ("sampled mean", "sampled maximum", "power iteration", "gradient ascent")
 VALUE = pl.col("value")
@@ -33,12 +33,12 @@ def cells(profile: Profile) -> list[Cell]:
     return [own.sense_of(model, "lipschitz") for model in twins(profile, own.depths)]
 
 
-def of_maps(rows: Rows) -> pl.DataFrame:
+def of_maps(rows: RowsByTable) -> pl.DataFrame:
     """Return the rows of attention maps; the logits' are left out."""
     return rows["lipschitz"].filter(pl.col("of") == "map")
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each estimator: the mean over layers, by depth."""
     maps = of_maps(rows)
     several = maps["data"].n_unique() > 1
@@ -63,7 +63,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-3d", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """Sensitivity rises with depth."""
     return each_data(of_maps(rows), _claims)
 

@@ -20,7 +20,7 @@ from antiphase.studies.papers.robustness.bench import all_cells, bench, settings
 from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
 from antiphase.studies.papers.robustness.figure_3d import ESTIMATORS, VALUE, of_maps
 from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 _SHOWN = ("sampled mean", "power iteration")
 
@@ -32,7 +32,7 @@ def cells(profile: Profile) -> list[Cell]:
     return all_cells(vits, [sense_clip(profile, model, "lipschitz") for model in clip_models(profile)])
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each depth and estimator: the estimate over the layers."""
     maps = of_maps(rows).filter(pl.col("estimator").is_in(_SHOWN))
     found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, kind="size")
@@ -58,7 +58,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-4", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """Differential attention is the more sensitive one; later layers are less so."""
     return each_data(of_maps(rows), _claims)
 

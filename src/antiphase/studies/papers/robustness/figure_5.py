@@ -21,7 +21,7 @@ from antiphase.studies.estimates import estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 SITES = ("pixels", "tokens")
 BELOW = (pl.col("cross") < 0).cast(pl.Float64)
@@ -35,7 +35,7 @@ def cells(profile: Profile) -> list[Cell]:
     return all_cells(vits, clips)
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """A panel for each data set and site: the share of images and heads below zero, over the layers."""
     shown = rows["alignment"].filter(pl.col("site").is_in(SITES))
     found = estimates(shown, ["data", "site", "series", "depth", "layer"], BELOW)
@@ -61,7 +61,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-5", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """Negative alignment dominates."""
     return each_data(rows["alignment"], _claims)
 

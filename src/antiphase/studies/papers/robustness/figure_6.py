@@ -19,7 +19,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import apart, each_data, eps_name, more_fragile, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 RESTARTS = 3
 
@@ -32,11 +32,11 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def _with_tries(rows: Rows) -> pl.DataFrame:
+def _with_tries(rows: RowsByTable) -> pl.DataFrame:
     return rows["attack"].with_columns(tries=pl.col("restarts").cast(pl.Int64).fill_null(1))
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """ASR over ε, one start and three."""
     found = estimates(_with_tries(rows), ["data", "series", "tries", "eps"], ASR)
     panels, tables = [], []
@@ -54,7 +54,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("figure-6", caption, tuple(panels))], tables)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """Restarts raise ASR and leave the comparison."""
     return each_data(_with_tries(rows), _claims)
 

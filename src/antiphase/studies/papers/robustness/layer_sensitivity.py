@@ -30,7 +30,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import difference, estimates, over
+from antiphase.studies.estimates import Kind, difference, estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.layer_values import (
     ESTIMATORS,
@@ -43,7 +43,7 @@ from antiphase.studies.papers.robustness.layer_values import (
     values,
 )
 from antiphase.studies.papers.robustness.show import each_data, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 FACTORS = ("λ", "ρ", "cosθ", "γ")
 
@@ -58,9 +58,9 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """The quantities of Theorem 2, the parts of the ratio, the ratio as predicted and measured, cancellation."""
-    found = pl.concat([lambdas(rows["alignment"]), estimates(values(rows), PLACE, VALUE, kind="number")])
+    found = pl.concat([lambdas(rows["alignment"]), _estimated(values(rows))])
     found = found.sort("depth", "layer", maintain_order=True).with_columns(x=pl.col("layer") + 1.0)
     moves, log = tuple(PERTURBATIONS.values()), "ln(DiffViT / ViT)"
     beyond = found.with_columns(pl.col("value", "low", "high") - 1.0)
@@ -100,6 +100,15 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([plot for plot in plots if plot.panels], tables)
 
 
+def _estimated(found: pl.DataFrame) -> pl.DataFrame:
+    """Return the mean of every quantity, with its interval within the quantity's range."""
+    sizes, cosine = found["quantity"].is_in(["ρ", "γ", *PERTURBATIONS.values()]), found["quantity"] == "cosθ"
+    parts: list[tuple[pl.Series, Kind]] = [
+        (sizes, "size"), (cosine, "difference"), (~sizes & ~cosine, "number"),
+    ]  # fmt: skip
+    return pl.concat([estimates(found.filter(which), PLACE, VALUE, kind) for which, kind in parts])
+
+
 def _factors(found: pl.DataFrame) -> Plot:
     """Return a panel for each of λ, ρ, cosθ and γ, a line for each depth."""
     shown = found.with_columns(series=pl.format("DiffViT, depth {}", "depth"))
@@ -110,7 +119,7 @@ def _factors(found: pl.DataFrame) -> Plot:
     ]
     caption = (
         "λ, ρ = ‖J2‖ / ‖J1‖, cosθ between J1 and J2, and γ = ‖J1‖ / ‖J_base‖, J by the pixels. "
-        f"Bands: 95 % over {over(found)}; those of λ over training seeds alone."
+        f"Bands: 95 % over {over(found)}; λ is the same for every image."
     )
     return Plot("layer-factors", caption, tuple(panels))
 
@@ -144,7 +153,7 @@ def _table(found: pl.DataFrame, name: str, quantities: tuple[str, ...], title: s
     return table_of(shown, place, pl.col("quantity"), name, title, index="layer", percent=False, digits=3)
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """What Section 4 says of a layer, and what follows from it."""
     return each_data(values(rows), _claims)
 

@@ -7,7 +7,7 @@ import polars as pl
 from antiphase.evaluation.statistics import mean_over_seeds
 from antiphase.studies.artefact import ESTIMATES
 from antiphase.studies.estimates import SAMPLE, SEED
-from antiphase.studies.spec import Rows
+from antiphase.studies.spec import RowsByTable
 
 LAYER = ["data", "depth", SEED, "layer"]
 PLACE = ["data", "depth", "layer", "quantity"]
@@ -18,7 +18,7 @@ ESTIMATORS = ("sampled mean", "power iteration", "gradient ascent")
 PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
 
 
-def values(rows: Rows) -> pl.DataFrame:
+def values(rows: RowsByTable) -> pl.DataFrame:
     """Return every quantity of every layer of DiffViT, one row for each training seed and image.
 
     A ratio of means over the images is linearised: the mean of an image's values is the ratio itself, and their

@@ -22,7 +22,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 LAMBDAS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95)
 PAPER = {
@@ -45,7 +45,7 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def _found(rows: Rows) -> dict[str, pl.DataFrame]:
+def _found(rows: RowsByTable) -> dict[str, pl.DataFrame]:
     attacks = rows["attack"].filter((pl.col("eps") - _AT).abs() < 1e-9)
     return {
         "accuracy": estimates(rows["accuracy"], ["lambda_init"], CORRECT),
@@ -53,7 +53,7 @@ def _found(rows: Rows) -> dict[str, pl.DataFrame]:
     }
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """Both numbers by λ_init, the paper's beside them."""
     blocks, panels = [], []
     for metric, found in _found(rows).items():
@@ -72,7 +72,7 @@ def draw(rows: Rows) -> Artefact:
     return Artefact([Plot("table-1", caption, tuple(panels))], [table])
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """ASR peaks at .8."""
     attacks, clean = rows["attack"], rows["accuracy"]
 

@@ -23,7 +23,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, estimates
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import against, eps_name, more_fragile, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 WIDTHS = (8, 4, 2)
 BUDGETS = tuple(eps for eps in reversed(EPS) if eps <= 4 / 255)
@@ -54,7 +54,7 @@ def cells(profile: Profile) -> list[Cell]:
     )
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """The paper's table, its numbers beside ours."""
     attacks = rows["attack"].with_columns(
         column=pl.when(attack="patch").then(pl.format("patch {}", "width")).otherwise(
@@ -77,7 +77,7 @@ def draw(rows: Rows) -> Artefact:
     )
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """DiffViT is the more fragile one under patches and small budgets."""
     attacks = rows["attack"]
     patches = [

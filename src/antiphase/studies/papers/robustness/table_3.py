@@ -25,7 +25,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimates import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import KINDS, SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, eps_name, table_of
-from antiphase.studies.spec import Cell, Profile, Rows, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 TRAINED = (0.0, 0.25 / 255, 0.5 / 255, 1 / 255)
 COLUMNS = ("accuracy", *(f"ASR {eps_name(eps)}" for eps in SMALL))
@@ -63,7 +63,7 @@ def _nearest(eps: float) -> int:
     return min(range(len(TRAINED)), key=lambda at: abs(TRAINED[at] - eps))
 
 
-def draw(rows: Rows) -> Artefact:
+def draw(rows: RowsByTable) -> Artefact:
     """The paper's table with ViT below, and ASR over ε for each training."""
     asr = estimates(rows["attack"], ["series", "train_eps", "eps"], ASR)
     clean = estimates(rows["accuracy"], ["series", "train_eps"], CORRECT)
@@ -101,7 +101,7 @@ def _paper(one: dict) -> float | None:
     )
 
 
-def claims(rows: Rows) -> list[Claim]:
+def claims(rows: RowsByTable) -> list[Claim]:
     """Small ε lower ASR at no cost in accuracy; larger ones cost accuracy."""
     attacks, clean = rows["attack"], rows["accuracy"]
 

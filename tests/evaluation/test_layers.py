@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from antiphase.evaluation.sensitivity import (
+from antiphase.evaluation.layers import (
     ALIGNMENT_SCHEMA,
     DEPTH_SCHEMA,
     alignment,

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.evaluation import sensitivity
-from antiphase.evaluation.sensitivity import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.evaluation import layers as sensitivity
+from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.report.runs.layer_figures import Panel, layer_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
