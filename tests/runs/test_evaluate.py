@@ -15,9 +15,9 @@ from antiphase.data import arrays, load_data, load_pairs
 from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.tasks import probe
 from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.report.evaluation.headline import headline
-from antiphase.runs import tasks
 from tests.data.idx_files import write_split
 from tests.evaluation.test_mmvp import write_mmvp
 from tests.processes import together
@@ -82,7 +82,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     assert f"<title>{headline(summary)[0]}" in page
     assert (tmp_path / "out" / "mmvp.png").stat().st_size > 10_000
 
-    monkeypatch.setitem(tasks._TASKS, "probe", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(probe, "train_probe", lambda *_, **__: pytest.fail("measured again"))
     monkeypatch.setattr(
         "antiphase.runs.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
     )

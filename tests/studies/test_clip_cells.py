@@ -12,12 +12,12 @@ from antiphase.data import load_pairs
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
-from antiphase.runs import tasks
+from antiphase.runs import features
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.evaluation_sources import load_source
 from antiphase.runs.features import FeatureStore
-from antiphase.runs.tasks import Protocol
 from antiphase.sensitivity.relevance import chefer_relevance
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import FEATURES_FOLDER
@@ -175,7 +175,7 @@ def test_tasks_share_their_features_whichever_comes_first(lab, twins, monkeypatc
     shared = {"model": twins["CLIP"], "data": "openmoji", "limit": 40}
     run_cells([Evaluate(task="retrieval", **shared)], lab)
     seen = []
-    monkeypatch.setattr(tasks.FeatureStore, "_batches", lambda self, rows: seen.append(rows) or [rows])
+    monkeypatch.setattr(features.FeatureStore, "_batches", lambda self, rows: seen.append(rows) or [rows])
     zero_shot = Evaluate(task="zero-shot", protocol={"templates": ("1",)}, **shared)
     run_cells([zero_shot], lab)
     assert seen == []

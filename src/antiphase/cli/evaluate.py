@@ -19,6 +19,7 @@ from antiphase.cli.options import (
     directory,
 )
 from antiphase.commands.evaluate import make_protocol, run_evaluation
+from antiphase.registry import TASKS
 from antiphase.runs.folders import run_folder
 
 
@@ -35,7 +36,7 @@ def evaluate(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Some of retrieval, zero-shot, probe, few-shot, mmvp, separated by commas; probe:DATA is for that set "
+            help=f"Some of {', '.join(TASKS)}, separated by commas; probe:DATA is for that set "
             "alone. All that models and data allow where not given."
         ),
     ] = None,

@@ -13,7 +13,7 @@ from antiphase.errors import UserError
 from antiphase.runs.loading import find_device, load_models
 
 if TYPE_CHECKING:
-    from antiphase.runs.tasks import Protocol
+    from antiphase.evaluation.tasks import Protocol
 
 
 def run_evaluation(
@@ -23,6 +23,7 @@ def run_evaluation(
 ) -> None:  # fmt: skip
     """Load models and data, measure, write rows, summary and report, and print the tables."""
     from antiphase.data.root import data_root
+    from antiphase.evaluation.tasks import find_task
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.report.evaluation.page import write_evaluation_page
     from antiphase.report.evaluation.wording import console_tables
@@ -45,7 +46,7 @@ def run_evaluation(
                 f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
                 "--templates and --prompt"
             )
-        learned = None if wanted is None else not {"probe", "few-shot"}.isdisjoint(wanted)
+        learned = None if wanted is None else any(find_task(task).learns for task in wanted)
         sources = [
             load_source(name, split, limit, train_limit, learned, skip_bad, not quiet) for name in names
         ]
@@ -78,7 +79,7 @@ def make_protocol(
     Raises:
         UserError: a word that is none of those expected.
     """
-    from antiphase.runs.tasks import Protocol
+    from antiphase.evaluation.tasks import Protocol
 
     if captions not in ("all", "first"):
         raise UserError(f"captions {captions!r}: expected all or first")

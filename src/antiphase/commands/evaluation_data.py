@@ -26,8 +26,8 @@ def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, lis
     >>> asked(["retrieval", "probe:digits"], ["openmoji", "digits"])
     ({'retrieval': None, 'probe': ['digits']}, ['openmoji', 'digits'])
     """
-    from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
-    from antiphase.evaluation.metrics import TASKS
+    from antiphase.evaluation.tasks import all_tasks, find_task
+    from antiphase.registry import TASKS
 
     found: dict[Any, list[str] | None] = {}
     for word in tasks:
@@ -37,17 +37,16 @@ def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, lis
         known = found.get(task, [])
         found[task] = None if known is None or not only else [*known, only]
     if PAPER in data:
-        of_paper = {
-            "probe": PROBE_SETS, "few-shot": PROBE_SETS, "retrieval": RETRIEVAL_SETS, "zero-shot": IMAGENET_SETS,
-            "mmvp": ("mmvp",),
-        }  # fmt: skip
+        learned_first = sorted(all_tasks(), key=lambda task: not task.learns)  # as stored rows are ordered
+        of_paper = {task.name: task.paper_data for task in learned_first if task.paper_data}
         others = [name for name in data if name != PAPER]
         wanted = found or dict.fromkeys(of_paper)
-        found = {task: names or [*of_paper[task], *others] for task, names in wanted.items()}
+        found = {task: names or [*find_task(task).paper_data, *others] for task, names in wanted.items()}
         data = [name for names in found.values() for name in names or ()]
     named = [name for names in found.values() for name in names or ()]
     if not data:
-        data = named or (["mmvp"] if list(found) == ["mmvp"] else ["openmoji"])
+        defaults = {find_task(task).default_data for task in found}
+        data = named or (list(defaults) if len(defaults) == 1 else ["openmoji"])
     odd = next((name for name in named if name not in data), None)
     if odd is not None:
         raise UserError(

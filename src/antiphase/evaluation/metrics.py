@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -15,18 +14,7 @@ from antiphase.evaluation.statistics import (
     paired_difference,
     proportion,
 )
-
-Task = Literal["retrieval", "zero-shot", "probe", "few-shot", "mmvp"]
-TASKS: dict[str, str] = {
-    "retrieval": "R@1, 5, 10 of images by captions and of captions by images",
-    "zero-shot": "classification by the cosine to class prompts",
-    "probe": "a linear classifier of frozen features",
-    "few-shot": "5-way 5-shot episodes, nearest prototype",
-    "mmvp": "MMVP-VLM's pairs of images that look alike",
-}
-"""Name of each task and what it is, in one line."""
-
-_TOP = 5
+from antiphase.registry import TASKS, find
 
 
 @dataclass(frozen=True)
@@ -68,39 +56,32 @@ class Spread:
 
 
 def task_metrics(
-    task: Task, rows: pl.DataFrame, groups: Mapping[str, Sequence[int]] | None = None
+    task: str, rows: pl.DataFrame, groups: Mapping[str, Sequence[int]] | None = None
 ) -> list[Metric]:
     """Return the metrics that the rows of a task on one data set hold.
 
     Args:
-        task: one of ``TASKS``.
+        task: a name of :data:`~antiphase.registry.TASKS`.
         rows: of :data:`~antiphase.evaluation.outcomes.ROW_SCHEMA`.
-        groups: MMVP's alone: title and patterns of every mean over patterns.
+        groups: MMVP only: title and patterns of every mean over patterns.
+
+    Raises:
+        UserError: there is no such task.
     """
-    found = []
-    for (setting,), its in rows.group_by("setting", maintain_order=True):
-        setting = str(setting)
-        if task == "retrieval":
-            several = its["group"].n_unique() < len(its)
-            found += [
-                Metric(setting, f"R@{k}", _values(its, pl.col("rank") < k), clustered=several)
-                for k in (1, 5, 10)
-            ]
-        elif task == "few-shot":
-            found.append(Metric(setting, "accuracy", _values(its, pl.col("score")), seeds_alike=False))
-        elif task == "mmvp":
-            answers = _values(its, pl.col("score"))
-            for title, chosen in (groups or {"mean": its["group"].unique().to_list()}).items():
-                some = answers.filter(pl.col("group").is_in(list(chosen)))
-                if len(some):
-                    found.append(Metric(setting, title, some, by_group=len(chosen) > 1))
-        else:
-            first = _values(its, pl.col("rank") < 1)
-            found.append(Metric(setting, "top-1", first))
-            if its["group"].n_unique() > _TOP and task == "zero-shot":
-                found.append(Metric(setting, f"top-{_TOP}", _values(its, pl.col("rank") < _TOP)))
-            found.append(Metric(setting, "per class", first, by_group=True))
-    return found
+    metrics = find(TASKS, task, "task").metrics
+    by_setting = rows.group_by("setting", maintain_order=True)
+    return [metric for (setting,), its in by_setting for metric in metrics(str(setting), its, groups)]
+
+
+def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
+    """Return the observations of a metric: the value of each row, with its seed, unit and group."""
+    return rows.select("seed", "unit", "group", value=value.cast(pl.Float64))
+
+
+def accuracies(setting: str, rows: pl.DataFrame) -> list[Metric]:
+    """Return the metrics of a classifier: top-1 accuracy, and its mean over the classes."""
+    first = observed(rows, pl.col("rank") < 1)
+    return [Metric(setting, "top-1", first), Metric(setting, "per class", first, by_group=True)]
 
 
 def estimate(metric: Metric) -> Spread:
@@ -145,10 +126,6 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
         return paired_difference(one > 0.5, two > 0.5), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
     return _cut(_mean(_over_seeds(apart) if metric.seeds_alike else apart, metric), -1.0), p
-
-
-def _values(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
-    return rows.select("seed", "unit", "group", value=value.cast(pl.Float64))
 
 
 def _over_seeds(values: pl.DataFrame) -> pl.DataFrame:

@@ -32,7 +32,7 @@ def classification_rows(
     own = scores.gather(1, labels[:, None])
     earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
     before = (~(scores <= own)) | ((scores == own) & earlier)  # NaN stands before
-    return _rows(
+    return outcome_rows(
         setting=setting, seed=seed, unit=ids.tolist(), group=labels.tolist(),
         prediction=scores.argmax(1).tolist(), rank=before.sum(1).tolist(),
     )  # fmt: skip
@@ -60,11 +60,11 @@ def retrieval_rows(
         ids: of the images.
     """
     own = torch.arange(len(images), device=owners.device)
-    by_caption = _rows(
+    by_caption = outcome_rows(
         setting="image", seed=0, unit=list(range(len(texts))), group=ids[owners.cpu()].tolist(),
         rank=ranks(texts, images, own, owners).tolist(),
     )  # fmt: skip
-    by_image = _rows(
+    by_image = outcome_rows(
         setting="text",
         seed=0,
         unit=ids.tolist(),
@@ -76,17 +76,20 @@ def retrieval_rows(
 
 def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:
     """Return a row for each few-shot episode, with its accuracy."""
-    return _rows(setting=setting, seed=seed, unit=list(range(len(accuracies))), score=accuracies.tolist())
+    return outcome_rows(
+        setting=setting, seed=seed, unit=list(range(len(accuracies))), score=accuracies.tolist()
+    )
 
 
 def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.DataFrame:
     """Return a row for each pair of MMVP-VLM: whether both of its statements found their image."""
-    return _rows(
+    return outcome_rows(
         setting="", seed=0, unit=list(range(len(right))), group=list(patterns), score=right.double().tolist()
     )
 
 
-def _rows(**columns: Any) -> pl.DataFrame:
+def outcome_rows(**columns: Any) -> pl.DataFrame:
+    """Return rows of ``ROW_SCHEMA``; a group that is not given is −1, any other column null."""
     frame = pl.DataFrame(columns)
     absent = [
         pl.lit(-1 if name == "group" else None).alias(name) for name in ROW_SCHEMA if name not in columns

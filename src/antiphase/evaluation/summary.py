@@ -8,20 +8,19 @@ import polars as pl
 from antiphase.data.mmvp import PAPER_PATTERNS
 from antiphase.data.published import MEAN_PER_CLASS
 from antiphase.evaluation.metrics import Metric, difference, estimate, task_metrics
+from antiphase.registry import TASKS, find
 
 # data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
 CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
 
 
-def is_headline(task: str, data: str, metric: str) -> bool:
-    """Return whether a metric is the one that stands for a task on a data set.
+def accuracy_stands_for(data: str, metric: str) -> bool:
+    """Return whether an accuracy is the one that stands for a classifier on a data set.
 
-    >>> is_headline("probe", "pets", "per class"), is_headline("probe", "cifar10", "per class")
+    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
     (True, False)
     """
-    if task in ("zero-shot", "probe"):
-        return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
-    return {"retrieval": metric == "R@5", "mmvp": metric.startswith("mean of ")}.get(task, True)
+    return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
 
 
 def summarise_tasks(
@@ -37,8 +36,9 @@ def summarise_tasks(
     found: dict[tuple[str, ...], Metric] = {}
     results, differences = [], []
     for (model, task, data), its in rows.group_by("model", "task", "data", maintain_order=True):
-        groups = _pattern_groups((patterns or {}).get(str(data), ())) if task == "mmvp" else None
-        for metric in task_metrics(task, its, groups):  # type: ignore[arg-type]
+        names = (patterns or {}).get(str(data))
+        groups = None if names is None else _pattern_groups(names)
+        for metric in task_metrics(str(task), its, groups):
             key = (str(model), str(task), str(data), metric.setting, metric.name)
             found[key] = metric
             spread = estimate(metric)
@@ -47,7 +47,8 @@ def summarise_tasks(
                 | {
                     "value": spread.estimate.value, "low": _finite(spread.estimate.low),
                     "high": _finite(spread.estimate.high), "n": spread.estimate.n, "seed_sd": spread.seed_sd,
-                    "unit_sd": spread.unit_sd, "seeds": spread.seeds, "headline": is_headline(*key[1:3], metric.name),
+                    "unit_sd": spread.unit_sd, "seeds": spread.seeds,
+                    "headline": _stands_for(key, metric),
                 }
             )  # fmt: skip
     for (model, *key), metric in found.items():
@@ -64,10 +65,15 @@ def summarise_tasks(
                 "high": _finite(apart.high),
                 "p": p,
                 "n": apart.n,
-                "headline": is_headline(key[0], key[1], metric.name),
+                "headline": _stands_for((model, *key), metric),
             }
         )
     return {"results": results, "differences": differences}
+
+
+def _stands_for(key: Sequence[str], metric: Metric) -> bool:
+    _, task, data, *_ = key
+    return find(TASKS, task, "task").stands_for(data, metric.name)
 
 
 def _pattern_groups(names: Sequence[str]) -> dict[str, list[int]]:

@@ -15,11 +15,10 @@ from torch import nn
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
-from antiphase.evaluation.metrics import TASKS, Task
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.summary import summarise_tasks
-from antiphase.evaluation.templates import class_prompts
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
@@ -30,28 +29,17 @@ from antiphase.precision import Precision
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.processes import Shard
 from antiphase.runs.record import run_record, short_names
-from antiphase.runs.tasks import Protocol, Source, ensembles, lack, task_rows
 
-Tasks = Mapping[Task, Collection[str] | None]
+Tasks = Mapping[str, Collection[str] | None]
 
 _VERSION = 1
-_TEXTUAL: tuple[Task, ...] = ("retrieval", "zero-shot", "mmvp")
-
-# the fields of a protocol that a task's rows depend on
-_FIELDS: dict[Task, tuple[str, ...]] = {
-    "retrieval": ("captions",),
-    "zero-shot": (),
-    "probe": ("space", "objectives", "iterations", "seeds"),
-    "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
-    "mmvp": (),
-}
 
 
 @dataclass(frozen=True)
 class _Cell:
     """One task of one model on one data set."""
 
-    task: Task
+    task: EvaluationTask
     model: nn.Module
     name: str
     source: Source
@@ -93,7 +81,7 @@ def evaluate_models(
         raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
     cells = list(_cells(every, names, sources, out, tasks, protocol, store.precision))
     _check(cells, tasks, sources)
-    missing = sorted((cell for cell in cells if _stored(cell.path) is None), key=lambda cell: cell.task)
+    missing = sorted((cell for cell in cells if _stored(cell.path) is None), key=lambda cell: cell.task.name)
     store.shard.wait()  # until all have looked: who is quick writes what others would miss
     if store.shard.count > 1:
         for cell in missing:  # every process makes its parts of the features
@@ -101,7 +89,7 @@ def evaluate_models(
     alone = dataclasses.replace(store, shard=Shard(), progress=store.progress and store.shard.first)
     for number, cell in enumerate(missing):  # task by task, so that each process has its share of the probes
         if number % store.shard.count == store.shard.rank:
-            rows = task_rows(cell.task, cell.model, cell.source, protocol, alone)
+            rows = cell.task.measure(cell.model, cell.source, protocol, alone)
             with replacing(cell.path) as temporary:
                 rows.write_parquet(temporary)
     store.shard.wait()
@@ -117,7 +105,7 @@ def evaluate_models(
         with replacing(out / "rows.parquet") as temporary:
             rows.write_parquet(temporary)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
-            "tasks": list(dict.fromkeys(cell.task for cell in cells)), "precision": store.precision,
+            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)), "precision": store.precision,
         }  # fmt: skip
         record = run_record(
             every,
@@ -136,9 +124,11 @@ def evaluate_models(
     return summary
 
 
-def warm(task: Task, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> None:
+def warm(
+    task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore
+) -> None:
     """Compute this process's parts of the image features that a task needs; texts are quick."""
-    learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+    learned = (source.train, source.validation) if task.learns else ()
     for data in (source.test, *learned):
         if data is not None and not isinstance(data, MmvpSet):
             store.image_features(model, data)
@@ -150,37 +140,32 @@ def _cells(
 ) -> Iterator[_Cell]:  # fmt: skip
     prints = [fingerprint(model) for model in models]
     for source in sources:
-        for task in source.tasks():
+        for name in source.tasks():
             if tasks is not None and (
-                task not in tasks or source.name not in (tasks[task] or (source.name,))
+                name not in tasks or source.name not in (tasks[name] or (source.name,))
             ):
                 continue
-            if why := lack(task, source, protocol):
+            task = find_task(name)
+            if why := task.too_small(source, protocol):
                 if tasks is not None:
                     raise UserError(why)
                 print(f"antiphase: left out: {why}", file=sys.stderr)
                 continue
             told = _identity(task, source, protocol)
-            for model, name, own in zip(models, names, prints, strict=True):
-                if task not in _TEXTUAL or is_dual_encoder(model):
-                    identity = digest(str(_VERSION), task, own, *told, precision)
-                    yield _Cell(task, model, name, source, out / "cells" / f"{identity[:16]}.parquet")
+            for model, title, own in zip(models, names, prints, strict=True):
+                if not task.reads_text or is_dual_encoder(model):
+                    identity = digest(str(_VERSION), task.name, own, *told, precision)
+                    yield _Cell(task, model, title, source, out / "cells" / f"{identity[:16]}.parquet")
 
 
-def _identity(task: Task, source: Source, protocol: Protocol) -> list[str]:
+def _identity(task: EvaluationTask, source: Source, protocol: Protocol) -> list[str]:
     """Return all that a task's rows depend on, but for the model and the precision."""
-    settings: dict[str, Any] = {field: getattr(protocol, field) for field in _FIELDS[task]}
-    test = source.test
-    if task == "zero-shot":
-        assert not isinstance(test, MmvpSet)
-        settings["prompts"] = {
-            name: digest(*map("\x1f".join, class_prompts(name, test.class_names, test.prompts)))
-            for name in ensembles(source, protocol)
-        }
-    learned = (source.train, source.validation) if task in ("probe", "few-shot") else ()
+    settings: dict[str, Any] = {field: getattr(protocol, field) for field in task.fields}
+    settings |= task.resolved(source, protocol)
+    learned = (source.train, source.validation) if task.learns else ()
     data = [
         part.fingerprint() if isinstance(part, MmvpSet) else content_key(part)
-        for part in (test, *learned)
+        for part in (source.test, *learned)
         if part is not None
     ]
     return [*data, json.dumps(settings, sort_keys=True)]
@@ -213,7 +198,7 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
 
 
 def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source]) -> None:
-    done = {cell.task for cell in cells}
+    done = {cell.task.name for cell in cells}
     for task, names in (tasks or {}).items():
         if task not in done:
             shown = ", ".join(names or (source.name for source in sources))
@@ -221,7 +206,9 @@ def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source
                 task in source.tasks() and source.name in (names or (source.name,)) for source in sources
             )
             why = "the models encode no text" if able else f"{shown} cannot serve it"
-            raise UserError(f"task {task} ({TASKS[task]}): {why}; expected data and a model that can")
+            raise UserError(
+                f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can"
+            )
     if not cells:
         raise UserError("nothing to measure: the models encode no text and the data have no training images")
 
@@ -243,7 +230,8 @@ def _collect(cells: Sequence[_Cell]) -> pl.DataFrame:
         rows = _stored(cell.path)
         assert rows is not None
         about = {
-            "model": cell.name, "attention": card_of(cell.model).attention, "task": cell.task, "data": cell.source.name
+            "model": cell.name, "attention": card_of(cell.model).attention, "task": cell.task.name,
+            "data": cell.source.name,
         }  # fmt: skip
         found.append(rows.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
     return pl.concat(found)

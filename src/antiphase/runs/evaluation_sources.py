@@ -8,7 +8,7 @@ from antiphase.errors import NoSuchSplit, UserError
 
 if TYPE_CHECKING:
     from antiphase.data import ImageSet, PairSet
-    from antiphase.runs.tasks import Source
+    from antiphase.evaluation.tasks import Source
 
 
 def load_source(
@@ -40,7 +40,7 @@ def load_source(
     from antiphase.data.emoji_mmvp import emoji_mmvp
     from antiphase.data.mmvp import load_mmvp
     from antiphase.data.wds import has_captions
-    from antiphase.runs.tasks import Source
+    from antiphase.evaluation.tasks import Source, all_tasks
 
     kind, _, path = name.partition(":")
     if kind == "mmvp":
@@ -80,7 +80,8 @@ def load_source(
     except UserError as error:
         if learned:
             raise
-        print(f"antiphase: no probe and no few-shot on {name}: {error}", file=sys.stderr)
+        lost = " and ".join(f"no {task.name}" for task in all_tasks() if task.learns)
+        print(f"antiphase: {lost} on {name}: {error}", file=sys.stderr)
         train = validation = None
     return Source(test.subset(limit, 0), train, validation)
 

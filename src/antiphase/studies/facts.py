@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
 from antiphase.errors import UserError
+from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
-from antiphase.runs.tasks import Protocol
 from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe

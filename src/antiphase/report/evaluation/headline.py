@@ -5,13 +5,15 @@ The rule. Every difference on the page is read: of all tasks, data sets, setting
 side: the first that stands for its task, else the first on the page. Where none is decided, it quotes the first that
 stands for its task. The sentences below give the counts and the other decided differences.
 
-Few-shot intervals are over episodes that share their images, so that they exclude zero too often: these differences
-decide the title only where there are no others, and have a sentence of their own.
+The intervals of some tasks are over units that share their images (``dependent_units``: few-shot episodes), so that
+they exclude zero too often: these differences decide the title only if there are no others, and have a sentence of
+their own.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from antiphase.evaluation.tasks import find_task
 from antiphase.report.evaluation.wording import heading
 from antiphase.report.style.wording import points_interval
 
@@ -30,14 +32,15 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     if not differences:
         names = [model["name"] for model in summary["models"]]
         return f"What {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} can do", ""
-    apart = [each for each in differences if each["task"] != "few-shot"] or differences
-    episodes = [each for each in differences if each["task"] == "few-shot"] if apart != differences else []
+    apart = [each for each in differences if not find_task(each["task"]).dependent_units] or differences
+    dependent = [each for each in differences if each not in apart]
+    units = " and ".join(dict.fromkeys(find_task(each["task"]).dependent_units for each in dependent))
     pairs = list(dict.fromkeys((each["model"], each["twin"]) for each in differences))
     higher, lower = _higher(apart), _lower(apart)
     shown = max(higher, lower, key=len) or apart
     quoted = next((each for each in shown if each["headline"]), shown[0])
     who = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
-    elsewhere = " outside few-shot episodes" if _higher(episodes) or _lower(episodes) else ""
+    elsewhere = f" outside {units}" if _higher(dependent) or _lower(dependent) else ""
     title = _verdict(*who, len(higher), len(lower), len(apart), elsewhere)
     number = _number(quoted, several=len(pairs) > 1)
     lead = [_counts("Of", apart)]
@@ -46,8 +49,8 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
         if others:
             more = f"; {len(others) - _LISTED} more" if len(others) > _LISTED else ""
             lead.append(f"{side}{', too' if quoted in found else ''}: {'; '.join(others[:_LISTED])}{more}.")
-    if episodes:
-        lead.append(f"{_counts('Over few-shot episodes, which share their images, of', episodes)}")
+    if dependent:
+        lead.append(_counts(f"Over {units}, which share their images, of", dependent))
     return f"{title}: {number}", " ".join(lead)
 
 

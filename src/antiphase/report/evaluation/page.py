@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from antiphase.evaluation.metrics import TASKS
+from antiphase.evaluation.tasks import find_task
 from antiphase.files import replacing, write_text
 from antiphase.report.evaluation.figures import dot_figure, radar_figure
 from antiphase.report.evaluation.headline import headline
@@ -11,26 +11,6 @@ from antiphase.report.evaluation.wording import difference_sheet, sheets
 from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.style.families import families, seed_counts
 from antiphase.report.style.markup import embedded, environment
-
-_NAMES = {
-    "retrieval": "Retrieval",
-    "zero-shot": "Zero-shot",
-    "probe": "Linear probe",
-    "few-shot": "Few-shot",
-    "mmvp": "MMVP-VLM",
-}
-_WORDS = {
-    "retrieval": "Image R@k counts the captions whose image is among the first k, text R@k the images of which a "
-    "caption is. Candidates that are exactly as similar stand before the right one.",
-    "zero-shot": "An image belongs to the class whose mean prompt vector is nearest. Per class is the mean over the "
-    "classes’ accuracies, each of which counts alike.",
-    "probe": "A linear classifier of frozen features; C is chosen on validation images, of the seed’s draw where none "
-    "are published, and the last fit is on training and validation images together. Intervals are over the images.",
-    "few-shot": "Every episode has its own classes and images; both models of a pair have the same episodes. Intervals "
-    "are over the episodes, which share their images: they say nothing of other images. What another draw of "
-    "episodes does is in the standard deviation over seeds.",
-    "mmvp": "A pair counts where both statements find their own image of the two; guessing has 25 %.",
-}
 
 
 def write_evaluation_page(directory: Path) -> Path:
@@ -49,19 +29,20 @@ def write_evaluation_page(directory: Path) -> Path:
     groups = families(summary["models"])
     tables = sheets(summary, groups)
     sections = []
-    for task, sheet in tables.items():
-        its = [r for r in summary["results"] if r["task"] == task]
-        draw = radar_figure if task == "mmvp" else dot_figure
-        figure = embedded(draw(its, groups), task, f"{TASKS[task]}; the numbers are below")
+    for name, sheet in tables.items():
+        task = find_task(name)
+        its = [r for r in summary["results"] if r["task"] == name]
+        draw = radar_figure if task.radar else dot_figure
+        figure = embedded(draw(its, groups), name, f"{task.summary}; the numbers are below")
         for ending, content in figure["files"].items():
-            with replacing(directory / f"{task}.{ending}") as temporary:
+            with replacing(directory / f"{name}.{ending}") as temporary:
                 temporary.write_bytes(content)
         sections.append(
             {
-                "task": task,
-                "name": _NAMES[task],
-                "title": TASKS[task],
-                "words": _WORDS[task],
+                "task": name,
+                "name": task.title,
+                "title": task.summary,
+                "words": task.notes,
                 "figure": figure,
                 "sheet": sheet,
             }

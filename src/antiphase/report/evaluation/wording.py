@@ -8,7 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.evaluation.metrics import TASKS
+from antiphase.evaluation.tasks import find_task
+from antiphase.registry import TASKS
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import p_text, percent, percent_range, points, points_range
@@ -26,22 +27,7 @@ def heading(result: Result) -> str:
     >>> heading({"task": "retrieval", "setting": "image", "metric": "R@5"})
     'image R@5'
     """
-    task, setting, metric = result["task"], result["setting"], result["metric"]
-    if task == "zero-shot":
-        return f"{short(setting)} prompts, {metric}"
-    if task == "probe":
-        return f"{metric}, {setting} penalty"
-    return f"{setting} {metric}".strip()
-
-
-def short(setting: str) -> str:
-    """Shorten templates that stand in the place of an ensemble's name.
-
-    >>> short("an emoji of {}"), short("80")
-    ('“an emoji of {}”', '80')
-    """
-    first, _, rest = setting.partition("\n")
-    return f"“{first}”" + (" and others" if rest else "") if "{}" in setting else setting
+    return find_task(result["task"]).heading(result["setting"], result["metric"])
 
 
 def console_tables(summary: Mapping[str, Any]) -> list[Table]:

@@ -3,20 +3,19 @@
 import warnings
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, final, get_args
+from typing import Any, ClassVar, final
 
 import polars as pl
 from torch import nn
 
 from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
-from antiphase.evaluation.metrics import Task
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.runs.evaluate import warm
 from antiphase.runs.evaluation_sources import left_out, load_source
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.processes import Shard
-from antiphase.runs.tasks import Protocol, Source, lack, task_rows
 from antiphase.studies.cells.models import Model
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
@@ -24,23 +23,21 @@ from antiphase.studies.spec import Cell
 FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
 
-_LEARNED = ("probe", "few-shot")
 _BATCH_SIZE = 256
-# for the plan alone: images of a set, and what a task costs in forward passes over them
+# for the plan alone: images of a set
 _IMAGES = {"openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "imagenet": 50_000}
-_PASSES = {"retrieval": 2.0, "zero-shot": 2.0, "probe": 30.0, "few-shot": 10.0, "mmvp": 2.0}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Cell):
-    """A row for each image, caption, episode or pair, as of :func:`~antiphase.runs.tasks.task_rows`.
+    """A row for each image, caption, episode or pair, as the task measures them.
 
     Attributes:
         model: trained or given.
-        task: ``"retrieval"``, ``"zero-shot"``, ``"probe"``, ``"few-shot"`` or ``"mmvp"``.
+        task: a name of :data:`~antiphase.registry.TASKS`.
         data: as ``antiphase evaluate`` takes it.
-        protocol: fields of :class:`~antiphase.runs.tasks.Protocol` that differ; those that the task needs.
+        protocol: fields of :class:`~antiphase.evaluation.tasks.Protocol` that differ; those that the task needs.
         limit: at most so many images of the split; MMVP is always whole.
         train_limit: at most so many images to learn from.
         split: that is measured.
@@ -48,7 +45,7 @@ class Evaluate(Cell):
 
     version: ClassVar[int] = 1
     model: Model
-    task: Task
+    task: str
     data: str
     protocol: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
@@ -73,7 +70,7 @@ class Evaluate(Cell):
         """Return what its data are, where they lie in a folder."""
         if ":" not in self.data:
             return {}
-        source = load_source(self.data, self.split, None, None, self.task in _LEARNED, False, False)
+        source = load_source(self.data, self.split, None, None, find_task(self.task).learns, False, False)
         parts = (source.test, source.train, source.validation)
         return {"data": " ".join(part.fingerprint()[:16] for part in parts if part is not None)}
 
@@ -84,29 +81,28 @@ class Evaluate(Cell):
     def work(self) -> float:
         """Return the operations, about: features are taken once for all tasks, a probe is most of its work."""
         images = min(self.limit or 10**9, _IMAGES.get(self.data, 10_000))
-        return self.model.forward_work() * images * _PASSES[self.task]
+        return self.model.forward_work() * images * find_task(self.task).passes
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure; features that are in the store already are read."""
-        if self.task not in get_args(Task):
-            raise UserError(f"task {self.task!r}: expected one of {', '.join(get_args(Task))}")
+        task = find_task(self.task)
         protocol = _protocol(self.protocol)
         source = self._source(lab)
         if self.task not in source.tasks():
             raise UserError(
                 f"{self.task} on {self.data}: the data do not allow it; expected one of {_able(source)}"
             )
-        if why := lack(self.task, source, protocol):
+        if why := task.too_small(source, protocol):
             raise UserError(why)
         model = lab.model(self.model)
-        lab.warnings += _cut_behind(model, self.task, protocol)
+        lab.warnings += _cut_behind(model, task, protocol)
         store = FeatureStore(
             lab.store.root / FEATURES_FOLDER, batch_size=lab.batch_size or _BATCH_SIZE, progress=lab.progress,
             shard=lab.shard,
         )  # fmt: skip
-        warm(self.task, model, source, protocol, store)  # each process its part
+        warm(task, model, source, protocol, store)  # each process its part
         alone = replace(store, shard=Shard(), progress=lab.progress and lab.shard.first)
-        rows = task_rows(self.task, model, source, protocol, alone)
+        rows = task.measure(model, source, protocol, alone)
         if isinstance(source.test, MmvpSet):
             names = dict(enumerate(source.test.pattern_names))
             rows = rows.with_columns(pattern=pl.col("group").replace_strict(names, return_dtype=pl.String))
@@ -121,7 +117,7 @@ class Evaluate(Cell):
                 self.split,
                 self.limit,
                 self.train_limit,
-                self.task in _LEARNED,
+                find_task(self.task).learns,
                 False,
                 lab.progress,
             )
@@ -140,8 +136,8 @@ def _able(source: Source) -> str:
     return ", ".join(source.tasks()) or "another set"
 
 
-def _cut_behind(model: nn.Module, task: Task, protocol: Protocol) -> list[str]:
+def _cut_behind(model: nn.Module, task: EvaluationTask, protocol: Protocol) -> list[str]:
     """Return a warning where features before the projection were asked for and cannot be had."""
-    if task not in _LEARNED or protocol.space != "raw" or image_tower(model).raw:
+    if not task.learns or protocol.space != "raw" or image_tower(model).raw:
         return []
     return ["features are taken behind the projection, before which the model cannot be cut"]

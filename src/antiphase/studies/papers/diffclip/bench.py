@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from antiphase.data.published import IMAGENET_SETS, PROBE_SETS
-from antiphase.evaluation.metrics import Task
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given, given
@@ -82,7 +81,7 @@ class DiffclipBench:
             sizes=dict(self.sizes), recipe=dict(self.recipe),
         )  # fmt: skip
 
-    def evaluate(self, model: TrainClip | Given, task: Task, data: str) -> Evaluate:
+    def evaluate(self, model: TrainClip | Given, task: str, data: str) -> Evaluate:
         """Return a task on a data set."""
         return Evaluate(
             model=model, task=task, data=data, protocol=dict(self.protocols.get(task, {})),
