@@ -1,40 +1,52 @@
-"""What users choose by name, and where it is defined: one line registers one thing.
-
-The tables hold strings, imported when first used, so that the command line lists its choices without importing torch.
-"""
+"""Everything that is found by name: one line registers one thing, which is imported when it is first used."""
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 from antiphase.errors import UserError
 
-TASKS = {
+# name: "module:attribute", or the object itself
+Table = dict[str, Any]
+
+# evaluation tasks, in the order of rows and reports
+TASKS: Table = {
     "retrieval": "antiphase.evaluation.tasks.retrieval:TASK",
     "zero-shot": "antiphase.evaluation.tasks.zero_shot:TASK",
     "probe": "antiphase.evaluation.tasks.probe:TASK",
     "few-shot": "antiphase.evaluation.tasks.few_shot:TASK",
     "mmvp": "antiphase.evaluation.tasks.mmvp:TASK",
 }
-"""Evaluation tasks, in the order of rows and reports."""
+
+# estimators of the local Lipschitz constant, in the order of rows and tables
+ESTIMATORS: Table = {
+    "sampled mean": "antiphase.sensitivity.estimators.sampled:MEAN",
+    "sampled maximum": "antiphase.sensitivity.estimators.sampled:MAXIMUM",
+    "power iteration": "antiphase.sensitivity.estimators.power_iteration:ESTIMATOR",
+    "gradient ascent": "antiphase.sensitivity.estimators.gradient_ascent:ESTIMATOR",
+    "local maximum": "antiphase.sensitivity.estimators.local_maximum:ESTIMATOR",
+    "exact": "antiphase.sensitivity.estimators.exact:ESTIMATOR",
+}
 
 
-def find(table: Mapping[str, str], name: str, what: str = "name") -> Any:
-    """Import and return what a table registers under a name.
+def find(table: Table, name: str, kind: str) -> Any:
+    """Return the object that is registered under a name.
 
     Args:
-        table: one of this module's.
-        name: the key.
-        what: the kind of thing, for the error message.
+        table: one of the tables above.
+        name: one of its keys.
+        kind: what the table holds, for the error message.
 
     Raises:
-        UserError: the table has no such name.
+        UserError: for a name that is not registered.
 
     >>> find(TASKS, "prob", "task")
     Traceback (most recent call last):
     antiphase.errors.UserError: task 'prob': expected one of retrieval, zero-shot, probe, few-shot, mmvp
     """
     if name not in table:
-        raise UserError(f"{what} {name!r}: expected one of {', '.join(table)}")
-    module, _, attribute = table[name].partition(":")
+        raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")
+    found = table[name]
+    if not isinstance(found, str):
+        return found
+    module, _, attribute = found.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -11,6 +11,7 @@ from antiphase.errors import UserError
 from antiphase.progress import duration
 from antiphase.runs.sense_model import SensePlan
 from antiphase.sensitivity.eager import eager_attention
+from antiphase.sensitivity.estimators import all_estimators
 from antiphase.sensitivity.maps import attention_layers
 
 _LONGEST = 365 * 86400.0  # seconds
@@ -57,10 +58,9 @@ def passes(part: str, plan: SensePlan, layers: int) -> int:
     """
     if part == "alignment":  # directions at the pixels, and cotangents at the tokens, through both maps
         return 6 + 9 * plan.probes
-    if (
-        part == "lipschitz"
-    ):  # power iteration, gradient ascent and the local maximum for each map and the logits
-        return plan.samples + (layers + 1) * plan.steps * (12 + 3 * plan.points)
+    if part == "lipschitz":  # samples for all functions at once, the rest for each map and the logits
+        costs = [estimator.passes for estimator in all_estimators() if estimator.passes is not None]
+        return plan.samples + (layers + 1) * sum(cost(plan.steps, plan.points) for cost in costs)
     return 6 * layers * plan.steps + 63 * len(
         plan.travel
     )  # each block's norm, and 20 steps of PGD for each ε

@@ -25,15 +25,13 @@ from antiphase.runs.journal import Journal
 from antiphase.runs.processes import Shard
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
+from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
 from antiphase.sensitivity.layers import Layer
-from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
-from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
+from antiphase.sensitivity.operator_norm import power_iteration
 from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
 from antiphase.streams import check_seed, key, sample_keys
-
-_FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
 
 
 @dataclass(frozen=True)
@@ -146,21 +144,11 @@ def lipschitz_rows(
 def estimates(
     f: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, sampled: Sampled, plan: SensePlan
 ) -> dict[str, Tensor]:
-    """Return what each estimator of the local Lipschitz constant says of a function, l2→l2 in the L∞ ball."""
-    draw = {"seed": plan.seed, "ids": ids}
-    power = power_iteration(f, images, steps=2 * plan.steps, **draw)
-    climbed = gradient_ascent(
-        f, images, plan.eps, steps=plan.steps, restarts=1, slope=power, sampled=sampled, **draw
-    )
-    points = {"points": plan.points, "steps": -(-plan.steps // 2)}
-    highest = local_maximum(f, images, plan.eps, slope=power, **points, **draw)
-    found = {
-        "sampled mean": sampled.mean, "sampled maximum": sampled.largest, "power iteration": power.value,
-        "gradient ascent": climbed.value, "local maximum": highest.largest,
-    }  # fmt: skip
-    if f(images[:1]).numel() <= _FEW_OUTPUTS:
-        found["exact"] = exact_norm(f, images).value
-    return found
+    """Return the values of every registered estimator of a function's local Lipschitz constant."""
+    slope = power_iteration(f, images, steps=2 * plan.steps, seed=plan.seed, ids=ids)
+    at = Neighbourhood(f, images, ids, plan.eps, plan.steps, plan.points, plan.seed, sampled, slope)
+    found = {estimator.name: estimator.value(at) for estimator in all_estimators()}
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
@@ -235,6 +223,8 @@ def sense(
             "model": who,
             "data": data.fingerprint(),
         } | chosen
+        if part.name == "lipschitz" and (added := [e.name for e in all_estimators() if not e.from_start]):
+            what["estimators"] = added
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         journal = Journal(path, _stored(part.schema), writer=shard.rank)
         held = set(journal.rows()["sample"])

@@ -19,6 +19,7 @@ from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.style.families import Family, families, seed_counts
 from antiphase.report.style.markup import environment
 from antiphase.report.style.wording import number
+from antiphase.sensitivity.estimators import all_estimators
 
 _COLUMNS = {
     "cosine": "cosθ",
@@ -149,7 +150,7 @@ def lipschitz_table(summary: Mapping[str, Any]) -> Table:
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
         title="Local Lipschitz constant, L2 → L2, by the pixels",
     )  # fmt: skip
-    names = ("sampled mean", "sampled maximum", "power iteration", "gradient ascent")
+    names = [estimator.name for estimator in all_estimators() if estimator.console]
     table.add_column("model", overflow="fold")
     table.add_column("of")
     for name in names:

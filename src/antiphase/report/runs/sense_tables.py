@@ -14,17 +14,10 @@ from antiphase.report.runs.layer_figures import Panel, layer_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import eps_label, number
+from antiphase.sensitivity.estimators import all_estimators
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
-_ESTIMATORS = (
-    "sampled mean",
-    "sampled maximum",
-    "power iteration",
-    "exact",
-    "local maximum",
-    "gradient ascent",
-)
 
 
 @dataclass(frozen=True)
@@ -147,16 +140,16 @@ def _alignment(
 def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
     frame = sensitivity.means(rows, ["model", "of", "layer", "estimator"], ["value"])
     maps = frame.filter(of="map")
-    panels = [
-        Panel(name, "L", maps.filter(estimator=name), log=True)
-        for name in ("sampled mean", "gradient ascent")
-    ]
-    figures = [
-        ("lipschitz", layer_figure(panels, groups), "Local Lipschitz constant of each layer’s map by the pixels, "
-        "by the paper’s estimator above and by the best lower bound below.")
-    ]  # fmt: skip
+    shown = [e for e in all_estimators() if e.panel and e.name in set(maps["estimator"])]
+    panels = [Panel(e.name, "L", maps.filter(estimator=e.name), log=True) for e in shown]
+    caption = (
+        "Local Lipschitz constant of each layer’s map as a function of the pixels, from top to bottom by "
+        f"{', by '.join(e.panel for e in shown)}."
+    )
+    figures = [("lipschitz", layer_figure(panels, groups), caption)]
     wide = frame.with_columns(metric=pl.col("estimator"))
-    names = [name for name in _ESTIMATORS if name in set(wide["metric"])]
+    measured = [e for e in all_estimators() if e.name in set(wide["metric"])]
+    names = [e.name for e in measured]
     sheets = [
         _sheet(f"lipschitz-{of}", title, wide.filter(of=of), keys, names, names, colors)
         for of, title, keys in (
@@ -166,10 +159,8 @@ def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, s
     ]  # fmt: skip
     words = (
         f"Means over {rows['sample'].n_unique()} images, L2 → L2, within an L∞ ball of "
-        f"{eps_label(rows['eps'][0])}. Uniform sampling (Section 5.3 of the paper) concentrates on the "
-        "average slope, ‖J‖_F over the root of the number of pixels, far below the supremum that it stands "
-        "for. The others are lower bounds of that supremum too, but closer, except the "
-        "local maximum: a slope at some point of the ball, which a chord from the image need not reach."
+        f"{eps_label(rows['eps'][0])}. The constant is the steepest slope from the image to any point of the ball. "
+        + " ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured)
     )
     return Chapter("Local Lipschitz constants", words, figures, sheets)
 
