@@ -80,6 +80,9 @@ class Part:
     rows: Callable[[nn.Module, Tensor, Tensor, SensePlan], Iterator[dict[str, Any]]]
     version: int  # raise it when the same settings come to mean another measurement
     heavy: bool = False
+    registered: Callable[[], dict[str, Any]] = (
+        dict  # what else its rows depend on: what users have registered
+    )
 
 
 def alignment_rows(
@@ -151,6 +154,11 @@ def estimates(
     return {name: values for name, values in found.items() if values is not None}
 
 
+def _added_estimators() -> dict[str, Any]:
+    added = [estimator.name for estimator in all_estimators() if not estimator.from_start]
+    return {"estimators": added} if added else {}
+
+
 def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
     """Yield how far uniform noise and PGD's perturbation have come after each block."""
     norms = stage_norms(model, images, steps=2 * plan.steps, seed=plan.seed, ids=ids)
@@ -188,6 +196,7 @@ PARTS = (
         ("eps", "samples", "steps", "points", "seed"),
         lipschitz_rows,
         heavy=True,
+        registered=_added_estimators,
         version=1,
     ),
     Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows, version=1),
@@ -216,15 +225,13 @@ def sense(
     who = fingerprint(model)
     found = {}
     for part in (part for part in PARTS if part.name in parts):
-        chosen = {field: asdict(plan)[field] for field in part.settings}
+        chosen = {field: asdict(plan)[field] for field in part.settings} | part.registered()
         what = {
             "version": part.version,
             "part": part.name,
             "model": who,
             "data": data.fingerprint(),
         } | chosen
-        if part.name == "lipschitz" and (added := [e.name for e in all_estimators() if not e.from_start]):
-            what["estimators"] = added
         path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
         journal = Journal(path, _stored(part.schema), writer=shard.rank)
         held = set(journal.rows()["sample"])
