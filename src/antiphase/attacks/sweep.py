@@ -71,9 +71,12 @@ def sweep(
         if read_options(run, "sweep").on_finished is not None:
             raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
         return descend(ensemble, model, images, labels, threat, budgets, run)
+    unbounded = bool(nested) and ensemble.minimal
     for budget in budgets:
         before = results[-1] if nested and results else None
         at = replace(threat, eps=budget)
-        results.append(run_ensemble(ensemble, model, images, labels, at, before=before, run=run))
+        results.append(
+            run_ensemble(ensemble, model, images, labels, at, before=before, unbounded=unbounded, run=run)
+        )
     worse = falling_asr(budgets, [result.asr for result in results])
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]

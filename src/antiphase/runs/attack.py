@@ -91,7 +91,7 @@ class AttackPlan:
     @property
     def minimal(self) -> bool:
         """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
-        return self.nested and len(self.ensemble.stages) == 1 and self.ensemble.stages[0].nearest
+        return self.nested and self.ensemble.minimal
 
 
 def measure(
