@@ -296,6 +296,20 @@ def test_ensembles_carry_over_too(victim):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
+def test_up_black_box_wins_at_smaller_budgets_still_count(victim):
+    def weak(model, images, labels, threat, **run):
+        return apgd(model, images, labels, Threat("linf", 1e-5), steps=1, **run)
+
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", apgd, {"steps": 9})))
+    for result in sweep(ensemble, *victim, None, THREAT, EPS[1:]):
+        broken = int(result.success.sum())
+        assert result.settings["felled"] == {"weak": 0, "square": broken}
+        assert (
+            f"felled {broken} samples that stood after the attacks by gradient (0 of 53)"
+            in result.warnings[0]
+        )
+
+
 def test_falling_asr_is_reported(victim):
     results = iter([0.5, 0.25])
 

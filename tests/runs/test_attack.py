@@ -16,11 +16,10 @@ from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.runs import attack as measure_module
-from antiphase.runs.attack import AttackPlan, _doubts, measure
+from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.processes import Shard
 from tests.processes import Python, python, together
 
-_DOUBTED = {"success": pl.Boolean, "felled_by": pl.String}
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
 
 
@@ -198,16 +197,6 @@ def test_warnings_outlast_the_run_that_gave_them(tmp_path, victim):
     _, again = _measure(Quantised(), tmp_path, plan)
     assert first == again
     assert "gradients were zero" in first[0]
-
-
-def test_what_the_verdicts_make_doubtful_is_said_too():
-    fell, n = [True, True, True, False], 4
-    stood = pl.DataFrame({"success": [False] * n, "felled_by": [None] * n}, schema=_DOUBTED)
-    felled = pl.DataFrame({"success": fell, "felled_by": ["square"] * 3 + [None]}, schema=_DOUBTED)
-    plan = AttackPlan((0.1, 0.2), attack="autoattack", nested=False)
-    assert [line[:6] for line in _doubts([stood, felled], plan)] == ["Square"]
-    assert [line[:9] for line in _doubts([felled, stood], plan)] == ["ASR falls", "Square, w"]
-    assert _doubts([stood, felled], AttackPlan((0.1, 0.2))) == []
 
 
 def test_bf16_search_counts_only_what_float32_confirms(victim):

@@ -132,15 +132,27 @@ def run_ensemble(
             over = standing if last else standing[whole.success[standing]]
             chosen.on_finished(over, arrays_of(whole))
     assert whole is not None
-    return replace(concluded(ensemble, whole, parts, len(ids)), ids=ids, seconds=time.monotonic() - began)
+    whole = concluded(ensemble, whole, parts, len(ids), before)
+    return replace(whole, ids=ids, seconds=time.monotonic() - began)
 
 
-def concluded(ensemble: Ensemble, whole: AttackResult, parts: list[AttackResult], count: int) -> AttackResult:
-    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful."""
+def concluded(
+    ensemble: Ensemble,
+    whole: AttackResult,
+    parts: list[AttackResult],
+    count: int,
+    before: AttackResult | None = None,
+) -> AttackResult:
+    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful.
+
+    ``before`` is the result at a smaller ε that ``whole`` continues; what its stages broke still counts as theirs.
+    """
     warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)  # each once
     changes: dict[str, Any] = {}
     if len(ensemble.stages) > 1:
-        felled = {part.attack: int(part.success.sum()) for part in parts}
+        felled: dict[str, int] = dict(before.settings["felled"]) if before else {}
+        for part in parts:
+            felled[part.attack] = felled.get(part.attack, 0) + int(part.success.sum())
         black_box = felled.get("square", 0)
         warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, count))
         changes = {"attack": ensemble.name, "settings": {"felled": felled}}

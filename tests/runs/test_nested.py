@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from antiphase.attacks import Threat, catalogue, sweep
+from antiphase.attacks import Threat, catalogue, pgd, sweep
+from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.data.images import ArrayImages
 from antiphase.models.card import ModelCard, with_card
-from antiphase.studies.measure import Plan, measure
-from antiphase.studies.shards import Shard
+from antiphase.runs.attack import AttackPlan, measure
+from antiphase.runs.processes import Shard
 from tests.attacks import toys
 
 EPS = (0.01, 0.015, 0.02, 0.03)
@@ -38,12 +39,11 @@ def data():
 @pytest.fixture(autouse=True)
 def with_ensemble(monkeypatch):
     """Add an ensemble of a weak attack, a nearest-example search and a strong attack to the catalogue."""
-    stages = [
+    stages = tuple(
         catalogue.find_attack(name, **settings).stages[0]
         for name, settings in (("fgsm", {}), ("fab", {"steps": 1}), ("pgd", {}))
-    ]
-    mixed = replace(catalogue.find_attack("fgsm"), name="mixed", stages=tuple(stages))
-    monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "mixed": lambda: mixed})
+    )
+    monkeypatch.setitem(catalogue.CATALOGUE, "mixed", lambda: Ensemble("mixed", stages))
 
 
 def _broken_by(results):
@@ -74,7 +74,7 @@ def _agree(rows, results):
     ids=["single", "ensemble", "nearest"],
 )
 def test_memory_and_disk_agree(tmp_path, model, data, attack, settings, nested):
-    plan = Plan(EPS, attack=attack, settings=settings, nested=nested)
+    plan = AttackPlan(EPS, attack=attack, settings=settings, nested=nested)
     rows, _ = measure("m", model, data, plan, tmp_path, shard=Shard(), progress=False)
     images = data.images(range(COUNT))
     results = sweep(plan.ensemble, model, images, None, Threat(), EPS, nested=nested, ids=data.ids)
@@ -82,3 +82,17 @@ def test_memory_and_disk_agree(tmp_path, model, data, attack, settings, nested):
     assert 0 < results[0].asr < results[-1].asr < 1
     if attack == "mixed":
         assert len(set(rows["felled_by"].drop_nulls())) == 3
+
+
+def test_disk_warns_as_memory_does(tmp_path, model, data, monkeypatch):
+    def weak(model, images, labels, threat, **run):
+        return pgd(model, images, labels, replace(threat, eps=1e-4), steps=1, **run)
+
+    def fickle(model, images, labels, threat, **run):
+        return (pgd if threat.eps == EPS[-2] else weak)(model, images, labels, threat, **run)
+
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "two", lambda: ensemble)
+    plan = AttackPlan(EPS[-2:], attack="two", nested=False)
+    _, warnings = measure("m", model, data, plan, tmp_path, shard=Shard(), progress=False)
+    assert [line[:9] for line in warnings] == ["Square, w", "ASR falls"]
