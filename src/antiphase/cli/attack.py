@@ -21,6 +21,8 @@ from antiphase.cli.options import (
     Independent,
     Limit,
     Models,
+    Nested,
+    Nesting,
     Norm,
     Objective,
     Out,
@@ -102,6 +104,7 @@ def audit(
     restarts: Restarts = None,
     objective: Objective = None,
     width: PatchWidth = None,
+    nested: Nesting = Nested.UP,
     independent: Independent = False,
     control: Control = False,
     sense_limit: Annotated[
@@ -136,7 +139,7 @@ def audit(
             model.split(","), against.split(",") if against else [], data, out, quiet, device,
             split=split, limit=limit, eps=eps, norm=norm, attack=attack,
             settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
-            nested=not independent, control=control,
+            nested="off" if independent else nested.value, control=control,
             sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
             skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
             classes=classes,
@@ -165,6 +168,7 @@ def attack(
     queries: Annotated[int | None, typer.Option(help="Square: forward passes a sample.", min=1)] = None,
     width: PatchWidth = None,
     objective: Objective = None,
+    nested: Nesting = Nested.UP,
     independent: Independent = False,
     control: Control = False,
     precision: SearchPrecision = "float32",
@@ -198,7 +202,7 @@ def attack(
     with run_folder(out, "attack"):
         run_audit(
             [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
-            settings=settings, nested=not independent, control=control, precision=precision, compile=compile,
-            seed=seed, random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
-            classes=classes,
+            settings=settings, nested="off" if independent else nested.value, control=control,
+            precision=precision, compile=compile, seed=seed, random_weights=random_weights,
+            skip_bad=skip_bad, prompt=prompt, batch_size=batch_size, classes=classes,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from antiphase.attacks.catalogue import find_attack
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.sweep import sweep
+from antiphase.attacks.sweep import Nesting, nesting, sweep
 from antiphase.attacks.threat import Norm, Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
@@ -51,7 +51,7 @@ class AttackPlan:
         norm: of the budgets.
         attack: a name of the catalogue.
         settings: its keyword arguments.
-        nested: whether a sample that falls at ε counts as fallen at every larger one.
+        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
         seed: of the attack's random draws.
         precision: of the search; verdicts are float32.
         batch_size: rows through the model at once; affects no result.
@@ -65,7 +65,7 @@ class AttackPlan:
     norm: Norm = "linf"
     attack: str = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
-    nested: bool = True
+    nested: Nesting | bool = "up"
     seed: int = 0
     precision: Precision = "float32"
     batch_size: int | None = None
@@ -81,6 +81,7 @@ class AttackPlan:
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
         check_seed(self.seed)
+        object.__setattr__(self, "nested", nesting(self.nested))
         find_attack(self.attack, **self.settings)
 
     @property
@@ -91,7 +92,7 @@ class AttackPlan:
     @property
     def minimal(self) -> bool:
         """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
-        return self.nested and self.ensemble.minimal
+        return self.nested != "off" and self.ensemble.minimal
 
 
 def measure(
