@@ -282,6 +282,9 @@ def test_an_attack_for_the_nearest_example_runs_once(victim):
     for result, single in zip(up, alone, strict=True):
         assert torch.equal(result.success, single.success)
     assert all(int(result.forwards.sum()) == 0 for result in up[1:])
+    down = sweep(fab_alone, model, images, None, THREAT, EPS, nested="down")
+    for one, other in zip(up, down, strict=True):
+        _same(one, other)
 
 
 def test_ensembles_carry_over_too(victim):

@@ -245,11 +245,14 @@ def test_a_nesting_that_does_not_exist():
     ],
 )
 def test_the_command_line_chooses(tmp_path, run_cli, options, budgets):
-    given = ["--attack", "fgsm", "--eps", "1/255,2/255", "--limit", 2, "--quiet", "--out", tmp_path]
+    given = ["--steps", 2, "--queries", 3, "--eps", "8/255,16/255", "--limit", 2, "-q", "--out", tmp_path]
     code, _, errors = run_cli("attack", "specimen:vit-0", *given, *options)
     assert (code, errors) == (0, "")
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert settings["budgets"].startswith(budgets)
+    page = (tmp_path / "report.html").read_text()
+    assert "Which attack felled the images" in page
+    assert ("counts there and at every larger one" in page) == (budgets == "nested up")
 
 
 @pytest.mark.parametrize("command", ["attack", "audit"])
