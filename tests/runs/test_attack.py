@@ -15,6 +15,7 @@ from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.registry import ATTACKS
 from antiphase.runs import attack as measure_module
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.processes import Shard
@@ -62,6 +63,7 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
         held.extend([weakref.ref(images), weakref.ref(result.adversarial)])
         return result
 
+    monkeypatch.setitem(ATTACKS, "watched", None)  # taken out again afterwards
     catalogue.add_attack("watched", watched)
     monkeypatch.setattr(measure_module, "_SLICE_BYTES", 8 * 4 * 64)
     rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
@@ -229,8 +231,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, victim, argume
 
 
 def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
-    monkeypatch.setattr(catalogue, "CATALOGUE", dict(catalogue.CATALOGUE))
-    monkeypatch.setattr(catalogue, "_ADDED", set())
+    monkeypatch.setitem(ATTACKS, "their-own", None)  # taken out again afterwards
 
     def sign_step(model, images, labels):
         images = images.requires_grad_(True)

@@ -10,6 +10,7 @@ from antiphase.cli.app import app
 from antiphase.cli.options import (
     EPS,
     Against,
+    AttackChoice,
     AttackName,
     BatchSize,
     Classes,
@@ -99,7 +100,7 @@ def audit(
     limit: Limit = 1000,
     eps: Eps = EPS,
     norm: Norm = "linf",
-    attack: AttackName = "pgd",
+    attack: AttackName = AttackChoice["pgd"],
     steps: Steps = None,
     restarts: Restarts = None,
     objective: Objective = None,
@@ -137,7 +138,7 @@ def audit(
     with run_folder(out, "audit"):
         run_audit(
             model.split(","), against.split(",") if against else [], data, out, quiet, device,
-            split=split, limit=limit, eps=eps, norm=norm, attack=attack,
+            split=split, limit=limit, eps=eps, norm=norm, attack=attack.value,
             settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
             nested="off" if independent else nested.value, control=control,
             sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
@@ -153,13 +154,7 @@ def attack(
     classes: Classes = None,
     split: Split = "test",
     limit: Limit = 1000,
-    name: Annotated[
-        str,
-        typer.Option(
-            "--attack",
-            help="pgd, patch, fgsm, apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square, carlini-wagner, noise, autoattack.",
-        ),
-    ] = "autoattack",
+    name: AttackName = AttackChoice["autoattack"],
     eps: Eps = "8/255",
     norm: Norm = "linf",
     version: Annotated[str | None, typer.Option(help="AutoAttack: standard, 2020, plus or rand.")] = None,
@@ -201,7 +196,7 @@ def attack(
     )
     with run_folder(out, "attack"):
         run_audit(
-            [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
+            [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name.value,
             settings=settings, nested="off" if independent else nested.value, control=control,
             precision=precision, compile=compile, seed=seed, random_weights=random_weights,
             skip_bad=skip_bad, prompt=prompt, batch_size=batch_size, classes=classes,

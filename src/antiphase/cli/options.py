@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from antiphase.errors import UserError
+from antiphase.registry import ATTACKS, choices
 
 
 def directory(text: str | Path) -> Path:
@@ -65,7 +66,8 @@ Against = Annotated[str | None, typer.Option(help="The twin to compare with; sev
 Split = Annotated[str, typer.Option(help="Which part of the source.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many images.", min=1)]
 Norm = Annotated[str, typer.Option(help="linf or l2.")]
-AttackName = Annotated[str, typer.Option(help="An attack, as of antiphase attack --attack.")]
+AttackChoice = choices("AttackChoice", ATTACKS)
+AttackName = Annotated[AttackChoice, typer.Option("--attack", help="Attack to run.")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the attack; PGD takes 20 of ε/4.", min=1)]
 Restarts = Annotated[int | None, typer.Option(help="Tries of a sample that stands.", min=1)]
 
