@@ -82,5 +82,5 @@ def _word(value: Any) -> str:
 
 
 def _stage(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
-    given = (f"{setting} {'none' if value is None else _word(value)}" for setting, value in settings)
+    given = (f"{setting} {'none' if value is None else value}" for setting, value in settings)
     return f"{name}: {', '.join(given)}"
