@@ -1,6 +1,7 @@
 """Imports point in one direction: a package uses itself and what stands before it in the list, no more."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,10 +142,14 @@ def test_the_check_lets_pass_what_points_the_right_way(tmp_path, path, source):
     assert violations(tmp_path / "antiphase") == []
 
 
-def test_help_needs_no_part_of_the_library():
-    code = "import sys; from antiphase import cli; print(sorted({'torch', 'polars', 'scipy'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+def test_help_needs_no_part_of_the_library_and_threads_are_told_to_sleep_before_torch_is_there():
+    code = (
+        "import os, sys; from antiphase import cli; print(sorted({'torch', 'polars', 'scipy'} & set(sys.modules)));"
+        "print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=kept)
+    assert found.stdout == "[]\nPASSIVE\n"
 
 
 def test_our_own_models_need_neither_timm_nor_torchvision():

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 # the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+# By default OpenMP's threads spin while they wait for each other. On a shared machine they take each other's processor
+# away: an audit was 2 to 5 times as fast without (dev/attack-engine.md). Read when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 __all__ = ["UserError", "attacks", "attention", "data", "evaluation", "load_model", "models", "sensitivity"]
 
 

@@ -1,12 +1,28 @@
 """Everything that is found by name: one line registers one thing, which is imported when it is first used."""
 
 import importlib
+from enum import StrEnum
 from typing import Any
 
 from antiphase.errors import UserError
 
 # name: "module:attribute", or the object itself
 Table = dict[str, Any]
+
+ATTACKS: Table = {
+    "pgd": "antiphase.attacks.pgd:PGD",
+    "patch": "antiphase.attacks.patch:PATCH",
+    "fgsm": "antiphase.attacks.fgsm:FGSM",
+    "apgd-ce": "antiphase.attacks.apgd:APGD_CE",
+    "apgd-dlr": "antiphase.attacks.apgd:APGD_DLR",
+    "apgd-t": "antiphase.attacks.apgd:APGD_T",
+    "fab": "antiphase.attacks.fab:FAB",
+    "fab-t": "antiphase.attacks.fab:FAB_T",
+    "square": "antiphase.attacks.square:SQUARE",
+    "carlini-wagner": "antiphase.attacks.carlini_wagner:CARLINI_WAGNER",
+    "noise": "antiphase.attacks.noise:NOISE",
+    "autoattack": "antiphase.attacks.autoattack:AUTOATTACK",
+}
 
 # evaluation tasks, in the order of rows and reports
 TASKS: Table = {
@@ -50,3 +66,8 @@ def find(table: Table, name: str, kind: str) -> Any:
         return found
     module, _, attribute = found.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def choices(name: str, table: Table) -> type[StrEnum]:
+    """Return an enumeration of a table's names, for the options of the command line."""
+    return StrEnum(name, {key: key for key in table})  # type: ignore[return-value]

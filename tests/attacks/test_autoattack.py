@@ -49,17 +49,6 @@ def test_each_stage_gets_what_stands():
     assert int(result.forwards.sum()) == sum(int(part.forwards.sum()) for part in result.stages)
 
 
-def test_verdicts_know_neither_batch_nor_order():
-    model, images = toys.network(), toys.images(67)
-    results = [autoattack(model, images, None, THREAT, batch_size=size, **QUICK) for size in (1, 7, 64, 500)]
-    for other in results[1:]:
-        for name in ("success", "adversarial", "distance", "forwards", "backwards"):
-            assert torch.equal(getattr(results[0], name), getattr(other, name)), name
-    order = torch.randperm(67, generator=torch.Generator().manual_seed(5))
-    shuffled = autoattack(model, images[order], None, THREAT, ids=order, **QUICK)
-    assert torch.equal(results[0].adversarial[order], shuffled.adversarial)
-
-
 def test_finished_samples_are_told_of_once():
     told = []
     result = autoattack(

@@ -282,6 +282,9 @@ def test_an_attack_for_the_nearest_example_runs_once(victim):
     for result, single in zip(up, alone, strict=True):
         assert torch.equal(result.success, single.success)
     assert all(int(result.forwards.sum()) == 0 for result in up[1:])
+    down = sweep(fab_alone, model, images, None, THREAT, EPS, nested="down")
+    for one, other in zip(up, down, strict=True):
+        _same(one, other)
 
 
 def test_ensembles_carry_over_too(victim):
@@ -294,6 +297,20 @@ def test_ensembles_carry_over_too(victim):
     for one, other in zip(up, again, strict=True):
         for name in ("success", "adversarial", "forwards", "backwards"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_up_black_box_wins_at_smaller_budgets_still_count(victim):
+    def weak(model, images, labels, threat, **run):
+        return apgd(model, images, labels, Threat("linf", 1e-5), steps=1, **run)
+
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", apgd, {"steps": 9})))
+    for result in sweep(ensemble, *victim, None, THREAT, EPS[1:]):
+        broken = int(result.success.sum())
+        assert result.settings["felled"] == {"weak": 0, "square": broken}
+        assert (
+            f"felled {broken} samples that stood after the attacks by gradient (0 of 53)"
+            in result.warnings[0]
+        )
 
 
 def test_falling_asr_is_reported(victim):

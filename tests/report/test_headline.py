@@ -125,3 +125,20 @@ def test_a_model_alone_claims_nothing_about_attention(alone):
     (headline,) = headlines(read_run(alone))
     assert headline.title.startswith("PGD (L∞) changes ")
     assert "No two models were compared" in headline.lead
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"pgd": {"steps": 7, "restarts": 1}}, "L∞ PGD-7"),
+        ({"pgd": {"restarts": 1}}, "L∞ PGD"),
+        ({"pgd": "steps 7, step_size ε/4, restarts 1"}, "L∞ PGD-7"),  # a run stored before November 2026
+        ({"steps": 20}, "L∞ PGD-20"),
+        ({}, "L∞ PGD"),
+    ],
+)
+def test_the_steps_come_from_the_stored_settings(tmp_path, make_run, settings, name):
+    rows = rows_of({"diff": [60], "vit": [20]})
+    run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows, settings=settings)
+    (headline,) = headlines(read_run(run))
+    assert headline.title.endswith(f"(200 images, {name})")

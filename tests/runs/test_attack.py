@@ -15,12 +15,12 @@ from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.registry import ATTACKS
 from antiphase.runs import attack as measure_module
-from antiphase.runs.attack import AttackPlan, _doubts, measure
+from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.processes import Shard
 from tests.processes import Python, python, together
 
-_DOUBTED = {"success": pl.Boolean, "felled_by": pl.String}
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
 
 
@@ -63,6 +63,7 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
         held.extend([weakref.ref(images), weakref.ref(result.adversarial)])
         return result
 
+    monkeypatch.setitem(ATTACKS, "watched", None)  # taken out again afterwards
     catalogue.add_attack("watched", watched)
     monkeypatch.setattr(measure_module, "_SLICE_BYTES", 8 * 4 * 64)
     rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
@@ -200,16 +201,6 @@ def test_warnings_outlast_the_run_that_gave_them(tmp_path, victim):
     assert "gradients were zero" in first[0]
 
 
-def test_what_the_verdicts_make_doubtful_is_said_too():
-    fell, n = [True, True, True, False], 4
-    stood = pl.DataFrame({"success": [False] * n, "felled_by": [None] * n}, schema=_DOUBTED)
-    felled = pl.DataFrame({"success": fell, "felled_by": ["square"] * 3 + [None]}, schema=_DOUBTED)
-    plan = AttackPlan((0.1, 0.2), attack="autoattack", nested=False)
-    assert [line[:6] for line in _doubts([stood, felled], plan)] == ["Square"]
-    assert [line[:9] for line in _doubts([felled, stood], plan)] == ["ASR falls", "Square, w"]
-    assert _doubts([stood, felled], AttackPlan((0.1, 0.2))) == []
-
-
 def test_bf16_search_counts_only_what_float32_confirms(victim):
     images = load_data("digits", limit=31).images(range(31))
     result = autoattack(victim, images, None, Threat(eps=8 / 255), precision="bf16", **QUICK)
@@ -240,8 +231,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, victim, argume
 
 
 def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
-    monkeypatch.setattr(catalogue, "CATALOGUE", dict(catalogue.CATALOGUE))
-    monkeypatch.setattr(catalogue, "_ADDED", set())
+    monkeypatch.setitem(ATTACKS, "their-own", None)  # taken out again afterwards
 
     def sign_step(model, images, labels):
         images = images.requires_grad_(True)

@@ -132,6 +132,7 @@ def test_dry_run_checks_the_paper_profile(call, store):
     code, out, _ = call("run", "table-3", "--profile", "paper", "--dry-run", "--store", store)
     assert code == 0
     assert "agrees: train.adversarial_eps_255 = 0.25, 0.5, 1" in out
+    assert "  attack.settings = pgd: steps 20, step_size ε/4, schedule constant, restarts 1" in out
     assert "DIFFERS" not in out
 
 

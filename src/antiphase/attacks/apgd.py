@@ -15,6 +15,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec, Settings
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -191,3 +192,12 @@ class _Apgd:
         rows["x"] = project(mixed, clean, eps, threat.norm, threat.bounds)
         rows["previous"] = x
         rows["t"] = rows["t"] + 1
+
+
+def _unset(settings: Settings) -> Settings:
+    return {"objective": "dlr" if settings["targets"] else "cross_entropy"}
+
+
+APGD_CE = AttackSpec(apgd, "APGD-CE", unset=_unset)
+APGD_DLR = AttackSpec(apgd, "APGD-DLR", {"objective": "dlr"}, unset=_unset)
+APGD_T = AttackSpec(apgd, "APGD-T", {"targets": 9}, unset=_unset)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -13,6 +13,7 @@ from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
 from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.square import square
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -93,3 +94,17 @@ def autoattack_ensemble(
     }[version]
     name = "autoattack" if version == "standard" else f"autoattack-{version}"
     return Ensemble(name, stages, _LEAST_CLASSES[version], _MOST_CLASSES.get(version))
+
+
+def _stages(**settings: Any) -> Ensemble:
+    """Return the stages, and refuse a setting that none of them takes."""
+    ensemble = autoattack_ensemble(**settings)
+    for setting in ("queries", "targets"):
+        if setting in settings and not any(setting in stage.settings for stage in ensemble.stages):
+            raise UserError(
+                f"{setting} {settings[setting]!r}: no stage of {ensemble.name} takes it; expected another version"
+            )
+    return ensemble
+
+
+AUTOATTACK = AttackSpec(autoattack, "AutoAttack", stages=_stages)

@@ -14,6 +14,7 @@ from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import margin, targeted_margin
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
@@ -250,3 +251,9 @@ class _CarliniWagner:
 def _tanh(w: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
     """Return tanh w; by way of float64, as torch's last bit may differ with a number's place in the tensor."""
     return torch.tanh(w.double()).to(w.dtype)
+
+
+CARLINI_WAGNER = AttackSpec(
+    carlini_wagner, "Carlini–Wagner", nearest=True,
+    passes=lambda settings: float(settings["steps"] * settings["search_steps"] * (settings["targets"] or 1)),
+)  # fmt: skip

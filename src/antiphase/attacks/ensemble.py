@@ -1,5 +1,6 @@
 """Several attacks one after the other: each gets only the samples that still stand."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,11 @@ class Ensemble:
     least_classes: int = 1
     most_classes: int | None = None
 
+    @property
+    def minimal(self) -> bool:
+        """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
+        return len(self.stages) == 1 and self.stages[0].nearest
+
     def check(self, model: Classifier, images: Tensor) -> None:
         """Ask the model about the first image, before hours are spent on the first stages.
 
@@ -80,7 +86,7 @@ class Ensemble:
 
 def run_ensemble(
     ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat, *,
-    before: AttackResult | None = None, run: RunOptions,
+    before: AttackResult | None = None, unbounded: bool = False, run: RunOptions,
 ) -> AttackResult:  # fmt: skip
     """Run every stage on the samples that those before it left standing.
 
@@ -91,6 +97,7 @@ def run_ensemble(
         labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds.
         before: the result of the same stages at a smaller ε, whose fallen samples stay fallen.
+        unbounded: whether to search at infinite ε and count what lies within the threat's.
         run: seed, batch size and the like; ``on_finished`` is told of samples that fell, and of those that
             stand after the last stage.
     """
@@ -115,7 +122,9 @@ def run_ensemble(
                 **run, "ids": ids[standing], "progress": title(stage, chosen), "on_finished": None,
             }  # fmt: skip
             some = None if given is None else given[standing]
-            part = stage.attack(model, images[standing], some, threat, **stage.settings, **here)
+            asked = replace(threat, eps=math.inf) if unbounded else threat
+            part = stage.attack(model, images[standing], some, asked, **stage.settings, **here)
+            part = _within(part, threat) if unbounded else part
         parts.append(replace(part, attack=stage.name or part.attack))
         whole = merged(whole, part, standing, threat)
         if chosen.on_finished is not None:
@@ -123,15 +132,27 @@ def run_ensemble(
             over = standing if last else standing[whole.success[standing]]
             chosen.on_finished(over, arrays_of(whole))
     assert whole is not None
-    return replace(concluded(ensemble, whole, parts, len(ids)), ids=ids, seconds=time.monotonic() - began)
+    whole = concluded(ensemble, whole, parts, len(ids), before)
+    return replace(whole, ids=ids, seconds=time.monotonic() - began)
 
 
-def concluded(ensemble: Ensemble, whole: AttackResult, parts: list[AttackResult], count: int) -> AttackResult:
-    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful."""
+def concluded(
+    ensemble: Ensemble,
+    whole: AttackResult,
+    parts: list[AttackResult],
+    count: int,
+    before: AttackResult | None = None,
+) -> AttackResult:
+    """Say of the verdicts of all stages on ``count`` samples which of them they come from, and what is doubtful.
+
+    ``before`` is the result at a smaller ε that ``whole`` continues; what its stages broke still counts as theirs.
+    """
     warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)  # each once
     changes: dict[str, Any] = {}
     if len(ensemble.stages) > 1:
-        felled = {part.attack: int(part.success.sum()) for part in parts}
+        felled: dict[str, int] = dict(before.settings["felled"]) if before else {}
+        for part in parts:
+            felled[part.attack] = felled.get(part.attack, 0) + int(part.success.sum())
         black_box = felled.get("square", 0)
         warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, count))
         changes = {"attack": ensemble.name, "settings": {"felled": felled}}
@@ -159,15 +180,15 @@ def _nearer(known: AttackResult, ids: Tensor, threat: Threat) -> AttackResult:
     """Return a nearest-example search's verdicts at a larger ε, without searching again."""
     order = {int(sample): position for position, sample in enumerate(known.ids.tolist())}
     at = torch.tensor([order[int(sample)] for sample in ids.tolist()])
-    success = (known.prediction[at] != known.label[at]) & (
-        known.distance[at] <= threat.eps + threat.tolerance
-    )
-    nothing = torch.zeros_like(known.forwards[at])
-    return replace(
-        known, threat=threat, ids=ids, label=known.label[at], clean_prediction=known.clean_prediction[at],
-        prediction=known.prediction[at], success=success, adversarial=known.adversarial[at],
-        distance=known.distance[at], forwards=nothing, backwards=nothing.clone(), warnings=(),
-    )  # fmt: skip
+    arrays: dict[str, Any] = {name: tensor[at] for name, tensor in arrays_of(known).items()}
+    arrays |= {name: torch.zeros_like(arrays[name]) for name in ("forwards", "backwards")}
+    return _within(replace(known, ids=ids, warnings=(), **arrays), threat)
+
+
+def _within(found: AttackResult, threat: Threat) -> AttackResult:
+    """Count the nearest examples that were found within ε."""
+    success = (found.prediction != found.label) & (found.distance <= threat.eps + threat.tolerance)
+    return replace(found, threat=threat, success=success)
 
 
 def merged(

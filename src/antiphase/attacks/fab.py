@@ -15,6 +15,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import targeted_margin
 from antiphase.attacks.projections import random_point
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec, Settings, passes_by_steps
 from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
@@ -258,3 +259,12 @@ def _reach(
 
 def _inner(a: Float[Tensor, "batch ..."], b: Float[Tensor, "batch ..."]) -> Float64[Tensor, " batch"]:
     return (a.double() * b.double()).flatten(1).sum(1)
+
+
+def _passes(settings: Settings) -> float:
+    """Count a backward pass for each other class where there are no targets, as if there were ten classes."""
+    return passes_by_steps({**settings, "targets": settings["targets"] or 9})
+
+
+FAB = AttackSpec(fab, "FAB", nearest=True, passes=_passes)
+FAB_T = AttackSpec(fab, "FAB-T", {"targets": 9}, nearest=True, passes=_passes)

@@ -12,6 +12,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat
 
 
@@ -36,3 +37,6 @@ def fgsm(
     search = PgdSearch(threat, objectives.resolve(objective), 1, threat.eps, random_start=False, name="fgsm")
     settings = {"objective": objective if isinstance(objective, str) else "custom"}
     return run_search(model, images, labels, threat, search, settings, run)
+
+
+FGSM = AttackSpec(fgsm, "FGSM", passes=lambda settings: 1.0)

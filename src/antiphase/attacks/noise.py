@@ -14,6 +14,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.projections import project, random_point
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import normal, sample_keys, uniform
@@ -100,3 +101,6 @@ class _Noise:
         z = normal(keys, size) if self.kind == "gaussian" else 1 - 2 * (uniform(keys, size) < 0.5).float()
         x = clean + per_row(eps, clean) * z.to(clean.dtype).view_as(clean)
         return project(x, clean, eps, threat.norm, threat.bounds)
+
+
+NOISE = AttackSpec(noise, "Noise", passes=lambda settings: float(settings["draws"]))

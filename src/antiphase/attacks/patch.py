@@ -15,6 +15,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.pgd import PgdSearch
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import sample_keys, uniform
@@ -105,3 +106,6 @@ def squares(
     across = torch.arange(breadth, device=keys.device)[None] - left[:, None]
     inside_down, inside_across = ((far >= 0) & (far < width) for far in (down, across))
     return (inside_down[:, :, None] & inside_across[:, None, :])[:, None]
+
+
+PATCH = AttackSpec(patch_pgd, "Patch PGD", unset=lambda settings: {"step_size": "ε/4"})

@@ -17,6 +17,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective
 from antiphase.attacks.projections import project, random_point, steepest
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
@@ -152,3 +153,6 @@ class PgdSearch:
         moved = rows["x"] + stride
         rows["x"] = project(moved, rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds)
         rows["t"] = rows["t"] + 1
+
+
+PGD = AttackSpec(pgd, "PGD", unset=lambda settings: {"step_size": "ε/4"})

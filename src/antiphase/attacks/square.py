@@ -15,6 +15,7 @@ from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.spec import AttackSpec, Settings
 from antiphase.attacks.square_moves import (
     Windows,
     first_l2,
@@ -284,3 +285,15 @@ def _full_batches(
     now = 0 if total < least else total - total % QUANTUM or total
     late = asked & (rank > now)
     return asked & ~late, torch.where(late.any(1), late.int().argmax(1), until)
+
+
+def _implied(settings: Settings) -> Settings:
+    """Store with the rows that the schedule is rescaled: rows made before it was have other settings."""
+    rescaled = rescales(settings.get("queries", AUTOATTACK_QUERIES), settings.get("rescale_schedule"))
+    return {"rescale_schedule": True} if rescaled else {}
+
+
+SQUARE = AttackSpec(
+    square, "Square", implied=_implied, unset=lambda settings: {"rescale_schedule": False},
+    passes=lambda settings: settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2,  # forward only
+)  # fmt: skip

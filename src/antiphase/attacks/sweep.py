@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 from jaxtyping import Int64
 from torch import Tensor
@@ -16,7 +16,7 @@ from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-Nesting = Literal["up", "down"] | bool
+Nesting = Literal["up", "down", "off"]
 
 
 def sweep(
@@ -27,19 +27,20 @@ def sweep(
     threat: Threat,
     eps: Iterable[float],
     *,
-    nested: Nesting = True,
+    nested: Nesting | bool = "up",
     settings: dict[str, Any] | None = None,
     **run: Unpack[RunOptions],
 ) -> list[AttackResult]:
     """Attack at several ε; return one result for each, ε rising.
 
-    - ``nested=True`` or ``"up"``: a sample that falls at ε counts as fallen at every larger one, by the same
+    - ``nested="up"`` or True: a sample that falls at ε counts as fallen at every larger one, by the same
       image and at no further cost; only survivors go up, and an attack that looks for the nearest
       adversarial example runs once for all ε. This proves every success that it counts.
     - ``nested="down"``: a sample that stands at ε counts as standing at every smaller one, whose ball lies
       within; only the fallen go down. Cheaper, since no sample spends its whole budget twice; but where a
-      search fails at ε and would succeed in the smaller ball, that success is missed.
-    - ``nested=False``: independent runs, as the robustness paper's.
+      search fails at ε and would succeed in the smaller ball, that success is missed. An attack that only looks
+      for the nearest adversarial example runs once, as for ``"up"``.
+    - ``nested="off"`` or False: independent runs, as the robustness paper's.
 
     A result's ``forwards`` and ``backwards`` are those spent at its own ε. So are its ``seconds``; what one call for
     several ε took, which there is for ``"down"``, is shared out by passes.
@@ -58,8 +59,7 @@ def sweep(
     Raises:
         UserError: for no ε, or as the attack does.
     """
-    if nested not in (True, False, "up", "down"):
-        raise UserError(f"nested {nested!r}: expected 'up', 'down', True or False")
+    nested = nesting(nested)
     budgets = sorted(set(eps))
     if not budgets:
         raise UserError("eps (): expected at least one budget")
@@ -67,13 +67,29 @@ def sweep(
         raise UserError(f"settings {', '.join(settings)}: an ensemble's are those of its stages")
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
     results: list[AttackResult] = []
-    if nested == "down":
+    if nested == "down" and not ensemble.minimal:
         if read_options(run, "sweep").on_finished is not None:
             raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
         return descend(ensemble, model, images, labels, threat, budgets, run)
+    unbounded = nested != "off" and ensemble.minimal
     for budget in budgets:
-        before = results[-1] if nested and results else None
+        before = results[-1] if nested != "off" and results else None
         at = replace(threat, eps=budget)
-        results.append(run_ensemble(ensemble, model, images, labels, at, before=before, run=run))
+        results.append(
+            run_ensemble(ensemble, model, images, labels, at, before=before, unbounded=unbounded, run=run)
+        )
     worse = falling_asr(budgets, [result.asr for result in results])
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]
+
+
+def nesting(nested: object) -> Nesting:
+    """Return ``"up"`` for True, ``"off"`` for False, and other choices as they are.
+
+    Raises:
+        UserError: if it is none of them.
+    """
+    named = ("up" if nested else "off") if isinstance(nested, bool) else nested
+    for choice in get_args(Nesting):
+        if named == choice:
+            return choice
+    raise UserError(f"nested {nested!r}: expected 'up', 'down' or 'off'")

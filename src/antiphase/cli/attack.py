@@ -10,6 +10,7 @@ from antiphase.cli.app import app
 from antiphase.cli.options import (
     EPS,
     Against,
+    AttackChoice,
     AttackName,
     BatchSize,
     Classes,
@@ -21,6 +22,8 @@ from antiphase.cli.options import (
     Independent,
     Limit,
     Models,
+    Nested,
+    Nesting,
     Norm,
     Objective,
     Out,
@@ -97,11 +100,12 @@ def audit(
     limit: Limit = 1000,
     eps: Eps = EPS,
     norm: Norm = "linf",
-    attack: AttackName = "pgd",
+    attack: AttackName = AttackChoice["pgd"],
     steps: Steps = None,
     restarts: Restarts = None,
     objective: Objective = None,
     width: PatchWidth = None,
+    nested: Nesting = Nested.UP,
     independent: Independent = False,
     control: Control = False,
     sense_limit: Annotated[
@@ -134,9 +138,9 @@ def audit(
     with run_folder(out, "audit"):
         run_audit(
             model.split(","), against.split(",") if against else [], data, out, quiet, device,
-            split=split, limit=limit, eps=eps, norm=norm, attack=attack,
+            split=split, limit=limit, eps=eps, norm=norm, attack=attack.value,
             settings=given(steps=steps, restarts=restarts, objective=objective, width=width),
-            nested=not independent, control=control,
+            nested="off" if independent else nested.value, control=control,
             sense_limit=sense_limit, precision=precision, seed=seed, random_weights=random_weights,
             skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
             classes=classes,
@@ -150,13 +154,7 @@ def attack(
     classes: Classes = None,
     split: Split = "test",
     limit: Limit = 1000,
-    name: Annotated[
-        str,
-        typer.Option(
-            "--attack",
-            help="pgd, patch, fgsm, apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square, carlini-wagner, noise, autoattack.",
-        ),
-    ] = "autoattack",
+    name: AttackName = AttackChoice["autoattack"],
     eps: Eps = "8/255",
     norm: Norm = "linf",
     version: Annotated[str | None, typer.Option(help="AutoAttack: standard, 2020, plus or rand.")] = None,
@@ -165,6 +163,7 @@ def attack(
     queries: Annotated[int | None, typer.Option(help="Square: forward passes a sample.", min=1)] = None,
     width: PatchWidth = None,
     objective: Objective = None,
+    nested: Nesting = Nested.UP,
     independent: Independent = False,
     control: Control = False,
     precision: SearchPrecision = "float32",
@@ -197,8 +196,8 @@ def attack(
     )
     with run_folder(out, "attack"):
         run_audit(
-            [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name,
-            settings=settings, nested=not independent, control=control, precision=precision, compile=compile,
-            seed=seed, random_weights=random_weights, skip_bad=skip_bad, prompt=prompt, batch_size=batch_size,
-            classes=classes,
+            [model], [], data, out, quiet, device, split=split, limit=limit, eps=eps, norm=norm, attack=name.value,
+            settings=settings, nested="off" if independent else nested.value, control=control,
+            precision=precision, compile=compile, seed=seed, random_weights=random_weights,
+            skip_bad=skip_bad, prompt=prompt, batch_size=batch_size, classes=classes,
         )  # fmt: skip

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Collection, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from antiphase.errors import UserError
+from antiphase.registry import ATTACKS, choices
 
 
 def directory(text: str | Path) -> Path:
@@ -64,13 +66,29 @@ Against = Annotated[str | None, typer.Option(help="The twin to compare with; sev
 Split = Annotated[str, typer.Option(help="Which part of the source.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many images.", min=1)]
 Norm = Annotated[str, typer.Option(help="linf or l2.")]
-AttackName = Annotated[str, typer.Option(help="An attack, as of antiphase attack --attack.")]
+AttackChoice = choices("AttackChoice", ATTACKS)
+AttackName = Annotated[AttackChoice, typer.Option("--attack", help="Attack to run.")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the attack; PGD takes 20 of ε/4.", min=1)]
 Restarts = Annotated[int | None, typer.Option(help="Tries of a sample that stands.", min=1)]
-Independent = Annotated[
-    bool,
-    typer.Option("--independent", help="Attack at each ε afresh; else the fallen stay fallen at larger ε."),
+
+
+class Nested(StrEnum):
+    """How samples carry over from one ε to the next."""
+
+    UP = "up"
+    DOWN = "down"
+    OFF = "off"
+
+
+Nesting = Annotated[
+    Nested,
+    typer.Option(
+        help="up: a sample broken at one ε counts as broken at every larger one. down: start at the largest ε and "
+        "retry only the broken samples at the next smaller one; faster if most samples are robust. off: attack "
+        "every ε independently."
+    ),
 ]
+Independent = Annotated[bool, typer.Option("--independent", hidden=True)]  # the older name of --nested off
 Control = Annotated[
     bool, typer.Option("--control", help="Also add random noise of the same ε, to compare the attack with.")
 ]

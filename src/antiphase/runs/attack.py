@@ -1,14 +1,15 @@
 """One model under one attack at several ε: rows on disk as they come, shared among processes.
 
 What is stored is a cell: one stage of the attack at one ε, known by the hash of what affects its rows. How
-samples carry over from one ε to the next is worked out from the cells, so that a nested run and one with
-independent ε share them.
+samples carry over from one ε to the next is for :func:`antiphase.attacks.sweep` to decide: it is given stages that
+read their rows from disk and attack only what is missing. So runs that differ in ``nested`` share their cells.
 """
 
+import functools
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import find_attack
-from antiphase.attacks.engine.checks import black_box_wins, falling_asr
 from antiphase.attacks.ensemble import Ensemble, Stage
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.sweep import Nesting, nesting, sweep
 from antiphase.attacks.threat import Norm, Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
@@ -39,8 +41,6 @@ _CELL_SCHEMA = {
     "distance": pl.Float64, "forwards": pl.Int64, "backwards": pl.Int64,
 }  # fmt: skip
 
-_NOTHING_SPENT = {"forwards": pl.lit(0, pl.Int64), "backwards": pl.lit(0, pl.Int64)}
-
 
 @dataclass(frozen=True)
 class AttackPlan:
@@ -51,7 +51,7 @@ class AttackPlan:
         norm: of the budgets.
         attack: a name of the catalogue.
         settings: its keyword arguments.
-        nested: whether a sample that falls at ε counts as fallen at every larger one.
+        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
         seed: of the attack's random draws.
         precision: of the search; verdicts are float32.
         batch_size: rows through the model at once; affects no result.
@@ -65,7 +65,7 @@ class AttackPlan:
     norm: Norm = "linf"
     attack: str = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
-    nested: bool = True
+    nested: Nesting | bool = "up"
     seed: int = 0
     precision: Precision = "float32"
     batch_size: int | None = None
@@ -81,6 +81,7 @@ class AttackPlan:
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
         check_seed(self.seed)
+        object.__setattr__(self, "nested", nesting(self.nested))
         find_attack(self.attack, **self.settings)
 
     @property
@@ -91,7 +92,7 @@ class AttackPlan:
     @property
     def minimal(self) -> bool:
         """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
-        return self.nested and len(self.ensemble.stages) == 1 and self.ensemble.stages[0].nearest
+        return self.nested != "off" and self.ensemble.minimal
 
 
 def measure(
@@ -108,76 +109,31 @@ def measure(
         shard: this process's share of the images. Every process returns all rows.
         progress: whether to show progress bars on stderr.
     """
-    print_of_model, print_of_data = fingerprint(model), data.fingerprint()
     ensemble = plan.ensemble
     ensemble.check(model, data.images(range(1)))
-    levels: list[pl.DataFrame] = []
-    nearest: dict[str, pl.DataFrame] = {}  # what a search for the nearest example found, by stage
-    warnings: dict[str, None] = {}
-    everyone = pl.DataFrame({"sample": data.ids.numpy()}, schema={"sample": pl.Int64})
-
-    def cell(stage: Stage, eps: float, wanted: pl.Series) -> pl.DataFrame:
-        what = {
-            "version": CELL_VERSION, "model": print_of_model, "data": print_of_data, "eps": eps,
-            "attack": stage.name, "settings": stage.settings, "norm": plan.norm, "seed": plan.seed,
-        }  # fmt: skip
-        what |= {"precision": plan.precision + AGAIN} if plan.precision != "float32" else {}
-        what |= {"compile": True} if plan.compile else {}
-        path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
-        at = "" if math.isinf(eps) else f" ε={eps * 255:g}/255"
-        title = f"{name} {stage.name}{at}" if progress else ""
-        rows, said = _cell(path, stage, model, data, wanted, eps, plan, shard, title)
-        warnings.update(dict.fromkeys(said))
-        return rows
-
-    for eps in sorted(plan.eps):
-        parts: list[pl.DataFrame] = []
-        if plan.nested and levels:
-            parts.append(levels[-1].filter("success").drop("eps").with_columns(**_NOTHING_SPENT))
-        for stage in ensemble.stages:
-            fallen = [part.filter("success").select("sample") for part in parts]
-            standing = everyone.join(pl.concat([everyone.clear(), *fallen]), on="sample", how="anti")[
-                "sample"
-            ]
-            if not (stage.nearest and plan.nested):
-                rows = cell(stage, eps, standing)
-            elif stage.name in nearest:
-                found = nearest[stage.name].filter(pl.col("sample").is_in(standing.implode()))
-                rows = found.with_columns(success=_within(eps), **_NOTHING_SPENT)
-            else:
-                rows = nearest[stage.name] = cell(stage, math.inf if plan.minimal else eps, standing)
-                rows = rows.with_columns(success=_within(eps))
-            parts.append(rows.with_columns(felled_by=pl.when("success").then(pl.lit(stage.name))))
-        levels.append(_verdicts(parts).with_columns(eps=pl.lit(eps)))
-    warnings.update(dict.fromkeys(_doubts(levels, plan)))
-    return _described(pl.concat(levels), name, model, data, plan), list(warnings)
-
-
-def _doubts(levels: list[pl.DataFrame], plan: AttackPlan) -> list[str]:
-    """Return what the verdicts themselves make doubtful, as the library's ensembles and sweeps do."""
-    asr = [level.select(pl.mean("success")).item() for level in levels]
-    doubts = falling_asr(sorted(plan.eps), asr)
-    if len(plan.ensemble.stages) > 1:
-        for level in levels:
-            black_box = int((level["felled_by"] == "square").sum())
-            doubts += black_box_wins(int(level["success"].sum()) - black_box, black_box, len(level))
-    return doubts
-
-
-def _within(eps: float) -> pl.Expr:
-    """Whether the nearest adversarial example that was found lies within ε."""
-    return (pl.col("prediction") != pl.col("clean_prediction")) & (
-        pl.col("distance") <= eps + Threat().tolerance
+    cells = _Cells(name, model, data, plan, out, shard, progress)
+    stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
+    no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
+    results = sweep(
+        stored, model, no_pixels, None, Threat(plan.norm), plan.eps, nested=plan.nested, ids=data.ids
     )
+    said = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
+    return _described(_rows(results), name, model, data, plan), list(dict.fromkeys(said))
 
 
-def _verdicts(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """Return one row a sample: of the stage that felled it, else of the last; passes summed."""
-    parts = [part.with_columns(stage=pl.lit(number)) for number, part in enumerate(parts) if len(part)]
-    tried = pl.concat([part.select(sorted(part.columns)) for part in parts]).sort("sample", "stage")
-    sums = tried.group_by("sample").agg(pl.sum("forwards", "backwards"))
-    last = tried.unique("sample", keep="last").drop("stage", "forwards", "backwards")
-    return last.join(sums, on="sample").sort("sample").select(*_CELL_SCHEMA, "felled_by")
+def _rows(results: list[AttackResult]) -> pl.DataFrame:
+    """Return one row for each ε and sample, with the stage that broke it: at this ε, else at a smaller one."""
+    broken_by: dict[int, str] = {}
+    levels: list[pl.DataFrame] = []
+    for result in results:
+        for part in result.stages:
+            broken_by |= dict.fromkeys(part.ids[part.success].tolist(), part.attack)
+        columns = {name: getattr(result, name).numpy() for name in _CELL_SCHEMA if name != "sample"}
+        level = pl.DataFrame({"sample": result.ids.numpy(), **columns}, schema=_CELL_SCHEMA)
+        by = pl.Series([broken_by.get(sample) for sample in level["sample"]], dtype=pl.String)
+        level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(by))
+        levels.append(level.sort("sample"))
+    return pl.concat(levels)
 
 
 def _described(
@@ -195,29 +151,123 @@ def _described(
     return joined.select(*ROW_SCHEMA).cast(dict[Any, Any](ROW_SCHEMA))
 
 
-def _cell(
-    path: Path, stage: Stage, model: nn.Module, data: ImageSet, wanted: pl.Series, eps: float, plan: AttackPlan,
-    shard: Shard, title: str,
-) -> tuple[pl.DataFrame, list[str]]:  # fmt: skip
-    """Return the rows of the wanted samples, attacking those that are missing, and the warnings on file."""
-    journal = Journal(path, _CELL_SCHEMA, writer=shard.rank)
-    held = set(journal.rows()["sample"])
-    want = set(wanted)
-    missing = [at for at, sample in enumerate(data.ids.tolist()) if sample in want and sample not in held]
-    shard.wait()  # nobody writes before everybody has read
-    warnings: dict[str, None] = {}
-    for part in slices(torch.tensor(missing[shard.rank :: shard.count], dtype=torch.int64), data.image_shape):
-        found = _attack(journal, stage, model, data, part, eps, plan, title if shard.first else "")
-        warnings |= dict.fromkeys(found)
-    if warnings:
-        write_json(path / f"warnings-{shard.rank}.json", list(warnings))
-    shard.wait()
-    rows = journal.rows()
-    said = [line for file in sorted(path.glob("warnings-[0-9]*.json")) for line in _read_warnings(file)]
-    shard.wait()  # nobody tidies up before everybody has read
-    if missing and shard.first:
-        journal.compact(rows)
-    return rows.filter(pl.col("sample").is_in(wanted.implode())), said
+@dataclass(frozen=True)
+class _Cells:
+    """The cells of one model under one plan: rows on disk, made where they are missing."""
+
+    name: str
+    model: nn.Module
+    data: ImageSet
+    plan: AttackPlan
+    out: Path
+    shard: Shard
+    progress: bool
+    warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
+
+    @functools.cached_property
+    def shared(self) -> dict[str, Any]:
+        """What identifies every cell."""
+        prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
+        what = {"version": CELL_VERSION, **prints, "norm": self.plan.norm, "seed": self.plan.seed}
+        bf16 = self.plan.precision != "float32"
+        what |= {"precision": self.plan.precision + AGAIN} if bf16 else {}
+        return what | ({"compile": True} if self.plan.compile else {})
+
+    @functools.cached_property
+    def position(self) -> dict[int, int]:
+        """Where each sample is in the data."""
+        return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
+
+    def stored(self, stage: Stage) -> Stage:
+        """Return the stage with an attack that takes its rows from disk where they are there."""
+
+        @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
+        def attack(
+            model: nn.Module, images: Tensor, labels: Tensor | None, threat: Threat, *, ids: Tensor,
+            budgets: Tensor | None = None, **run: Any,
+        ) -> AttackResult:  # fmt: skip
+            eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
+            arrays: dict[str, Any] = self.rows(stage, ids, eps)
+            return AttackResult(
+                stage.name,
+                threat,
+                stage.settings,
+                ids,
+                label=arrays["clean_prediction"],
+                adversarial=images,
+                **arrays,
+            )
+
+        return replace(stage, attack=attack)
+
+    def rows(self, stage: Stage, ids: Tensor, eps: Tensor) -> dict[str, Tensor]:
+        """Return a stage's rows of some samples, each at its own ε, attacking what is missing."""
+        journals = {each: self.journal(stage, each) for each in eps.unique().tolist()}
+        held = {each: set(journal.rows()["sample"]) for each, journal in journals.items()}
+        asked = list(zip(ids.tolist(), eps.tolist(), strict=True))
+        missing = [at for at, (sample, each) in enumerate(asked) if sample not in held[each]]
+        self.shard.wait()  # nobody writes before everybody has read
+        mine = torch.tensor(missing[self.shard.rank :: self.shard.count], dtype=torch.int64)
+        for part in slices(mine, self.data.image_shape):
+            at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+            warnings = self.attack(journals, stage, at, eps[part])
+            if warnings:
+                for each in eps[part].unique().tolist():
+                    _warn(journals[each].directory / f"warnings-{self.shard.rank}.json", warnings)
+        self.shard.wait()
+        stored = {each: journal.rows() for each, journal in journals.items()}
+        for journal in journals.values():
+            for file in sorted(journal.directory.glob("warnings-[0-9]*.json")):
+                self.warnings.update(dict.fromkeys(_read_warnings(file)))
+        self.shard.wait()  # nobody tidies up before everybody has read
+        if self.shard.first:
+            for each in {asked[at][1] for at in missing}:
+                journals[each].compact(stored[each])
+        found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
+        found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
+        wanted = pl.DataFrame(asked, schema={"sample": pl.Int64, "eps": pl.Float64}, orient="row")
+        rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
+        return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
+
+    def journal(self, stage: Stage, eps: float) -> Journal:
+        """Return the rows of a stage at one ε."""
+        what = self.shared | {"eps": eps, "attack": stage.name, "settings": stage.settings}
+        path = self.out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
+        return Journal(path, _CELL_SCHEMA, writer=self.shard.rank)
+
+    def attack(
+        self, journals: dict[float, Journal], stage: Stage, at: Tensor, eps: Tensor
+    ) -> tuple[str, ...]:
+        """Attack the images at some positions, keep their rows and return the warnings; the images go with the call."""
+        images, ids, plan = self.data.images(at), self.data.ids[at], self.plan
+        largest = float(eps.max())
+
+        def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
+            for each in eps[positions].unique().tolist():
+                own = positions[eps[positions] == each]
+                columns = {"sample": ids[own].numpy()}
+                columns |= {key: results[key][own].numpy() for key in _CELL_SCHEMA if key != "sample"}
+                rows = pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA)
+                journals[each].append(rows)
+
+        several = float(eps.min()) < largest
+        up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{largest * 255:g}/255"
+        title = f"{self.name} {stage.name}{up_to}" if self.progress and self.shard.first else ""
+        try:
+            return stage.attack(
+                self.model, images, None, Threat(plan.norm, largest), **stage.settings, seed=plan.seed, ids=ids,
+                batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,
+                **({"compile": True} if plan.compile else {}), **({"budgets": eps} if several else {}),
+            ).warnings  # fmt: skip
+        finally:  # whatever stops the attack, finished samples are kept
+            for journal in journals.values():
+                journal.flush()
+
+
+def _warn(file: Path, warnings: Iterable[str]) -> None:
+    """Add warnings to those on file."""
+    known = _read_warnings(file) if file.exists() else []
+    write_json(file, list(dict.fromkeys([*known, *warnings])))
 
 
 def _read_warnings(file: Path) -> list[str]:
@@ -235,34 +285,6 @@ def _read_warnings(file: Path) -> list[str]:
             f"{file}: expected a list of warnings in JSON; delete {file.parent} and its images are attacked again"
         )
     return found
-
-
-def _attack(
-    journal: Journal,
-    stage: Stage,
-    model: nn.Module,
-    data: ImageSet,
-    part: Tensor,
-    eps: float,
-    plan: AttackPlan,
-    title: str,
-) -> tuple[str, ...]:
-    """Attack some images, keep their rows and return the warnings; the images go with the call."""
-    images, ids = data.images(part), data.ids[part]
-
-    def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
-        columns = {"sample": ids[positions].numpy()}
-        columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
-        journal.append(pl.DataFrame(columns, schema_overrides=_CELL_SCHEMA).select(*_CELL_SCHEMA))
-
-    try:
-        return stage.attack(
-            model, images, None, Threat(plan.norm, eps), **stage.settings, seed=plan.seed, ids=ids,
-            batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,
-            **({"compile": True} if plan.compile else {}),
-        ).warnings  # fmt: skip
-    finally:  # whatever stops the attack, finished samples are kept
-        journal.flush()
 
 
 def slices(positions: Tensor, shape: tuple[int, int, int]) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
+from antiphase.attacks.sweep import nesting
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.layers import alignment
@@ -29,6 +30,11 @@ from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries, write_rows
 from antiphase.runs.sense_model import SensePlan, sense
 
+_CARRIED = {
+    "up": "nested up: broken at one ε, broken at every larger one",
+    "down": "nested down: robust at one ε, robust at every smaller one",
+    "off": "independent",
+}
 _GALLERY_SIZE = 6
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
@@ -210,7 +216,7 @@ def _settings(plan: AttackPlan) -> dict[str, Any]:
     return {
         "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
         **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
-        "budgets": "nested: fallen at ε, fallen at every larger one" if plan.nested else "independent",
+        "budgets": _CARRIED[nesting(plan.nested)],
         "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
         **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
     }  # fmt: skip

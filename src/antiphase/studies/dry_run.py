@@ -68,11 +68,19 @@ def dry_run(study: Study, profile: Profile) -> Iterator[str]:
         said = {line.name for line in TABLES.get(study.name, ())}
     else:
         said = set()
-    for name, values in ours.items():  # the settings' line says what single ones would repeat
-        if name not in said and (not name.startswith("attack.") or name == "attack.settings"):
-            between = "; " if name == "attack.settings" else ", "
-            yield f"  {name} = {between.join(map(_word, values))}"
+    for name, values in ours.items():
+        if name == "attack.settings":
+            yield f"  {name} = {'; '.join(_stage(*value) for value in values)}"
+        elif name not in said and not name.startswith(
+            "attack."
+        ):  # the line of settings says all of an attack
+            yield f"  {name} = {', '.join(map(_word, values))}"
 
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _stage(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
+    given = (f"{setting} {'none' if value is None else value}" for setting, value in settings)
+    return f"{name}: {', '.join(given)}"

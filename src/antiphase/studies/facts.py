@@ -70,8 +70,9 @@ def _(cell: Attack) -> Iterator[Fact]:
         yield "attack.eps_255", round(eps * 255, 6)
     for stage in plan.ensemble.stages:
         yield "attack.stages", stage.name
-        yield "attack.settings", f"{stage.name}: {settings_of(stage)}"
-        for name, value in settings_by_name(settings_of(stage)).items():
+        settings = settings_of(stage)
+        yield "attack.settings", (stage.name, tuple(settings.items()))
+        for name, value in settings.items():
             yield f"attack.{name}", value
 
 
@@ -115,16 +116,3 @@ def _given(cell: Any) -> Iterator[Fact]:
     """Yield what a measured model is, where it is not trained here."""
     if isinstance(cell.model, Given):
         yield "given.spec", cell.model.spec
-
-
-def settings_by_name(line: str) -> dict[str, Any]:
-    """Return the settings of a stage's line by name, numbers as numbers.
-
-    >>> settings_by_name("steps 20, step_size ε/4")
-    {'steps': 20, 'step_size': 'ε/4'}
-    """
-    found: dict[str, Any] = {}
-    for part in line.split(", "):
-        name, _, value = part.partition(" ")
-        found[name] = int(value) if value.isdigit() else value
-    return found

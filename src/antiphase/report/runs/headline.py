@@ -187,9 +187,16 @@ def _first_attack(run: StoredRun) -> pl.Expr:
 
 def _condition(run: StoredRun) -> str:
     attack, norm = run.results.select("attack", "norm").row(0)
-    settings = run.run["settings"]
-    steps = re.search(r"\bsteps (\d+)", f"steps {settings.get('steps', '')}, {settings.get(attack, '')}")
-    return attack_condition(attack, norm, int(steps[1]) if steps else None)
+    return attack_condition(attack, norm, _steps(run.run["settings"], attack))
+
+
+def _steps(settings: dict[str, Any], attack: str) -> int | None:
+    """Return the number of steps of an attack; runs stored before November 2026 have its settings as a text."""
+    own = settings.get(attack, settings)
+    if isinstance(own, str):
+        found = re.search(r"\bsteps (\d+)", own)
+        return int(found[1]) if found else None
+    return own.get("steps")
 
 
 def _rate(run: StoredRun, name: str, models: tuple[str, ...], eps: float) -> Rate:

@@ -14,7 +14,7 @@ from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models
 from antiphase.report.style.families import seed_counts
 from antiphase.report.style.figures import rate_figure
 from antiphase.report.style.markup import embedded, environment
-from antiphase.report.style.wording import eps_label
+from antiphase.report.style.wording import eps_label, settings_text
 
 # metric: (name, name on a tab, definition)
 _RATES = {
@@ -50,7 +50,7 @@ def write_report(directory: Path) -> Path:
         environment()
         .get_template("report.html")
         .render(
-            run=run.run,
+            run=run.run | {"settings": {name: _shown(value) for name, value in run.run["settings"].items()}},
             headlines=headlines(run),
             seeds=seed_counts(run.families),
             singles=any(len(family.models) == 1 for family in run.families),
@@ -70,6 +70,10 @@ def write_report(directory: Path) -> Path:
     path = directory / "report.html"
     write_text(path, page)
     return path
+
+
+def _shown(setting: Any) -> Any:
+    return settings_text(setting) if isinstance(setting, dict) else setting
 
 
 def drawn(chapter: Chapter) -> dict[str, Any]:

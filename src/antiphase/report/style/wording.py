@@ -1,14 +1,12 @@
 """How numbers and names are written in tables, figures and sentences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from antiphase.registry import ATTACKS, find
 
 _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
-_ATTACKS = {
-    "pgd": "PGD", "fgsm": "FGSM", "patch": "Patch PGD", "apgd-ce": "APGD-CE", "apgd-dlr": "APGD-DLR",
-    "apgd-t": "APGD-T", "fab": "FAB", "fab-t": "FAB-T", "square": "Square", "carlini-wagner": "Carlini–Wagner",
-    "noise": "Noise", "autoattack": "AutoAttack",
-}  # fmt: skip
 
 
 def eps_label(eps: float) -> str:
@@ -29,7 +27,21 @@ def attack_label(attack: str, norm: str) -> str:
     >>> attack_label("pgd", "linf")
     'PGD (L∞)'
     """
-    return f"{_ATTACKS.get(attack, attack)} ({_NORMS.get(norm.lower(), norm)})"
+    return f"{_attack_name(attack)} ({_NORMS.get(norm.lower(), norm)})"
+
+
+def _attack_name(attack: str) -> str:
+    """Return the label of a registered attack; stored rows may have been made by one that is not."""
+    return find(ATTACKS, attack, "attack").label if attack in ATTACKS else attack
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Write settings in one line.
+
+    >>> settings_text({"steps": 20, "step_size": "ε/4", "targets": None})
+    'steps 20, step_size ε/4, targets none'
+    """
+    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in settings.items())
 
 
 def percent(rate: float) -> str:
@@ -92,7 +104,7 @@ def attack_condition(attack: str, norm: str, steps: int | None) -> str:
     >>> attack_condition("pgd", "linf", 20), attack_condition("square", "l2", None)
     ('L∞ PGD-20', 'L2 Square')
     """
-    return f"{_NORMS.get(norm.lower(), norm)} {_ATTACKS.get(attack, attack)}{'' if steps is None else f'-{steps}'}"
+    return f"{_NORMS.get(norm.lower(), norm)} {_attack_name(attack)}{'' if steps is None else f'-{steps}'}"
 
 
 def p_text(p_value: float) -> str:

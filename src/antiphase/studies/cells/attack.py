@@ -7,24 +7,13 @@ from typing import Any, ClassVar, final
 
 import polars as pl
 
-from antiphase.attacks.catalogue import add_attack
+from antiphase.attacks.catalogue import add_attack, find_spec, passes_of
 from antiphase.attacks.result import AttackResult
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
-
-# passes of an attack over an image that stands, about, for the plan
-_PASSES = {
-    "pgd": 20,
-    "patch": 20,
-    "fgsm": 1,
-    "apgd-ce": 100,
-    "autoattack": 4_500,
-    "carlini-wagner": 5_000,
-    "noise": 1,
-}
 
 
 @final
@@ -90,8 +79,9 @@ class Attack(Cell):
         means: dict[str, str] = {}
         if self.precision != "float32":
             means["precision"] = self.precision + AGAIN
-        if self.attack == "square" and self.plan().ensemble.stages[0].settings.keys() > self.settings.keys():
-            means["rescale_schedule"] = "chosen"  # not asked for: earlier rows were made without
+        if isinstance(self.attack, str):  # earlier rows were made without what the attack chooses itself
+            chosen = find_spec(self.attack).implied(self.settings).keys() - self.settings.keys()
+            means |= dict.fromkeys(sorted(chosen), "chosen")
         return means | ({"data": found} if found else {})
 
     def factors(self) -> dict[str, Any]:
@@ -102,10 +92,7 @@ class Attack(Cell):
     def work(self) -> float:
         """Return the operations of the attack if every image stood."""
         plan = self.plan()
-        steps = self.settings.get("steps", 0) * self.settings.get("search_steps", 1)
-        passes = steps or _PASSES.get(self.name, 100)
-        if self.name == "autoattack" and steps:
-            passes = 22 * steps + self.settings.get("queries", 5_000) / 2
+        passes = passes_of(plan.ensemble)
         budgets = 1 if plan.minimal else len(self.eps)
         return 3.0 * self.model.forward_work() * (self.limit or 10_000) * passes * budgets * 0.7
 

@@ -1,0 +1,127 @@
+"""What every registered attack keeps, whoever wrote it."""
+
+import pytest
+import torch
+
+from antiphase.attacks import Threat
+from antiphase.attacks.catalogue import find_attack, find_spec, passes_of, settings_of
+from antiphase.attacks.ensemble import run_ensemble
+from antiphase.attacks.spec import keywords
+from antiphase.errors import UserError
+from antiphase.registry import ATTACKS
+from tests.attacks import toys
+
+# as far as an attack has them
+SMALL = {"steps": 3, "search_steps": 2, "queries": 12, "targets": 2, "draws": 4, "width": 3}
+EPS = {"linf": 0.06, "l2": 0.6}
+COUNT = 37  # more than the 16 rows that the model sees at least
+ARRAYS = ("success", "prediction", "label", "distance", "adversarial", "forwards", "backwards")
+
+
+def attacked(name, order=None, batch_size=None):
+    """Attack in linf, or in l2 where the attack does not know linf; return the model, the images and the result."""
+    ids = torch.arange(COUNT) if order is None else order
+    model, images = toys.network(), toys.images(COUNT)[ids]
+    small = {setting: SMALL[setting] for setting in keywords(find_spec(name).attack) if setting in SMALL}
+    run = {"seed": 3, "ids": ids, "batch_size": batch_size}
+    for norm in ("linf", "l2"):
+        try:
+            threat = Threat(norm, EPS[norm])
+            return (
+                model,
+                images,
+                run_ensemble(find_attack(name, **small), model, images, None, threat, run=run),
+            )
+        except UserError as error:
+            if norm == "l2" or "norm" not in str(error):
+                raise
+    raise AssertionError
+
+
+every_attack = pytest.mark.parametrize(
+    "name", [name for name, where in ATTACKS.items() if isinstance(where, str)]
+)
+
+
+@every_attack
+def test_verdicts_depend_neither_on_the_batch_nor_on_the_order(name):
+    _, _, whole = attacked(name)
+    order = torch.arange(COUNT).flip(0)
+    _, _, parts = attacked(name, order, batch_size=5)
+    for array in ARRAYS:
+        assert torch.equal(getattr(parts, array)[order.argsort()], getattr(whole, array)), array
+
+
+@every_attack
+def test_a_success_is_a_changed_prediction_within_the_budget(name):
+    model, images, result = attacked(name)
+    assert result.success.any()
+    assert torch.equal(result.label, model(images).argmax(1))
+    fallen, threat = result.success, result.threat
+    assert torch.equal(model(result.adversarial).argmax(1)[fallen], result.prediction[fallen])
+    assert (result.prediction != result.label)[fallen].all()
+    moved = (result.adversarial - images).flatten(1).double()
+    length = moved.norm(dim=1, p=torch.inf if threat.norm == "linf" else 2)
+    assert (length[fallen] <= threat.eps + 1e-6).all()
+    assert torch.allclose(length, result.distance.double(), atol=1e-6)
+    assert result.adversarial.min() >= 0
+    assert result.adversarial.max() <= 1
+
+
+@every_attack
+def test_all_draws_come_from_the_seed(name):
+    _, _, result = attacked(name)
+    torch.manual_seed(12345)
+    before = torch.get_rng_state()
+    _, _, again = attacked(name)
+    assert torch.equal(torch.get_rng_state(), before)
+    for array in ARRAYS:
+        assert torch.equal(getattr(again, array), getattr(result, array)), array
+
+
+@every_attack
+def test_an_unknown_keyword_is_named(name):
+    with pytest.raises(TypeError, match=r"attack .*'stepsize'.*seed, ids"):
+        find_spec(name).attack(toys.network(size=297), toys.images(2, (3, 9, 11)), None, stepsize=0.1)
+
+
+@every_attack
+def test_an_unknown_setting_is_named_with_those_there_are(name):
+    with pytest.raises(UserError, match=f"attack '{name}' has no setting 'stepsize': expected"):
+        find_attack(name, stepsize=0.1)
+
+
+@every_attack
+def test_what_is_known_of_an_attack_is_told(name):
+    spec = find_spec(name)
+    assert spec.label
+    assert passes_of(find_attack(name)) >= 1
+    for stage in find_attack(name).stages:
+        assert settings_of(stage).keys() >= stage.settings.keys()
+
+
+def test_the_search_reaches_as_far_as_its_settings_say():
+    passes = {name: passes_of(find_attack(name)) for name in ATTACKS}
+    assert passes["fgsm"] < passes["pgd"] == 20 < passes["apgd-ce"] == 100 < passes["apgd-t"] == 900
+    assert passes["autoattack"] == 100 + 900 + 900 + 2_500
+    assert passes_of(find_attack("pgd", steps=7, restarts=3)) == 21
+    assert passes_of(find_attack("autoattack", version="rand")) == 20 * (100 + 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shown"),
+    [
+        ("pgd", {}, {"steps": 20, "step_size": "ε/4"}),
+        ("pgd", {"step_size": 0.1}, {"step_size": 0.1}),
+        ("apgd-ce", {}, {"objective": "cross_entropy", "targets": None}),
+        ("apgd-ce", {"targets": 2}, {"objective": "dlr", "targets": 2}),
+        ("apgd-dlr", {}, {"objective": "dlr"}),
+        ("apgd-t", {}, {"objective": "dlr", "targets": 9}),
+        ("square", {}, {"queries": 5_000, "rescale_schedule": False}),
+        ("square", {"queries": 100}, {"queries": 100, "rescale_schedule": True}),
+        ("pgd", {"objective": toys.least}, {"objective": "least"}),
+    ],
+)
+def test_settings_are_data_with_the_defaults_filled_in(name, settings, shown):
+    (stage,) = find_attack(name, **settings).stages
+    assert shown.items() <= settings_of(stage).items()
