@@ -1,10 +1,9 @@
 """From a model of options to a command of typer: each field becomes one option or argument."""
 
+import dataclasses
 import inspect
 import types
-from collections.abc import Callable
-from dataclasses import fields
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -12,6 +11,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from antiphase.runs.options.base import Options, Typed
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Body = Callable[[Any], None]
 
@@ -28,48 +29,36 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     """
 
     def register(body: Body) -> Body:
-        def call(context: typer.Context, /, **values: Any) -> None:
-            typed = {key: value for key, value in values.items() if _source(context, key) != "DEFAULT"}
-            body(options(**{key: _plain(value) for key, value in typed.items()}))
+        def call(*, context: typer.Context, **values: Any) -> None:
+            body(options(**{key: value for key, value in values.items() if _typed(context, key)}))
 
+        fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
-        parameters += [
-            _parameter(key, field)
-            for key, field in options.model_fields.items()
-            if key not in options.left_out
-        ]
-        signature = inspect.Signature(parameters)
-
-        def shown(*args: Any, **values: Any) -> None:
-            call(values.pop("context"), **values)
-
-        shown.__signature__ = signature  # type: ignore[attr-defined]
-        shown.__annotations__ = {each.name: each.annotation for each in parameters}
-        shown.__doc__, shown.__name__ = body.__doc__, body.__name__
-        app.command(name)(shown)
+        parameters += [_parameter(key, field) for key, field in fields.items()]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        call.__doc__, call.__name__ = body.__doc__, body.__name__
+        app.command(name)(call)
         return body
 
     return register
 
 
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-def _source(context: typer.Context, key: str) -> str:
+def _typed(context: typer.Context, key: str) -> bool:
+    """Return whether a parameter is on the command line."""
     source = context.get_parameter_source(key)
-    return "DEFAULT" if source is None else source.name
-
-
-def _plain(value: Any) -> Any:
-    """Return the string behind a member of an enumeration."""
-    return str(value) if isinstance(value, StrEnum) else value
+    return source is not None and source.name != "DEFAULT"
 
 
 def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
     """Return the parameter from which typer makes the option or argument of a field."""
     shown = _shown(field)
-    kind = _kind(key, field.annotation, shown)
-    extra: dict[str, Any] = {"help": field.description, "metavar": shown.metavar, "hidden": shown.hidden}
+    kind, choices = _kind(field.annotation, shown)
+    extra: dict[str, Any] = {
+        "help": field.description,
+        "metavar": shown.metavar or "|".join(choices) or None,
+        "hidden": shown.hidden,
+    }
     for bound in field.metadata:
         if kind in (int, float, int | None, float | None):
             extra |= {"min": bound.ge} if hasattr(bound, "ge") else {}
@@ -100,31 +89,24 @@ def _shown(field: FieldInfo) -> Typed:
         if isinstance(marker, Typed):
             found |= {
                 each.name: getattr(marker, each.name)
-                for each in fields(marker)
+                for each in dataclasses.fields(marker)
                 if getattr(marker, each.name) != each.default
             }
     return Typed(**found)
 
 
-def _kind(key: str, annotation: Any, shown: Typed) -> Any:
-    """Return the type that typer is to read: text where the field's validator reads it, choices as an enumeration."""
-    optional = False
-    if get_origin(annotation) in (Union, types.UnionType):
-        annotation, *_ = (part for part in get_args(annotation) if part is not type(None))
-        optional = True
-    if shown.choices is not None:
-        annotation = _enumeration(key, shown.choices)
+def _kind(annotation: Any, shown: Typed) -> tuple[Any, Iterable[str]]:
+    """Return the type that typer is to read, text where the model reads it, and the choices that its help shows."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    kind, *_ = (part for part in kinds if part is not type(None))
+    choices: Iterable[str] = shown.choices or ()
+    if get_origin(kind) is Literal:
+        kind, choices = str, get_args(kind)
     elif shown.text is not None:
-        annotation = str
-    elif get_origin(annotation) is Literal:
-        annotation = _enumeration(key, get_args(annotation))
-    elif get_origin(annotation) is tuple:
-        annotation = list[get_args(annotation)[0]]
-    return annotation | None if optional else annotation
-
-
-def _enumeration(key: str, choices: Any) -> Any:
-    return StrEnum(key, {choice: choice for choice in choices})
+        kind = str
+    elif get_origin(kind) is tuple:
+        kind = list[get_args(kind)[0]]
+    return (kind | None if type(None) in kinds else kind), choices
 
 
 def _parser(check: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -19,7 +19,7 @@ class Typed:
         metavar: word for the value in the help text.
         text: turns a default into the text that one would type; the field's validator reads such text.
         check: turns text into the value, and raises ValueError if it cannot.
-        choices: the values that the command line accepts, for a field of strings that has no ``Literal`` type.
+        choices: the values that the help text lists, for a field of strings that has no ``Literal`` type.
         hidden: whether the help text leaves it out.
     """
 
@@ -58,12 +58,15 @@ class Options(BaseModel):
 def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
     found = error.errors(include_url=False)[0]
     name = str(found["loc"][0]) if found["loc"] else ""
-    cause = found.get("ctx", {}).get("error")
-    if isinstance(cause, UserError):
-        return cause
+    context = found.get("ctx", {})
+    if isinstance(context.get("error"), UserError):
+        return context["error"]
     if found["type"] == "extra_forbidden":
         return UserError(f"option {name!r}: expected one of {', '.join(options.model_fields)}")
     if found["type"] == "missing":
         return UserError(f"{name}: is missing; expected a value")
+    if found["type"] == "literal_error":
+        choices = context["expected"].replace("'", "")
+        return UserError(f"{name} {shown(found['input'])}: expected {choices}")
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     return UserError(f"{name} {shown(found['input'])}: {message}")
