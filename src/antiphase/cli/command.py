@@ -56,7 +56,7 @@ def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
     kind, choices = _kind(field.annotation, shown)
     extra: dict[str, Any] = {
         "help": field.description,
-        "metavar": shown.metavar or "|".join(choices) or None,
+        "metavar": shown.metavar or " | ".join(choices) or None,
         "hidden": shown.hidden,
     }
     for bound in field.metadata:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
+from antiphase.registry import ATTACKS
 from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import (
     Against,
@@ -29,11 +30,6 @@ from antiphase.runs.options.fields import (
 )
 from antiphase.runs.options.read import given
 
-ATTACKS = (
-    "pgd", "patch", "fgsm", "apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "carlini-wagner", "noise",
-    "autoattack",
-)  # fmt: skip
-
 Eps = Annotated[
     Numbers,
     Field(
@@ -41,6 +37,7 @@ Eps = Annotated[
         "as 1/255 are accepted."
     ),
 ]
+AttackName = Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")]
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")
 
 
@@ -55,7 +52,7 @@ class AuditOptions(Options):
     limit: Limit = 1000
     eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
     norm: Norm = "linf"
-    attack: Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")] = "pgd"
+    attack: AttackName = "pgd"
     version: Annotated[
         Literal["standard", "plus", "rand", "2020"] | None,
         Field(description="AutoAttack: set of attacks to run. If not given: standard."),
@@ -131,7 +128,7 @@ class AttackOptions(AuditOptions):
 
     left_out: ClassVar = ("against", "sense_limit")
 
-    attack: Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")] = "autoattack"
+    attack: AttackName = "autoattack"
     eps: Eps = (8 / 255,)
     sense_limit: Annotated[int, Field(ge=0)] = 0
     out: Out = Path("antiphase-attack")
