@@ -7,8 +7,8 @@ import os
 import polars as pl
 import pytest
 
-from antiphase.commands.parse import parse_eps
 from antiphase.errors import UserError
+from antiphase.runs.options.read import parse_eps
 
 
 def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
@@ -105,7 +105,7 @@ def test_version_and_help(run_cli):
         (["sense", "specimen:diffvit-0", "--eps", "2"], "eps 2.0"),
         (
             ["sense", "specimen:diffvit-0", "--parts", "lipschitz", "--radius", "1/255,2/255"],
-            "radius 1/255,2/255",
+            "radius '1/255,2/255': expected one number",
         ),
         (["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"], "1 models against 2"),
         (

@@ -22,7 +22,6 @@ LAYERS = (
     {"runs"},
     {"studies"},
     {"report"},
-    {"commands"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

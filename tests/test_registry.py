@@ -11,7 +11,7 @@ import antiphase
 from antiphase import registry
 from antiphase.attacks.catalogue import find_attack
 from antiphase.errors import UserError
-from antiphase.registry import ATTACKS, choices, find
+from antiphase.registry import ATTACKS, find
 from antiphase.runs.attack import AttackPlan
 from antiphase.studies.cells import Attack, Given
 
@@ -82,7 +82,7 @@ def test_a_wrong_choice_lists_the_right_ones(run_cli):
     for command in ("audit", "attack"):
         code, out, err = run_cli(command, "specimen:vit-0", "--attack", "pdg")
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert all(f"'{name}'" in err for name in ATTACKS)
+        assert f"attack 'pdg': expected one of {', '.join(ATTACKS)}" in err
 
 
 def test_a_table_holds_lines_or_the_things_themselves():
@@ -91,7 +91,6 @@ def test_a_table_holds_lines_or_the_things_themselves():
     assert find(table, "seven", "number") == 7
     with pytest.raises(UserError, match="number 'eight': expected one of digits, seven"):
         find(table, "eight", "number")
-    assert [choice.value for choice in choices("Choice", table)] == list(table)
 
 
 def test_every_line_of_the_registry_leads_somewhere():

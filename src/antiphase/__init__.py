@@ -17,6 +17,7 @@ from antiphase.errors import UserError
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity
     from antiphase.models import load_model
+    from antiphase.runs.functions import audit
 
 # MKL picks its kernels by the shape of a product; strict reproducibility makes a row's rounding independent of
 # the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
@@ -26,13 +27,25 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # away: an audit was 2 to 5 times as fast without (dev/attack-engine.md). Read when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__all__ = ["UserError", "attacks", "attention", "data", "evaluation", "load_model", "models", "sensitivity"]
+__all__ = [
+    "UserError",
+    "attacks",
+    "attention",
+    "audit",
+    "data",
+    "evaluation",
+    "load_model",
+    "models",
+    "sensitivity",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import a part when it is first asked for: the command line's --help needs none of them."""
     if name == "load_model":
         return importlib.import_module("antiphase.models").load_model
+    if name == "audit":
+        return importlib.import_module("antiphase.runs.functions").audit
     if name in __all__:
         return importlib.import_module(f"antiphase.{name}")
     raise AttributeError(f"module 'antiphase' has no attribute {name!r}")

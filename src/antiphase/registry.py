@@ -1,7 +1,6 @@
 """Everything that is found by name: one line registers one thing, which is imported when it is first used."""
 
 import importlib
-from enum import StrEnum
 from typing import Any
 
 from antiphase.errors import UserError
@@ -66,8 +65,3 @@ def find(table: Table, name: str, kind: str) -> Any:
         return found
     module, _, attribute = found.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def choices(name: str, table: Table) -> type[StrEnum]:
-    """Return an enumeration of a table's names, for the options of the command line."""
-    return StrEnum(name, {key: key for key in table})  # type: ignore[return-value]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.commands.evaluation_data import asked
 from antiphase.data import arrays, load_data, load_pairs
 from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
@@ -18,6 +17,7 @@ from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.tasks import probe
 from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.report.evaluation.headline import headline
+from antiphase.runs.evaluation_sources import asked
 from tests.data.idx_files import write_split
 from tests.evaluation.test_mmvp import write_mmvp
 from tests.processes import together
@@ -135,7 +135,7 @@ def test_a_classifier_is_probed_and_asked_for_no_text(run_cli, cache, tmp_path, 
             ("--tasks", "probe:digits", "--data", "openmoji"),
             "task for digits: it is not among the data, openmoji",
         ),
-        (("--objective", ","), "objective: expected norm, squared or both"),
+        (("--objective", ","), "objective ',': expected at least one"),
         (("--prompt", "a {}", "--prompt", "an emoji"), "template 2, 'an emoji'"),
         (("--tasks", "mmvp:openmoji"), "task mmvp"),
         (("--captions", "some"), "captions 'some': expected all or first"),

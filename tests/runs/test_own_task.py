@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from antiphase import registry
-from antiphase.commands.evaluation_data import asked
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import accuracies
 from antiphase.evaluation.outcomes import ROW_SCHEMA, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, can_learn, find_task, image_features, labelled
 from antiphase.models import clip, write_model
+from antiphase.runs.evaluation_sources import asked
 from antiphase.studies.cells import Evaluate, Given
 from tests.runs.test_evaluate import folder_of
 from tests.training.tiny_pairs import TINY

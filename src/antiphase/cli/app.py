@@ -1,6 +1,7 @@
 """The command line: one line for each mistake, exit code 2; a traceback is a defect of ours."""
 
 import errno
+import shlex
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -50,6 +51,11 @@ def main() -> None:
         sys.exit(130)
     else:
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def typed_command() -> str:
+    """Return this process's command line, for the record of a run."""
+    return shlex.join(["antiphase", *sys.argv[1:]])
 
 
 def _complain(message: str) -> None:

@@ -1,32 +1,15 @@
-"""``antiphase export``: its options and examples."""
+"""``antiphase export``: what it does and prints, and its examples."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from contextlib import nullcontext
 
 from antiphase.cli.app import app
-from antiphase.cli.options import directory
-from antiphase.commands.export import run_export
+from antiphase.cli.command import command
 from antiphase.runs.folders import run_folder
+from antiphase.runs.options.export import ExportOptions
 
 
-@app.command()
-def export(
-    model: Annotated[
-        str, typer.Argument(help="A run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(parser=directory, metavar="DIRECTORY", help="Directory to write.")
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="antiphase, or released: DiffCLIP's keys, for the authors' code.")
-    ] = "antiphase",
-    push: Annotated[
-        str | None, typer.Option(help="Repository of the hub, USER/NAME, to put our layout into.")
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
-) -> None:
+@command(app, ExportOptions)
+def export(options: ExportOptions) -> None:
     """Write a model as safetensors, in our layout or the released one, or put it on the hub.
 
     **Examples**
@@ -37,8 +20,11 @@ def export(
 
     antiphase export runs/diffclip --push somebody/diffclip-openmoji
     """
-    if out is None:
-        run_export(model, None, layout, push, private=not public)
-        return
-    with run_folder(out, "export"):
-        run_export(model, out, layout, push, private=not public)
+    with run_folder(options.out, "export") if options.out else nullcontext():
+        from antiphase.models import load_model, push, write_model
+
+        model = load_model(options.model)
+        if options.out is not None:
+            print(write_model(model, options.out, layout=options.layout))
+        if options.push is not None:
+            print(push(model, options.push, private=not options.public))

@@ -1,54 +1,15 @@
-"""``antiphase look``: its options and examples."""
+"""``antiphase look``: what it draws and prints, and its examples."""
 
-from pathlib import Path
-from typing import Annotated
+import sys
+from dataclasses import replace
 
-import typer
-
-from antiphase.cli.app import app
-from antiphase.cli.options import Device, Quiet, RandomWeights
-from antiphase.commands.look import run_look
+from antiphase.cli.app import app, typed_command
+from antiphase.cli.command import command
+from antiphase.runs.options.look import LookOptions
 
 
-@app.command()
-def look(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, diffclip:PATH."
-        ),
-    ],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="One or more image files.")],
-    text: Annotated[list[str], typer.Option(help="What to look for; once for each query.")],
-    against: Annotated[str | None, typer.Option(help="The twin to stand beside it; several too.")] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="relevance (for the text, all layers), relevance-last (the last layer alone), relevance-positive and "
-            "relevance-negative (of A1 and A2), attention (A1 − λ·A2, whatever the text), positive (A1), negative "
-            "(A2); several separated by commas."
-        ),
-    ] = "relevance",
-    layer: Annotated[
-        int | None,
-        typer.Option(help="Of attention, positive and negative, from 0; the last where not given."),
-    ] = None,
-    mask: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Image with the object in white, once for each IMAGE: maps are measured against it."
-        ),
-    ] = None,
-    prompt: Annotated[
-        str, typer.Option(help="Sentence around the text, which goes into {}.")
-    ] = "a photo of {}",
-    out: Annotated[
-        Path, typer.Option(help="Figure to write, .png or .pdf; the maps go beside it as .json.")
-    ] = Path("look.png"),
-    random_weights: RandomWeights = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-) -> None:
+@command(app, LookOptions)
+def look(options: LookOptions) -> None:
     """Draw where a CLIP and its twin look in images for a text, side by side.
 
     Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
@@ -63,8 +24,27 @@ def look(
 
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
     """
-    specs = [*model.split(","), *(against.split(",") if against else [])]
-    run_look(
-        specs, images, text, out, quiet, device, methods=[part.strip() for part in method.split(",")], layer=layer,
-        masks=mask or [], prompt=prompt, random_weights=random_weights,
-    )  # fmt: skip
+    from antiphase.files import replacing
+    from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, look_figure
+    from antiphase.report.runs.look_table import mask_table
+    from antiphase.runs.look import run
+    from antiphase.sensitivity.relevance import METHODS
+
+    check_suffix(options.out)
+    check_rows(len(options.images), len(options.text))
+    found = run(options, typed_command())
+    blind = [METHODS[method].label for method in options.method if not METHODS[method].asks]
+    note = f"The same for every text: {', '.join(blind)}." if blind and len(options.text) > 1 else ""
+    drawn = [replace(column, method=METHODS[column.method].label) for column in found.columns]
+    figure = look_figure(found.shown, options.text, drawn, masks=found.masks or None, note=note)
+    data = figure_bytes(figure, options.out)
+    with replacing(options.out) as temporary:  # both files or none
+        temporary.write_bytes(data)
+        maps = found.write(options.out)
+    for one in found.stored["left_out"]:
+        print(f"{one['model']}: no column for {one['method']} ({one['why']})", file=sys.stderr)
+    if rows := found.stored["metrics"]:
+        from rich.console import Console
+
+        Console().print(mask_table(rows))
+    print(f"figure: {options.out}   maps: {maps}")

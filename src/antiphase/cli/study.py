@@ -1,46 +1,44 @@
-"""``antiphase study``: its options and examples."""
+"""``antiphase study``: what its commands print, and their examples."""
 
-from pathlib import Path
-from typing import Annotated
+import sys
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from antiphase.cli.app import app
-from antiphase.cli.options import BatchSize, Device, Quiet, directory
-from antiphase.commands import study as commands
+from antiphase.cli.command import command
+from antiphase.errors import UserError
+from antiphase.studies.options import (
+    AnyStudyOptions,
+    ClaimsOptions,
+    ListOptions,
+    NewOptions,
+    ReportOptions,
+    RowsOptions,
+    RunOptions,
+    StudyOptions,
+)
 
 study = typer.Typer(no_args_is_help=True, help="The papers' tables and figures, and studies of your own.")
 app.add_typer(study, name="study")
 
-Names = Annotated[
-    list[str], typer.Argument(help="Names, a paper (robustness, diffclip), a file of your own, or all.")
-]
-ProfileName = Annotated[
-    str,
-    typer.Option(
-        "--profile", help="smoke (seconds), laptop (2 cores) or paper (the paper's data and sizes)."
-    ),
-]
-Seeds = Annotated[
-    int | None, typer.Option(help="Training seeds; 3, and 1 for smoke, where not given.", min=1, max=1000)
-]
-StoreFolder = Annotated[
-    Path,
-    typer.Option("--store", parser=directory, metavar="DIRECTORY", help="Folder of rows and checkpoints."),
-]
-STORE = Path("antiphase-store")
 
-
-@study.command("list")
-def list_() -> None:
+@command(study, ListOptions, "list")
+def list_(_: ListOptions) -> None:
     """List the studies of both papers."""
-    commands.list_studies()
+    from antiphase.studies.registry import known_studies
+
+    table = Table(box=None, header_style="bold")
+    for column in ("name", "paper", "artefact", "what it shows"):
+        table.add_column(column, no_wrap=column == "name")
+    for one in known_studies().values():
+        table.add_row(one.name, one.paper, one.label, one.title)
+    Console().print(table)
 
 
-@study.command()
-def show(
-    names: Names, profile: ProfileName = "laptop", seeds: Seeds = None, store: StoreFolder = STORE
-) -> None:
+@command(study, StudyOptions)
+def show(options: StudyOptions) -> None:
     """Show a study: the paper's numbers, the settings, every cell, and how long the missing ones take.
 
     **Examples**
@@ -49,35 +47,28 @@ def show(
 
     antiphase study show figure-3a --profile paper
     """
-    commands.show_study(names, profile, seeds, store)
+    from antiphase.studies.identity import identity
+    from antiphase.studies.selection import describe, select
+
+    chosen = select(options)
+    for one in chosen.studies:
+        plan = chosen.plan(one)
+        print(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
+        for name, value in one.settings(chosen.profile).items():
+            print(f"{name}: {value}")
+        print()
+        missing = {identity(cell) for cell in plan.missing}
+        for cell in plan.cells:
+            mark = "·" if identity(cell) in missing else "✓" if chosen.store.done(cell) else " "
+            print(f"{mark} {cell.table}-{identity(cell)}  {cell.label}")
+        print(f"\n{describe(plan)}")
 
 
-@study.command()
-def run(
-    names: Names,
-    profile: ProfileName = "laptop",
-    seeds: Seeds = None,
-    store: StoreFolder = STORE,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", help="Workers that share the cells; of SLURM, jobs.", min=1)
-    ] = 1,
-    executor: Annotated[str, typer.Option(help="local, or slurm (by submitit).")] = "local",
-    slurm: Annotated[
-        list[str] | None, typer.Option(help="Of a SLURM job, NAME=VALUE as submitit takes them; repeat.")
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Build models and settings, check them against the paper's, say what would run."
-        ),
-    ] = False,
-    batch_size: BatchSize = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-) -> None:
+@command(study, RunOptions)
+def run(options: RunOptions) -> None:
     """Run every cell of some studies that is not in the store yet.
 
-    A killed run goes on with the same command; what is finished is not run again. Several runs may share one store.
+    The same command resumes a killed run; finished cells are not run again. Several runs may share one store.
 
     **Examples**
 
@@ -93,19 +84,14 @@ def run(
 
     antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
     """
-    commands.run_studies(
-        names, profile, seeds, store, quiet, device, batch_size, jobs, executor, slurm or [], dry_run
-    )
+    from antiphase.studies.launch import run
+
+    run(options, print, lambda line: print(line, file=sys.stderr))
 
 
-@study.command()
-def status(
-    names: Annotated[list[str] | None, typer.Argument(help="As for run; all, where not given.")] = None,
-    profile: ProfileName = "laptop",
-    seeds: Seeds = None,
-    store: StoreFolder = STORE,
-) -> None:
-    """Show how far each study has come, what is running and what is damaged.
+@command(study, AnyStudyOptions)
+def status(options: AnyStudyOptions) -> None:
+    """Show for each study how many cells are done, running or damaged.
 
     **Examples**
 
@@ -113,20 +99,29 @@ def status(
 
     antiphase study status robustness --profile paper
     """
-    commands.show_status(names or ["all"], profile, seeds, store)
+    from antiphase.progress import duration
+    from antiphase.studies.selection import select
+
+    table = Table(box=None, header_style="bold")
+    for column in ("study", "done", "running", "to do", "damaged", "about"):
+        table.add_column(column, justify="left" if column == "study" else "right")
+    chosen = select(options)
+    for one in chosen.studies:
+        plan = chosen.plan(one)
+        running = [cell for cell in plan.missing if chosen.store.busy(cell)]
+        there = sum(chosen.store.done(cell) for cell in plan.cells)
+        to_do = len(plan.missing) - len(running)
+        time = duration(plan.seconds) if plan.missing else "–"
+        table.add_row(one.name, str(there), str(len(running)), str(to_do), str(len(plan.damaged)), time)
+        for why in plan.damaged.values():
+            print(f"damaged: {why}", file=sys.stderr)
+        for cell in running:
+            print(f"running: {cell.label}", file=sys.stderr)
+    Console().print(table)
 
 
-@study.command()
-def rows(
-    name: Annotated[str, typer.Argument(help="A study, or a file of your own.")],
-    profile: ProfileName = "laptop",
-    seeds: Seeds = None,
-    store: StoreFolder = STORE,
-    table: Annotated[
-        str | None, typer.Option(help="attack, accuracy, lipschitz, …; all, where not given.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file to write.")] = None,
-) -> None:
+@command(study, RowsOptions)
+def rows(options: RowsOptions) -> None:
     """Print or export the rows that a study is drawn from: one for each image, layer, head or seed.
 
     **Examples**
@@ -135,23 +130,18 @@ def rows(
 
     antiphase study rows figure-2a --table attack --out asr.csv
     """
-    commands.export_rows(name, profile, seeds, store, table, out)
+    from antiphase.studies.rows import chosen_rows, write_rows
+
+    for key, frame in chosen_rows(options).items():
+        if options.out is None:
+            print(f"{key}: {len(frame):,} rows")
+            print(frame)
+        else:
+            write_rows(frame, options.out)
 
 
-@study.command()
-def claims(
-    names: Annotated[list[str] | None, typer.Argument(help="As for run; all, where not given.")] = None,
-    profile: ProfileName = "laptop",
-    seeds: Seeds = None,
-    store: StoreFolder = STORE,
-    into: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Markdown file whose lines between <!-- claims --> and <!-- /claims --> to replace."
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-) -> None:
+@command(study, ClaimsOptions)
+def claims(options: ClaimsOptions) -> None:
     """Print every claim of the papers with its verdict: holds, fails, undecided, or not run.
 
     Under the profile smoke no claim is judged.
@@ -164,24 +154,22 @@ def claims(
 
     antiphase study claims --into README.md
     """
-    from antiphase.commands.study_report import show_claims
+    from antiphase.report.studies.tables import console_claims
+    from antiphase.report.studies.written import claims_json, replace_claims
+    from antiphase.studies.selection import results_of
 
-    show_claims(names or ["all"], profile, seeds, store, into, json)
+    results = results_of(options)
+    if options.into is not None:
+        replace_claims(results, options.into)
+        print(options.into)
+    elif options.json_:
+        print(claims_json(results))
+    else:
+        Console().print(console_claims(results))
 
 
-@study.command()
-def report(
-    names: Annotated[list[str] | None, typer.Argument(help="As for run; all, where not given.")] = None,
-    profile: ProfileName = "laptop",
-    seeds: Seeds = None,
-    store: StoreFolder = STORE,
-    out: Annotated[
-        Path, typer.Option(parser=directory, metavar="DIRECTORY", help="Folder of the site.")
-    ] = Path("antiphase-studies"),
-    markdown: Annotated[
-        Path | None, typer.Option(help="Also write the numbers as one Markdown file.")
-    ] = None,
-) -> None:
+@command(study, ReportOptions)
+def report(options: ReportOptions) -> None:
     """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
 
     **Examples**
@@ -190,15 +178,24 @@ def report(
 
     antiphase study report robustness --profile paper --out site --markdown findings.md
     """
-    from antiphase.commands.study_report import write_study_report
+    from antiphase.report.studies.site import write_site
+    from antiphase.report.studies.written import write_findings
+    from antiphase.studies.selection import results_of
 
-    write_study_report(names or ["all"], profile, seeds, store, out, markdown)
+    results = results_of(options)
+    if not any(result.done for result in results):
+        raise UserError(
+            f"{options.store}: holds no cell of these studies under profile {options.profile}; antiphase study run "
+            "makes them"
+        )
+    print(write_site(results, options.out))
+    if options.markdown is not None:
+        write_findings(results, options.markdown)
+        print(options.markdown)
 
 
-@study.command()
-def new(
-    name: Annotated[str, typer.Argument(help="Of the study; NAME.py is written here.")],
-) -> None:
+@command(study, NewOptions)
+def new(options: NewOptions) -> None:
     """Write the file of a study of your own, ready to run and to be edited: your model, data, attack.
 
     **Examples**
@@ -207,6 +204,6 @@ def new(
 
     antiphase study run my-study.py --profile smoke
     """
-    from antiphase.commands.study_new import write_study
+    from antiphase.studies.new import write_study
 
-    print(write_study(name))
+    print(write_study(options.name))

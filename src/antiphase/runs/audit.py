@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from antiphase.files import replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
+from antiphase.runs.loading import check_compiler, find_device, load_lineup
+from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.processes import shard
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries, write_rows
@@ -39,6 +42,36 @@ _GALLERY_SIZE = 6
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
+def run(options: AuditOptions, command: str = "") -> dict[str, Any]:
+    """Load what the options name, audit it and write the run directory; return the summary.
+
+    Args:
+        options: of the audit or attack.
+        command: for the record.
+
+    Raises:
+        UserError: the models, the data or the attack cannot be used together.
+    """
+    plan = AttackPlan(
+        options.eps, options.norm, options.attack, options.settings, nested=options.carried, seed=options.seed,
+        precision=options.precision, batch_size=options.batch_size, compile=options.compile,
+    )  # fmt: skip
+    if options.compile:
+        check_compiler(find_device(options.device))
+    models, twins, data = load_lineup(
+        options.model, options.against, options.data, split=options.split, limit=options.limit,
+        random_weights=options.random_weights, skip_bad=options.skip_bad, device=options.device,
+        progress=not options.quiet, prompt=options.prompt, classes=options.classes,
+    )  # fmt: skip
+    plain = [card_of(model).spec for model in (*models, *twins) if not isinstance(model, ZeroShotClassifier)]
+    if plain and options.objective == "cosine":
+        raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
+    return audit(
+        models, twins, data, plan, options.out, control=options.control, sense_limit=options.sense_limit,
+        command=command, options=options.record(), progress=not options.quiet,
+    )  # fmt: skip
+
+
 def audit(
     models: Sequence[nn.Module],
     twins: Sequence[nn.Module],
@@ -49,6 +82,7 @@ def audit(
     control: bool = False,
     sense_limit: int = 0,
     command: str = "",
+    options: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Attack every model on the same images and write the run directory; return the summary.
@@ -66,6 +100,7 @@ def audit(
         control: whether to add uniform noise of the same budgets, which shows what the attack adds to it.
         sense_limit: on how many of the images to measure how the gradients of the maps lie, too.
         command: for the record.
+        options: likewise.
         progress: whether to show progress bars on stderr.
 
     Raises:
@@ -117,7 +152,9 @@ def audit(
         (out / "gallery.safetensors").unlink(missing_ok=True)
     else:
         write_gallery(out / "gallery.safetensors", gallery)
-    record = run_record(everyone, names, data, _settings(plan), warnings, command, time.monotonic() - began)
+    record = run_record(
+        everyone, names, data, _settings(plan), warnings, command, time.monotonic() - began, options
+    )
     write_json(out / "run.json", record)
     write_json(out / "summary.json", summary)
     return summary

@@ -4,6 +4,7 @@ A cell is one model on one set of images, known by the hash of what affects its 
 """
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ from antiphase.models.zoo import fingerprint
 from antiphase.runs.attack import slices
 from antiphase.runs.expectation import check_ends
 from antiphase.runs.journal import Journal
+from antiphase.runs.loading import load_lineup
+from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.processes import Shard, shard
-from antiphase.runs.record import check_fit, short_names
+from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
@@ -80,6 +83,38 @@ def round_radii(smoothing: Smoothing) -> list[float]:
     [0.0, 0.125, 0.25, 0.375, 0.5]
     """
     return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
+
+
+def run(
+    options: CertifyOptions, command: str = "", announce: Callable[[str], None] | None = None
+) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Load what the options name, certify it and write the run directory; return rows and summary.
+
+    Args:
+        options: of the smoothing.
+        command: for the record.
+        announce: told of the expected time before the work starts; nothing is measured for it if None.
+    """
+    began = time.monotonic()
+    names = ("sigma", "select", "samples", "alpha", "seed", "precision")
+    smoothing = Smoothing(**{name: getattr(options, name) for name in names})
+    ours, twins, data = load_lineup(
+        [options.model], [options.against] if options.against else [], options.data, split=options.split,
+        limit=options.limit, random_weights=options.random_weights, skip_bad=False, device=options.device,
+        progress=not options.quiet, prompt=options.prompt, classes=options.classes,
+    )  # fmt: skip
+    rows, summary = certify(
+        [*ours, *twins], data, smoothing, options.out, batch_size=options.batch_size, announce=announce,
+        progress=not options.quiet,
+    )  # fmt: skip
+    if shard().first:
+        names = [model["name"] for model in summary["models"]]
+        record = run_record(
+            [*ours, *twins], names, data, asdict(smoothing), summary["warnings"], command, time.monotonic() - began,
+            options.record(),
+        )  # fmt: skip
+        write_json(options.out / "run.json", record)
+    return rows, summary
 
 
 def certify(

@@ -49,7 +49,7 @@ class _Cell:
 def evaluate_models(
     models: Sequence[nn.Module], against: Sequence[nn.Module], sources: Sequence[Source], out: Path,
     store: FeatureStore, *, tasks: Tasks | None = None, protocol: Protocol | None = None, doubts: Sequence[str] = (),
-    command: str = "",
+    command: str = "", options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure every task of every model on every data set and write the run directory; return the summary.
 
@@ -68,6 +68,7 @@ def evaluate_models(
         protocol: how they are measured; DiffCLIP's where not given.
         doubts: warnings for the record, such as how many images were left out.
         command: for the record.
+        options: likewise.
 
     Raises:
         UserError: a model or data set is named twice, a task was asked for that nothing allows, or a measurement
@@ -115,6 +116,7 @@ def evaluate_models(
             _doubts(every, names, doubts, protocol) + at_chance,
             command,
             time.monotonic() - began,
+            options,
         )
         tests = [source.test for source in sources]
         record |= {"data": titles, "n": [len(test) for test in tests], "against": list(twins.values())}

@@ -1,7 +1,7 @@
 """What every run writes down: which models on which data, by which command, on what machine."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -47,11 +47,12 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 def run_record(
     models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet | MmvpSet, settings: dict[str, Any],
-    warnings: list[str], command: str, seconds: float,
+    warnings: list[str], command: str, seconds: float, options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
     return {
         "command": command,
+        **({"options": dict(options)} if options else {}),
         "settings": settings,
         "models": dict(zip(names, (card_of(model).spec for model in models), strict=True)),
         "data": data.name,

@@ -1,7 +1,7 @@
 """A sensitivity run over several models and their twins: rows, summary and record in one directory."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from antiphase.files import replacing, write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.runs.expectation import sense_expectation
+from antiphase.runs.loading import load_lineup
+from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.processes import shard
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense_model import PARTS, SensePlan, sense
@@ -23,10 +25,38 @@ from antiphase.runs.sense_model import PARTS, SensePlan, sense
 BATCH_SIZE = 8
 
 
+def run(
+    options: SenseOptions, command: str = "", announce: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Load what the options name, measure it and write the run directory; return the summary.
+
+    Args:
+        options: what is measured.
+        command: for the record.
+        announce: told of the expected time before the work starts if it is long; not estimated if None.
+
+    Raises:
+        UserError: as :func:`sense_all` does, and if models or data cannot be loaded.
+    """
+    plan = SensePlan(
+        options.probes, options.radius, options.samples, options.steps, options.points, options.eps,
+        options.lipschitz_limit, options.seed,
+    )  # fmt: skip
+    models, twins, data = load_lineup(
+        options.model, options.against, options.data, split=options.split, limit=options.limit,
+        random_weights=options.random_weights, skip_bad=options.skip_bad, device=options.device,
+        progress=not options.quiet, prompt=options.prompt,
+    )  # fmt: skip
+    return sense_all(
+        models, twins, data, plan, options.out, parts=options.parts, batch_size=options.batch_size, command=command,
+        options=options.record(), announce=announce, progress=not options.quiet,
+    )  # fmt: skip
+
+
 def sense_all(
     models: Sequence[nn.Module], twins: Sequence[nn.Module], data: ImageSet, plan: SensePlan, out: Path, *,
     parts: Sequence[str] = ("alignment", "lipschitz", "depth"), batch_size: int | None = None, command: str = "",
-    announce: Callable[[str], None] | None = None, progress: bool = True,
+    options: Mapping[str, Any] | None = None, announce: Callable[[str], None] | None = None, progress: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure every model on the same images and write the run directory; return the summary.
 
@@ -42,6 +72,7 @@ def sense_all(
         parts: which of alignment, lipschitz and depth.
         batch_size: images at once; affects no result.
         command: for the record.
+        options: likewise.
         announce: told of the expected time before the work starts if it is long; not estimated if None.
         progress: whether to show progress bars on stderr.
 
@@ -88,7 +119,8 @@ def sense_all(
         settings |= {"Lipschitz ball": f"L∞, {plan.eps * 255:g}/255", "Lipschitz norms": "L2 → L2"}
         settings |= {"parts": ", ".join(parts), "PGD": "20 steps of ε/4, random start, best iterate"}
         settings |= {"perturbations": ", ".join(f"{eps * 255:g}/255" for eps in plan.travel)}
-        record = run_record(everyone, names, data, settings, [], command, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        record = run_record(everyone, names, data, settings, [], command, seconds, options)
         write_json(out / "run.json", record)
         write_json(out / "summary.json", summary)
     return summary

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge
 from antiphase.report.style.figures import STYLE, as_pdf, as_png
+from antiphase.runs.look import MapColumn
 
 MOST_ROWS = 60  # a taller picture is beyond what viewers open
 _WRITERS = {".png": as_png, ".pdf": as_pdf}
@@ -27,21 +28,6 @@ _SHOWN = 384  # pixels a side of what is drawn
 _LABEL, _CELL, _GAP, _BELOW, _EDGE = 1.05, 1.7, 0.1, 0.19, 0.08
 _TITLE_LINE, _FOOT_LINE, _BAR = 0.155, 0.13, 0.32
 _LETTERS = 18  # of the footer that an inch holds
-
-
-@dataclass(frozen=True)
-class MapColumn:
-    """The maps of one model by one method.
-
-    Attributes:
-        model: its name, the title.
-        method: said below the title where the figure shows several; columns of one method share a colour map.
-        maps: of any sign, finite.
-    """
-
-    model: str
-    method: str
-    maps: Float[np.ndarray, "texts images rows columns"]
 
 
 def look_figure(

@@ -1,6 +1,5 @@
-"""What ``antiphase study new`` does: a copy of the example, under a name of the user's."""
+"""A copy of the example study under a name of the user's."""
 
-import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,10 +11,8 @@ def write_study(name: str) -> Path:
     """Write ``NAME.py`` into the current folder and return its path.
 
     Raises:
-        UserError: the name is not one for a file and a study, or the file exists.
+        UserError: the file exists.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise UserError(f"name {name!r}: expected small letters, digits and '-', such as my-study")
     path = Path(f"{name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")

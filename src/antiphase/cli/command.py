@@ -1,0 +1,121 @@
+"""From a model of options to a command of typer: each field becomes one option or argument."""
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from antiphase.runs.options.base import Options, Typed
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+Body = Callable[[Any], None]
+
+
+def command(app: typer.Typer, options: type[Options], name: str | None = None) -> Callable[[Body], Body]:
+    """Register a function of one model of options as a command.
+
+    Only what was typed reaches the model, so that its ``model_fields_set`` tells what the user asked for.
+
+    Args:
+        app: where the command is registered.
+        options: the model; its fields are the command's options, in their order.
+        name: of the command; the function's where not given.
+    """
+
+    def register(body: Body) -> Body:
+        def call(*, context: typer.Context, **values: Any) -> None:
+            body(options(**{key: value for key, value in values.items() if _typed(context, key)}))
+
+        fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
+        parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
+        parameters += [_parameter(key, field) for key, field in fields.items()]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        call.__doc__, call.__name__ = body.__doc__, body.__name__
+        app.command(name)(call)
+        return body
+
+    return register
+
+
+def _typed(context: typer.Context, key: str) -> bool:
+    """Return whether a parameter is on the command line."""
+    source = context.get_parameter_source(key)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the parameter from which typer makes the option or argument of a field."""
+    shown = _shown(field)
+    kind, choices = _kind(field.annotation, shown)
+    extra: dict[str, Any] = {
+        "help": field.description,
+        "metavar": shown.metavar or " | ".join(choices) or None,
+        "hidden": shown.hidden,
+    }
+    for bound in field.metadata:
+        if kind in (int, float, int | None, float | None):
+            extra |= {"min": bound.ge} if hasattr(bound, "ge") else {}
+            extra |= {"max": bound.le} if hasattr(bound, "le") else {}
+    if shown.check is not None:
+        extra["parser"] = _parser(shown.check)
+    if shown.argument:
+        info = typer.Argument(**extra)
+    else:
+        info = typer.Option(*(shown.flags or (f"--{key.replace('_', '-')}",)), **extra)
+    default = inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+    if shown.text is not None and default not in (None, inspect.Parameter.empty):
+        default = shown.text(default) or None
+    return inspect.Parameter(
+        key, _KEYWORD, annotation=Annotated[kind, info], default=default or _empty(default)
+    )
+
+
+def _empty(default: Any) -> Any:
+    """Return None for an empty sequence, for which typer has no type, and any other value as it is."""
+    return None if default in ((), []) else default
+
+
+def _shown(field: FieldInfo) -> Typed:
+    """Return how a field is shown: of several markers, the last that says something counts."""
+    found: dict[str, Any] = {}
+    for marker in field.metadata:
+        if isinstance(marker, Typed):
+            found |= {
+                each.name: getattr(marker, each.name)
+                for each in dataclasses.fields(marker)
+                if getattr(marker, each.name) != each.default
+            }
+    return Typed(**found)
+
+
+def _kind(annotation: Any, shown: Typed) -> tuple[Any, Iterable[str]]:
+    """Return the type that typer is to read, text where the model reads it, and the choices that its help shows."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    kind, *_ = (part for part in kinds if part is not type(None))
+    choices: Iterable[str] = shown.choices or ()
+    if get_origin(kind) is Literal:
+        kind, choices = str, get_args(kind)
+    elif shown.text is not None:
+        kind = str
+    elif get_origin(kind) is tuple:
+        kind = list[get_args(kind)[0]]
+    return (kind | None if type(None) in kinds else kind), choices
+
+
+def _parser(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a check whose mistakes typer reports with the option's name."""
+
+    def read(text: str | Path) -> Any:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read

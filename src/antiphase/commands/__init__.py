@@ -1,1 +1,0 @@
-"""What the commands do once their options are read."""

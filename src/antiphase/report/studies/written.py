@@ -1,0 +1,77 @@
+"""Claims and numbers of studies as files: into a Markdown file, as JSON, as a Markdown page."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphase.errors import UserError
+from antiphase.files import write_text
+from antiphase.report.studies.markdown import markdown_claims, markdown_summary
+from antiphase.studies.results import Result
+
+_PREFACE = (
+    "A claim *holds* where the 95 % intervals of all its differences lie above 0, {over}, *fails* where one lies "
+    "below, and is *undecided* otherwise; nothing is corrected for the number of checks. Under the profile smoke no "
+    "claim is judged. Written by `antiphase study report --markdown` from stored rows."
+)
+_BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
+
+
+def replace_claims(results: Sequence[Result], into: Path) -> None:
+    """Put the claims into a Markdown file, between two comments.
+
+    Raises:
+        UserError: the file has no place for them.
+    """
+    text = into.read_text(encoding="utf-8") if into.exists() else ""
+    if _BEGIN not in text or _END not in text:
+        raise UserError(
+            f"{into}: expected a line {_BEGIN} and a line {_END}, between which the claims are put"
+        )
+    before, after = text.split(_BEGIN, 1)[0], text.split(_END, 1)[1]
+    write_text(into, f"{before}{_BEGIN}\n{markdown_claims(results)}{_END}{after}")
+
+
+def claims_json(results: Sequence[Result]) -> str:
+    """Return the claims as indented JSON."""
+    return json.dumps([_plain(result) for result in results], indent=2, ensure_ascii=False)
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    """Return a study's claims for JSON; an interval without end is null."""
+
+    def finite(value: float) -> float | None:
+        return value if abs(value) < float("inf") else None
+
+    return {
+        "study": result.name, "paper": result.paper, "profile": result.profile, "seeds": list(result.seeds),
+        "done": result.done, "cells": result.total,
+        "claims": [
+            {
+                "name": claim.name, "source": claim.source, "statement": claim.statement, "verdict": claim.verdict,
+                "checks": [
+                    {
+                        "what": check.what, "verdict": check.verdict, "unit": check.unit,
+                        "value": None if check.estimate is None else check.estimate.value,
+                        "low": None if check.estimate is None else finite(check.estimate.low),
+                        "high": None if check.estimate is None else finite(check.estimate.high),
+                        "n": None if check.estimate is None else check.estimate.n,
+                    }
+                    for check in claim.checks
+                ],
+            }
+            for claim in result.claims
+        ],
+    }  # fmt: skip
+
+
+def write_findings(results: Sequence[Result], path: Path) -> None:
+    """Write the claims and the numbers of those studies that have any as one Markdown page."""
+    shown = [result for result in results if result.done]
+    several = any(len(result.seeds) > 1 for result in shown)
+    preface = _PREFACE.format(
+        over="over training seeds and images at once" if several else "over images, for one training seed"
+    )
+    claims = f"# What the studies found\n\n{preface}\n\n{markdown_claims(shown)}"
+    write_text(path, f"{claims}\n{markdown_summary(shown)}")

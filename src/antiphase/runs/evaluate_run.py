@@ -1,0 +1,70 @@
+"""An evaluation by its options: models and data are loaded, then measured."""
+
+import sys
+import warnings
+from typing import Any
+
+from antiphase.data.root import data_root
+from antiphase.errors import UserError
+from antiphase.evaluation.tasks import Protocol, find_task
+from antiphase.models.zeroshot import is_dual_encoder
+from antiphase.runs.evaluate import evaluate_models
+from antiphase.runs.evaluation_sources import asked, left_out, load_source
+from antiphase.runs.features import FeatureStore
+from antiphase.runs.loading import find_device, load_models
+from antiphase.runs.options.evaluate import EvaluateOptions
+from antiphase.runs.processes import shard
+
+
+def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
+    """Load models and data, measure, and write rows, summary and record; return the summary.
+
+    Args:
+        options: of the evaluation.
+        command: for the record.
+
+    Raises:
+        UserError: models or data cannot be loaded, or do not allow what was asked for.
+    """
+    protocol, progress = _protocol(options), not options.quiet
+    wanted, names = asked(options.tasks, options.data)
+    models, against = options.models, options.against
+    if against and len(against) != len(models):
+        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    place, process = find_device(options.device), shard()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loaded = load_models([*models, *against], place, options.random_weights)
+        if protocol.templates and not any(map(is_dual_encoder, loaded)):
+            raise UserError(
+                f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
+                "--templates and --prompt"
+            )
+        learned = None if wanted is None else any(find_task(task).learns for task in wanted)
+        sources = [
+            load_source(
+                name, options.split, options.limit, options.train_limit, learned, options.skip_bad, progress
+            )
+            for name in names
+        ]
+    doubts = list(dict.fromkeys(str(one.message) for one in said if one.category is UserWarning))
+    doubts += [line for source in sources for line in left_out(source)]
+    for line in doubts if process.first else ():
+        print(f"antiphase: {line}", file=sys.stderr)
+    store = FeatureStore(
+        options.cache or data_root() / "features", batch_size=options.batch_size, precision=options.precision,
+        progress=progress, shard=process,
+    )  # fmt: skip
+    return evaluate_models(
+        loaded[: len(models)], loaded[len(models) :], sources, options.out, store, tasks=wanted, doubts=doubts,
+        protocol=protocol, command=command, options=options.record(),
+    )  # fmt: skip
+
+
+def _protocol(options: EvaluateOptions) -> Protocol:
+    own = ("\n".join(options.prompt),) if options.prompt else ()
+    return Protocol(
+        templates=tuple(dict.fromkeys((*options.templates, *own))), captions=options.captions, space=options.features,
+        objectives=tuple(dict.fromkeys(options.objective)), iterations=options.iterations, seeds=options.seeds,
+        episodes=options.episodes, ways=options.ways, shots=options.shots, queries=options.queries,
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""The options of ``antiphase quickstart``, ``audit`` and ``attack``."""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from antiphase.errors import UserError
+from antiphase.registry import ATTACKS
+from antiphase.runs.options.base import Options, Typed
+from antiphase.runs.options.fields import (
+    Against,
+    BatchSize,
+    Classes,
+    Compile,
+    Data,
+    Device,
+    Limit,
+    Model,
+    Norm,
+    Numbers,
+    Out,
+    Prompt,
+    Quiet,
+    RandomWeights,
+    SearchPrecision,
+    Seed,
+    SkipBad,
+    Split,
+)
+from antiphase.runs.options.read import given
+
+Eps = Annotated[
+    Numbers,
+    Field(
+        description="Perturbation budgets ε in units of the [0, 1] pixel range, separated by commas; fractions such "
+        "as 1/255 are accepted."
+    ),
+]
+AttackName = Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")]
+_SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")
+
+
+class AuditOptions(Options):
+    """Attack a model, and its twin on the same images."""
+
+    model: Model
+    against: Against = ()
+    data: Data = None
+    classes: Classes = None
+    split: Split = "test"
+    limit: Limit = 1000
+    eps: Eps = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
+    norm: Norm = "linf"
+    attack: AttackName = "pgd"
+    version: Annotated[
+        Literal["standard", "plus", "rand", "2020"] | None,
+        Field(description="AutoAttack: set of attacks to run. If not given: standard."),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Field(
+            ge=1, description="Steps of the attack. If not given: the attack's own number (PGD: 20 of ε/4)."
+        ),
+    ] = None
+    restarts: Annotated[int | None, Field(ge=1, description="Random restarts per sample.")] = None
+    queries: Annotated[int | None, Field(ge=1, description="Square: forward passes per sample.")] = None
+    width: Annotated[int | None, Field(ge=1, description="Patch: side of the square in pixels.")] = None
+    objective: Annotated[
+        Literal["cross_entropy", "margin", "dlr", "cosine"] | None,
+        Field(
+            description="What PGD, FGSM, APGD, Square and patch maximise; cosine is for a CLIP: away from the "
+            "prompt of the image's class. If not given: the attack's own."
+        ),
+    ] = None
+    nested: Annotated[
+        Literal["up", "down", "off"],
+        Field(
+            description="How samples carry over from one ε to the next. up: a sample broken at one ε counts as "
+            "broken at every larger one. down: start at the largest ε and retry only the broken samples at the next "
+            "smaller one; faster if most samples are robust. off: attack every ε independently."
+        ),
+    ] = "up"
+    independent: Annotated[bool, Typed(hidden=True), Field(description="The older name of --nested off.")] = (
+        False
+    )
+    control: Annotated[
+        bool, Field(description="Also add random noise of the same ε, to compare with the attack.")
+    ] = False
+    sense_limit: Annotated[
+        int,
+        Field(
+            ge=0, description="Images on which to measure how the gradients of the maps align; 0 for none."
+        ),
+    ] = 32
+    precision: SearchPrecision = "float32"
+    compile: Compile = False
+    seed: Seed = 0
+    out: Out = Path("antiphase-audit")
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    prompt: Prompt = None
+    batch_size: BatchSize = None
+    device: Device = "auto"
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "AuditOptions":
+        if self.control and self.attack == "noise":
+            raise UserError(
+                "--control: the attack is random noise itself; leave it out or choose another --attack"
+            )
+        return self
+
+    @property
+    def carried(self) -> Literal["up", "down", "off"]:
+        """How samples carry over from one ε to the next, whichever option says so."""
+        return "off" if self.independent else self.nested
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the attack that were given."""
+        return given(**{name: getattr(self, name) for name in _SETTINGS})
+
+
+class AttackOptions(AuditOptions):
+    """Attack a model, or several, with any attack or ensemble."""
+
+    left_out: ClassVar = ("against", "sense_limit")
+
+    attack: AttackName = "autoattack"
+    eps: Eps = (8 / 255,)
+    sense_limit: Annotated[int, Field(ge=0)] = 0
+    out: Out = Path("antiphase-attack")
+
+
+class QuickstartOptions(Options):
+    """Audit the small models that come with the package."""
+
+    out: Out = Path("antiphase-quickstart")
+    eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
+    limit: Annotated[int, Field(ge=1, description="At most N of the 1,000 images.")] = 250
+    train: Annotated[
+        bool, Field(description="Train a fresh pair of models first (minutes; needs Fashion-MNIST).")
+    ] = False
+    epochs: Annotated[
+        int | None,
+        Field(ge=1, description="With --train: passes over the 60,000 images. If not given: 3."),
+    ] = None
+    seed: Seed = 0
+    device: Device = "auto"
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "QuickstartOptions":
+        if self.epochs is not None and not self.train:
+            raise UserError(f"epochs {self.epochs}: is of --train; add --train to train a fresh pair")
+        return self
+
+    def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
+        """Return the options of the audit that follows."""
+        return AuditOptions(
+            model=models, against=against, data="specimen-fashion-mnist", limit=self.limit, eps=self.eps,
+            seed=self.seed, out=self.out, device=self.device, quiet=self.quiet,
+        )  # fmt: skip

@@ -1,0 +1,72 @@
+"""What every model of options shares: validation whose errors are one line, and how the command line shows a field."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from antiphase.errors import UserError, shown
+
+
+@dataclass(frozen=True)
+class Typed:
+    """How the command line shows a field where its type and name do not say it.
+
+    Attributes:
+        argument: whether it is given by position.
+        flags: names of the option in place of ``--field-name``.
+        metavar: word for the value in the help text.
+        text: turns a default into the text that one would type; the field's validator reads such text.
+        check: turns text into the value, and raises ValueError if it cannot.
+        choices: the values that the help text lists, for a field of strings that has no ``Literal`` type.
+        hidden: whether the help text leaves it out.
+    """
+
+    argument: bool = False
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    text: Callable[[Any], str] | None = None
+    check: Callable[[Any], Any] | None = None
+    choices: Iterable[str] | None = None
+    hidden: bool = False
+
+
+class Options(BaseModel):
+    """The options of a command: its command line, its Python function and its stored record read this model.
+
+    A field's description is its help text, its bounds are checked in all three.
+
+    Raises:
+        UserError: an unknown option, a missing one, or a value that is not valid.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _first_mistake(error, type(self)) from None
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields for JSON; a model made from them equals this one."""
+        return self.model_dump(mode="json")
+
+
+def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
+    found = error.errors(include_url=False)[0]
+    name = str(found["loc"][0]) if found["loc"] else ""
+    context = found.get("ctx", {})
+    if isinstance(context.get("error"), UserError):
+        return context["error"]
+    if found["type"] == "extra_forbidden":
+        return UserError(f"option {name!r}: expected one of {', '.join(options.model_fields)}")
+    if found["type"] == "missing":
+        return UserError(f"{name}: is missing; expected a value")
+    if found["type"] == "literal_error":
+        choices = context["expected"].replace("'", "")
+        return UserError(f"{name} {shown(found['input'])}: expected {choices}")
+    message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    return UserError(f"{name} {shown(found['input'])}: {message}")

@@ -1,0 +1,62 @@
+"""The options of ``antiphase certify``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.precision import Precision
+from antiphase.runs.options.base import Options
+from antiphase.runs.options.fields import (
+    MOST_AT_ONCE,
+    Classes,
+    Data,
+    Device,
+    Limit,
+    OneModel,
+    Out,
+    Prompt,
+    Quiet,
+    RandomWeights,
+    Seed,
+    Split,
+)
+
+
+class CertifyOptions(Options):
+    """Certify an L2 radius for each image by randomised smoothing."""
+
+    model: OneModel
+    against: Annotated[str | None, Field(description="Twin to compare with.")] = None
+    data: Data = None
+    classes: Classes = None
+    split: Split = "test"
+    limit: Limit = 500
+    sigma: Annotated[
+        float, Field(description="Standard deviation of the noise, in units of the [0, 1] pixel range.")
+    ] = 0.25
+    samples: Annotated[
+        int, Field(description="Noisy copies of each image that bound the radius; 100,000 is customary.")
+    ] = 100_000
+    select: Annotated[int, Field(description="Noisy copies of each image that choose the class.")] = 100
+    alpha: Annotated[float, Field(description="Probability that the radius of an image is too large.")] = (
+        0.001
+    )
+    precision: Annotated[
+        Precision,
+        Field(description="Precision of the smoothed model; bf16 is faster, but certifies another model."),
+    ] = "float32"
+    seed: Seed = 0
+    out: Out = Path("antiphase-certify")
+    random_weights: RandomWeights = False
+    prompt: Prompt = None
+    batch_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MOST_AT_ONCE,
+            description="Noisy copies per batch; affects no result. If not given: chosen to fit the device.",
+        ),
+    ] = None
+    device: Device = "auto"
+    quiet: Quiet = False

@@ -1,0 +1,134 @@
+"""The options of ``antiphase train-clip``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from antiphase.errors import UserError
+from antiphase.runs.options.base import Options
+from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed, Words
+from antiphase.runs.options.read import given
+
+
+class TrainClipOptions(Options):
+    """Train a CLIP or a DiffCLIP."""
+
+    model: Annotated[
+        Literal["clip", "diffclip", "diffclip-depth", "diffclip-vision", "diffclip-text"],
+        Field(
+            description="Kind of model: diffclip-depth is DiffCLIP*, diffclip-vision is DiffCLIP†; the last two have "
+            "differential attention in one tower only."
+        ),
+    ]
+    data: Annotated[
+        str,
+        Field(
+            description="Source of image-text pairs: openmoji, shards:PATTERN, coco, karpathy:JSON or csv:PATH."
+        ),
+    ]
+    out: Out
+    preset: Annotated[
+        Literal["diffclip", "openmoji"],
+        Field(
+            description="Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."
+        ),
+    ] = "diffclip"
+    held_out: Annotated[
+        Words,
+        Field(
+            description="Sources whose test split is evaluated after each epoch, separated by commas, or none. If not "
+            "given: the training source."
+        ),
+    ] = ()
+    samples: Annotated[
+        int | None, Field(ge=1, description="Samples per epoch, for shards that do not state their size.")
+    ] = None
+    lanes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Streams among which the shards are divided, a multiple of the number of processes. If not "
+            "given: 8, or as many as the shards allow.",
+        ),
+    ] = None
+    limit: Annotated[int | None, Field(ge=2, description="Train on at most N pairs.")] = None
+    epochs: Annotated[
+        int | None, Field(ge=1, description="Passes over the data. If not given: the preset's.")
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            le=MOST_AT_ONCE,
+            description="Pairs per step, over all processes. If not given: the preset's.",
+        ),
+    ] = None
+    part: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Pairs of a process that pass through the towers at a time (GradCache): less memory, same "
+            "gradient.",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None, Field(description="Peak learning rate. If not given: the preset's.")
+    ] = None
+    warmup_epochs: Annotated[
+        float | None, Field(description="Epochs of linear warm-up. If not given: the preset's.")
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        Field(description="Weight decay, applied to matrices only. If not given: the preset's."),
+    ] = None
+    loss: Annotated[
+        Literal["clip", "siglip", "slip_exact"],
+        Field(
+            description="Loss; slip_exact is SLIP's code on several GPUs, where the keys of other processes have no "
+            "gradient."
+        ),
+    ] = "clip"
+    init: Annotated[
+        Literal["matched", "released"],
+        Field(description="Initial weights: the same for both twins, or as in the released pair."),
+    ] = "matched"
+    lambda_init: Annotated[
+        float | None, Field(description="DiffCLIP: λ_init of the constant schedule. If not given: 0.8.")
+    ] = None
+    patch_dropout: Annotated[
+        float, Field(description="Fraction of patches that are left out in training.")
+    ] = 0.0
+    precision: AutoPrecision = "auto"
+    compile: Annotated[bool, Field(description="Run the towers under torch.compile.")] = False
+    checkpointing: Annotated[
+        bool,
+        Field(description="Compute each block again in the backward pass: slower, but uses less memory."),
+    ] = False
+    track: Annotated[
+        Words,
+        Field(
+            description="Experiment trackers that accelerate supports, separated by commas: tensorboard, wandb and "
+            "so on."
+        ),
+    ] = ()
+    seed: Seed = 0
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainClipOptions":
+        if self.model == "clip" and self.lambda_init is not None:
+            raise UserError("lambda_init: a clip has no λ; leave out --lambda-init or train a diffclip")
+        return self
+
+    @property
+    def model_part(self) -> dict[str, Any]:
+        """The fields of the model that were given."""
+        return given(init=self.init, lambda_init=self.lambda_init)
+
+    @property
+    def recipe_part(self) -> dict[str, Any]:
+        """The fields of the recipe that were given."""
+        names = (
+            "epochs", "batch_size", "learning_rate", "warmup_epochs", "weight_decay", "loss", "patch_dropout", "seed",
+        )  # fmt: skip
+        return given(**{name: getattr(self, name) for name in names})

@@ -1,0 +1,124 @@
+"""The options of ``antiphase evaluate``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from antiphase.precision import Precision
+from antiphase.registry import TASKS
+from antiphase.runs.options.base import Options, Typed
+from antiphase.runs.options.fields import (
+    MOST_AT_ONCE,
+    Against,
+    Device,
+    Limit,
+    Out,
+    Quiet,
+    RandomWeights,
+    SkipBad,
+    Split,
+    Words,
+)
+from antiphase.runs.options.read import at_least_one, directory, read_words
+
+
+class EvaluateOptions(Options):
+    """Measure how much models know."""
+
+    models: Annotated[
+        Words,
+        AfterValidator(at_least_one),
+        Typed(argument=True),
+        Field(
+            description="Model, or several separated by commas: a run directory, open_clip:NAME/TAG, "
+            "diffclip:PATH#lambda_init=0.8, specimen:diffvit-0."
+        ),
+    ]
+    against: Against = ()
+    tasks: Annotated[
+        Words,
+        Field(
+            description=f"Tasks, separated by commas: {', '.join(TASKS)}. probe:DATA restricts "
+            "a task to one data set. If not given: all tasks that the models and the data allow."
+        ),
+    ] = ()
+    data: Annotated[
+        Words,
+        Field(
+            description="Data sets, separated by commas: openmoji, noto-emoji, flickr8k, flickr30k, coco-karpathy, "
+            "csv:PATH, wds:PATH, imagenet, imagenet-v2, -a, -r, -sketch, the nine probe sets, folder:PATH, mmvp, "
+            "mmvp:PATH, emoji-mmvp; paper stands for the DiffCLIP paper's data sets of each task. If not given: "
+            "openmoji."
+        ),
+    ] = ()
+    split: Split = "test"
+    limit: Limit = None
+    train_limit: Annotated[
+        int | None,
+        Typed(metavar="N"),
+        Field(ge=1, description="Use at most N images to train the probe and to support few-shot."),
+    ] = None
+    templates: Annotated[
+        Words,
+        Field(
+            description="Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come "
+            "with the data), or a file with one template per line. If not given: own where the data have prompts, "
+            "else 80 and 7."
+        ),
+    ] = ()
+    prompt: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Prompt template of your own, with {} for the class name; repeat to average over several."
+        ),
+    ] = ()
+    captions: Annotated[
+        Literal["all", "first"],
+        Field(
+            description="Captions of an image that count in retrieval: all, as in CLIP_benchmark, or the first."
+        ),
+    ] = "all"
+    features: Annotated[
+        Literal["raw", "projected"],
+        Field(description="Features of the probe and of few-shot: before the projection (raw) or after it."),
+    ] = "raw"
+    objective: Annotated[
+        tuple[Literal["norm", "squared"], ...],
+        BeforeValidator(read_words),
+        AfterValidator(at_least_one),
+        Typed(text=",".join),
+        Field(
+            description="Penalty of the probe: norm (not squared, as in DiffCLIP's code), squared (as in "
+            "scikit-learn), or both, separated by commas."
+        ),
+    ] = ("norm",)
+    seeds: Annotated[int, Field(ge=1, description="Number of random seeds of the probe and of few-shot.")] = 3
+    episodes: Annotated[int, Field(ge=1, description="Few-shot episodes per seed.")] = 5000
+    ways: Annotated[int, Field(ge=2, description="Classes per episode.")] = 5
+    shots: Annotated[int, Field(ge=1, description="Support images per class of an episode.")] = 5
+    queries: Annotated[
+        int, Field(ge=1, description="Query images per class of an episode; fewer if the class has fewer.")
+    ] = 6
+    iterations: Annotated[
+        int, Field(ge=1, description="Maximum number of L-BFGS iterations of the probe.")
+    ] = 1000
+    out: Out = Path("antiphase-evaluate")
+    cache: Annotated[
+        Path | None,
+        Typed(check=directory, metavar="DIRECTORY"),
+        Field(
+            description="Directory in which features are kept for later runs. If not given: features/ in the data "
+            "directory."
+        ),
+    ] = None
+    random_weights: RandomWeights = False
+    skip_bad: SkipBad = False
+    batch_size: Annotated[
+        int, Field(ge=1, le=MOST_AT_ONCE, description="Images per batch; affects results by rounding only.")
+    ] = 256
+    precision: Annotated[Precision, Field(description="Precision of the features; bf16 is faster.")] = (
+        "float32"
+    )
+    device: Device = "auto"
+    quiet: Quiet = False

@@ -1,0 +1,39 @@
+"""The options of ``antiphase export``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from antiphase.errors import UserError
+from antiphase.runs.options.base import Options, Typed
+from antiphase.runs.options.read import directory
+
+
+class ExportOptions(Options):
+    """Write a model as safetensors, or put it on the hub."""
+
+    model: Annotated[
+        str,
+        Typed(argument=True),
+        Field(description="Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."),
+    ]
+    out: Annotated[
+        Path | None, Typed(check=directory, metavar="DIRECTORY"), Field(description="Directory to write.")
+    ] = None
+    layout: Annotated[
+        Literal["antiphase", "released"],
+        Field(description="Names of the weights: ours, or those of DiffCLIP's released code."),
+    ] = "antiphase"
+    push: Annotated[
+        str | None, Field(description="Hub repository, USER/NAME, to write to in our layout.")
+    ] = None
+    public: Annotated[bool, Field(description="Make a new repository public.")] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "ExportOptions":
+        if self.out is None and self.push is None:
+            raise UserError("nowhere to write to: give --out DIRECTORY, --push USER/NAME, or both")
+        if self.push is None and self.public:
+            raise UserError("--public: is of a new repository; give --push USER/NAME or leave it out")
+        return self

@@ -1,0 +1,94 @@
+"""Fields that several commands share, each with its help text and its range."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from antiphase.precision import Precision
+from antiphase.runs.options.base import Typed
+from antiphase.runs.options.read import at_least_one, directory, eps_text, read_eps, read_one_eps, read_words
+
+MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
+
+# kinds of values
+Words = Annotated[tuple[str, ...], BeforeValidator(read_words), Typed(text=",".join)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(read_eps), Typed(text=eps_text)]
+Number = Annotated[float, BeforeValidator(read_one_eps), Typed(text=eps_text)]
+OptionalNumber = Annotated[float | None, BeforeValidator(read_one_eps), Typed(text=eps_text)]
+Directory = Annotated[Path, BeforeValidator(directory), Typed(check=directory, metavar="DIRECTORY")]
+
+# models
+Model = Annotated[
+    Words,
+    AfterValidator(at_least_one),
+    Typed(argument=True),
+    Field(
+        description="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME.",
+    ),
+]
+OneModel = Annotated[
+    str,
+    Typed(argument=True),
+    Field(description="Model: specimen:diffvit-0, a run directory, timm:NAME."),
+]
+Against = Annotated[
+    Words, Field(description="Twin to compare with; several separated by commas, one for each model.")
+]
+RandomWeights = Annotated[
+    bool,
+    Field(description="Build timm: and open_clip: models with random weights, without a download."),
+]
+Prompt = Annotated[
+    str | None,
+    Field(
+        description="Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own "
+        "prompts, or 'a photo of {}'."
+    ),
+]
+
+# images
+Data = Annotated[
+    str | None, Field(description="Source of images. If not given: the test images of the model's own data.")
+]
+Classes = Annotated[
+    Path | None,
+    Field(
+        description="Text file with the data's class names in the order of the model's outputs, one per line; a blank "
+        "line stands for a class that the data lack. If not given: classes are matched by the names stored with the "
+        "model."
+    ),
+]
+Split = Annotated[str, Field(description="Split of the data: test, train or another that the source has.")]
+Limit = Annotated[int | None, Typed(metavar="N"), Field(ge=1, description="Use at most N images.")]
+SkipBad = Annotated[bool, Field(description="Leave out images that cannot be read, and count them.")]
+
+# the run
+Out = Annotated[Directory, Field(description="Directory to write. The same command resumes a killed run.")]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Random seed.")]
+BatchSize = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=MOST_AT_ONCE,
+        description="Images per batch; affects no result. If not given: chosen to fit the device.",
+    ),
+]
+Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:1 and so on.")]
+Quiet = Annotated[bool, Typed(flags=("--quiet", "-q")), Field(description="Show no progress bars.")]
+
+# attacks
+Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
+SearchPrecision = Annotated[
+    Precision,
+    Field(
+        description="Precision of the search; bf16 is faster on a GPU. Every verdict is checked in float32."
+    ),
+]
+AutoPrecision = Annotated[
+    Literal["float32", "bf16", "auto"],
+    Field(description="Precision of training; auto takes bf16 where the hardware supports it."),
+]
+Compile = Annotated[
+    bool, Field(description="Search through torch.compile, which needs a C++ compiler on a CPU.")
+]

@@ -1,0 +1,56 @@
+"""The options of ``antiphase look``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.runs.options.base import Options, Typed
+from antiphase.runs.options.fields import Device, Model, Quiet, RandomWeights, Words
+
+
+class LookOptions(Options):
+    """Draw where a CLIP and its twin look in images for a text."""
+
+    model: Annotated[
+        Model,
+        Field(
+            description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, diffclip:PATH."
+        ),
+    ]
+    images: Annotated[
+        tuple[Path, ...],
+        Typed(argument=True, metavar="IMAGE..."),
+        Field(description="One or more image files."),
+    ]
+    text: Annotated[tuple[str, ...], Field(description="Text to look for; repeat for several texts.")]
+    against: Annotated[Words, Field(description="Twin to show next to it; several separated by commas.")] = ()
+    method: Annotated[
+        Words,
+        Field(
+            description="Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last "
+            "(last layer only), relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the "
+            "same for every text), positive (A1), negative (A2)."
+        ),
+    ] = ("relevance",)
+    layer: Annotated[
+        int | None,
+        Field(
+            description="Layer of attention, positive and negative, counted from 0. If not given: the last layer."
+        ),
+    ] = None
+    mask: Annotated[
+        tuple[Path, ...],
+        Field(
+            description="Image with the object in white, to measure the maps against; repeat, once per IMAGE."
+        ),
+    ] = ()
+    prompt: Annotated[
+        str, Field(description="Sentence around the text, with {} in the place of the text.")
+    ] = "a photo of {}"
+    out: Annotated[
+        Path, Field(description="Figure to write, .png or .pdf; the maps are written next to it as .json.")
+    ] = Path("look.png")
+    random_weights: RandomWeights = False
+    device: Device = "auto"
+    quiet: Quiet = False

@@ -1,0 +1,111 @@
+"""From the words of the command line to values, and back."""
+
+import os
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from antiphase.errors import UserError, shown
+
+_NUMBER = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
+)  # e999999999 takes minutes
+
+
+def parse_eps(text: str) -> tuple[float, ...]:
+    """Return the numbers of a comma-separated list; ``1/255`` is a number.
+
+    Raises:
+        UserError: naming the part that is not a finite number.
+
+    >>> parse_eps("0.5/255, 0.25")
+    (0.00196078431372549, 0.25)
+    """
+    return tuple(_number(part) for part in text.split(","))
+
+
+def _number(part: str) -> float:
+    above, slash, below = (word.strip() for word in part.partition("/"))
+    try:
+        if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
+            return float(Fraction(above) / Fraction(below if slash else 1))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        pass
+    raise UserError(f"eps {shown(part.strip())}: expected a finite number or a fraction such as 1/255")
+
+
+def read_eps(value: Any) -> Any:
+    """Read numbers from text, alone or in a sequence; leave numbers as they are."""
+    if isinstance(value, str):
+        return parse_eps(value)
+    if isinstance(value, int | float):
+        return (float(value),)
+    return tuple(_number(part) if isinstance(part, str) else part for part in value)
+
+
+def read_one_eps(value: Any) -> Any:
+    """Read one number from text; leave a number as it is.
+
+    Raises:
+        ValueError: the text is a list of numbers.
+    """
+    if not isinstance(value, str):
+        return value
+    numbers = parse_eps(value)
+    if len(numbers) != 1:
+        raise ValueError("expected one number, such as 8/255")
+    return numbers[0]
+
+
+def eps_text(value: float | Sequence[float]) -> str:
+    """Return numbers as one would type them.
+
+    >>> eps_text((0.5 / 255, 8 / 255, 0.3))
+    '0.5/255,8/255,0.3'
+    """
+    if not isinstance(value, int | float):
+        return ",".join(map(eps_text, value))
+    text = f"{value * 255:g}/255"
+    return text if len(text) < 8 and _number(text) == value else repr(value)
+
+
+def read_words(value: Any) -> Any:
+    """Split a comma-separated list; leave other sequences as they are, and None as no words.
+
+    >>> read_words("probe, few-shot"), read_words(None)
+    (('probe', 'few-shot'), ())
+    """
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return () if value is None else value
+
+
+def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not words:
+        raise ValueError("expected at least one")
+    return words
+
+
+def directory(value: str | Path) -> Path:
+    """Return the path of a directory, whether it exists or not.
+
+    Raises:
+        ValueError: it is no path, or a file.
+    """
+    if not str(value).strip() or "\0" in str(value):
+        raise ValueError(f"{str(value)!r} is no path; expected a directory")
+    if os.path.isfile(value):  # never raises, unlike Path.is_file
+        raise ValueError(f"Directory '{value}' is a file.")
+    return Path(value)
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,115 @@
+"""The options of ``antiphase train``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from antiphase.errors import UserError
+from antiphase.runs.options.base import Options
+from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed
+from antiphase.runs.options.read import given
+
+_MODEL_FIELDS = {
+    "depth": "depth", "dim": "dim", "heads": "num_heads", "patch_size": "patch_size", "lambda_init": "lambda_init",
+    "lambda_schedule": "lambda_schedule",
+}  # fmt: skip
+_ADVERSARY_FIELDS = {
+    "adversarial": "eps", "adversarial_variant": "variant", "adversarial_steps": "steps",
+    "adversarial_step_size": "step_size", "adversarial_warmup": "warmup_epochs", "replays": "replays",
+}  # fmt: skip
+
+
+Kind = Literal["vit", "diffvit"]
+
+
+class TrainOptions(Options):
+    """Train a ViT or a DiffViT."""
+
+    model: Annotated[Kind, Field(description="Kind of model.")]
+    data: Annotated[str, Field(description="Source of images with a train split.")]
+    out: Out
+    epochs: Annotated[int, Field(ge=1, description="Passes over the data.")] = 100
+    depth: Annotated[int | None, Field(ge=1, description="Number of blocks.")] = None
+    dim: Annotated[int | None, Field(ge=1, description="Width of the tokens.")] = None
+    heads: Annotated[
+        int | None, Field(ge=1, description="Heads of the standard twin; a DiffViT has half as many.")
+    ] = None
+    patch_size: Annotated[int | None, Field(ge=1, description="Side of a patch in pixels.")] = None
+    lambda_init: Annotated[float | None, Field(description="DiffViT: initial λ. If not given: 0.8.")] = None
+    lambda_schedule: Annotated[
+        Literal["constant", "depth"] | None,
+        Field(
+            description="DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: "
+            "constant."
+        ),
+    ] = None
+    image_size: Annotated[
+        int | None, Field(ge=1, description="Side in pixels that image files are resized to.")
+    ] = None
+    limit: Annotated[int | None, Field(ge=1, description="Train on at most N images.")] = None
+    batch_size: Annotated[
+        int, Field(ge=1, le=MOST_AT_ONCE, description="Images per step, over all processes.")
+    ] = 128
+    optimizer: Annotated[Literal["adam", "adamw"], Field(description="Optimizer.")] = "adam"
+    learning_rate: Annotated[float, Field(description="Peak learning rate.")] = 5e-4
+    weight_decay: Annotated[float, Field(description="Weight decay, applied to matrices only.")] = 0.0
+    schedule: Annotated[
+        Literal["constant", "cosine"], Field(description="Schedule of the learning rate.")
+    ] = "constant"
+    warmup_epochs: Annotated[float, Field(description="Epochs of linear warm-up.")] = 0.0
+    augment: Annotated[Literal["none", "flip-crop"], Field(description="Augmentation of the images.")] = (
+        "none"
+    )
+    precision: AutoPrecision = "auto"
+    adversarial: Annotated[
+        OptionalNumber,
+        Field(
+            description="Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such "
+            "as 1/255 are accepted."
+        ),
+    ] = None
+    adversarial_variant: Annotated[
+        Literal["pgd", "fast", "free"] | None,
+        Field(
+            description="Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd."
+        ),
+    ] = None
+    adversarial_steps: Annotated[int | None, Field(ge=1, description="Steps of pgd. If not given: 3.")] = None
+    adversarial_step_size: Annotated[
+        OptionalNumber,
+        Field(
+            description="Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, "
+            "1.25·ε for fast, ε for free."
+        ),
+    ] = None
+    adversarial_warmup: Annotated[
+        float | None, Field(ge=0, description="Epochs over which ε rises from 0. If not given: 1.")
+    ] = None
+    replays: Annotated[
+        int | None, Field(ge=1, description="Uses of each minibatch by free. If not given: 4.")
+    ] = None
+    store: Annotated[
+        Literal["float32", "float16"], Field(description="Number format of the stored weights.")
+    ] = "float32"
+    seed: Seed = 0
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainOptions":
+        if self.model == "vit" and (odd := sorted({"lambda_init", "lambda_schedule"} & set(self.model_part))):
+            raise UserError(f"{odd[0]}: a vit has no λ; leave it out or train a diffvit")
+        if self.adversary and "eps" not in self.adversary:
+            raise UserError(
+                f"adversarial {', '.join(self.adversary)} without an ε: give --adversarial too, such as 1/255"
+            )
+        return self
+
+    @property
+    def model_part(self) -> dict[str, Any]:
+        """The fields of the model that were given."""
+        return given(**{name: getattr(self, field) for field, name in _MODEL_FIELDS.items()})
+
+    @property
+    def adversary(self) -> dict[str, Any]:
+        """The fields of the adversary that were given."""
+        return given(**{name: getattr(self, field) for field, name in _ADVERSARY_FIELDS.items()})

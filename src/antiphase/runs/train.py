@@ -1,0 +1,30 @@
+"""Training of a classifier by its options."""
+
+from typing import Any
+
+from antiphase.data import load_data
+from antiphase.runs.loading import find_device
+from antiphase.runs.options.training import TrainOptions
+from antiphase.training import fastest_precision, make_recipe, train_classifier
+
+_RECIPE = (
+    "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "warmup_epochs", "augment",
+    "store", "seed",
+)  # fmt: skip
+
+
+def run(options: TrainOptions) -> list[dict[str, Any]]:
+    """Load the data and train; return the metrics of each epoch.
+
+    Raises:
+        UserError: the data cannot be loaded, or do not fit the model.
+    """
+    size, progress = options.image_size, not options.quiet
+    images = load_data(options.data, split="train", image_size=size, limit=options.limit, progress=progress)
+    held_out = load_data(options.data, split="test", image_size=size, progress=progress)
+    precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
+    recipe = make_recipe(
+        options.model, images, options.model_part, data=options.data, precision=precision,
+        adversarial=options.adversary or None, **{name: getattr(options, name) for name in _RECIPE},
+    )  # fmt: skip
+    return train_classifier(recipe, images, held_out, options.out, progress=progress)

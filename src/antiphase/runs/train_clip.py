@@ -1,0 +1,76 @@
+"""Training of a CLIP by its options."""
+
+import sys
+from typing import Any
+
+from antiphase.data.pair_sources import load_pairs
+from antiphase.data.pairs import PairSet
+from antiphase.errors import UserError
+from antiphase.evaluation.encoders import encoder_numbers
+from antiphase.models import CLIP
+from antiphase.runs.loading import check_compiler, find_device
+from antiphase.runs.options.clip_training import TrainClipOptions
+from antiphase.training.clip_recipe import make_clip_recipe
+from antiphase.training.contrastive import train_clip
+from antiphase.training.recipe import fastest_precision
+
+
+def run(options: TrainClipOptions) -> list[dict[str, Any]]:
+    """Load the pairs and train; return the metrics of each epoch.
+
+    Raises:
+        UserError: the pairs cannot be loaded, or do not fit the recipe.
+    """
+    if options.compile:
+        check_compiler(find_device("auto"))
+    pairs = load_pairs(
+        options.data, split="train", limit=options.limit, samples=options.samples, lanes=options.lanes,
+        progress=not options.quiet,
+    )  # fmt: skip
+    tested = _held_out(options, isinstance(pairs, PairSet))
+    precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
+    recipe = make_clip_recipe(
+        options.model, options.preset, options.data, pairs.fingerprint(), options.model_part, precision=precision,
+        **options.recipe_part,
+    )  # fmt: skip
+
+    def evaluate(model: CLIP) -> dict[str, float]:
+        return evaluate_sets(model, tested)
+
+    return train_clip(
+        recipe, pairs, options.out, evaluate=evaluate, part=options.part, compiled=options.compile,
+        checkpointing=options.checkpointing, trackers=list(options.track), progress=not options.quiet,
+    )  # fmt: skip
+
+
+def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
+    """Return the sets that are evaluated after each epoch.
+
+    Args:
+        options: of the training.
+        indexed: whether the training data are in random access, so that their own test split can be held out.
+    """
+    found = []
+    own = (options.data,) if indexed else ()
+    for name in options.held_out or own:
+        if name == "none":
+            continue
+        one = load_pairs(name, split="test", progress=not options.quiet)
+        if not isinstance(one, PairSet):
+            raise UserError(f"{name}: shards are a stream to train on; hold out another source")
+        if name == options.data and one.fingerprint() == load_pairs(name, progress=False).fingerprint():
+            print(f"{name} has no test split of its own: nothing is held out", file=sys.stderr)
+            continue
+        found.append(one)
+    return found
+
+
+def evaluate_sets(model: CLIP, tested: list[PairSet]) -> dict[str, float]:
+    """Return retrieval and zero-shot metrics of every held-out set, under its name where there are several."""
+    found: dict[str, float] = {}
+    for pairs in tested:
+        numbers = encoder_numbers(model, pairs, prompts=pairs.prompts)
+        found |= {
+            f"{pairs.name} {name}" if len(tested) > 1 else name: value for name, value in numbers.items()
+        }
+    return found

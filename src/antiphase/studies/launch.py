@@ -1,0 +1,73 @@
+"""A run of studies by its options: in this process, in several, or under SLURM."""
+
+import sys
+from collections.abc import Callable
+
+from antiphase.errors import UserError
+from antiphase.runs.folders import check_holder
+from antiphase.runs.loading import find_device
+from antiphase.runs.processes import shard
+from antiphase.studies.dry_run import dry_run
+from antiphase.studies.executors import Local, Slurm, parse_settings
+from antiphase.studies.lab import Lab
+from antiphase.studies.options import RunOptions
+from antiphase.studies.plan import make_plan
+from antiphase.studies.run import run_cells
+from antiphase.studies.selection import describe, select
+
+
+def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> None:
+    """Run every missing cell of some studies.
+
+    Args:
+        options: which studies, and where they run.
+        told: told what a dry run finds.
+        say: told what is to do, what goes on unless ``quiet``, and what is there in the end.
+
+    Raises:
+        UserError: an option does not suit the processes, or a cell fails.
+    """
+    chosen, share = select(options), shard()
+    cells, store = chosen.cells, chosen.store
+    if share.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
+        raise UserError(
+            "--jobs and --executor are for one process; under torchrun the processes share every cell"
+        )
+    for study in chosen.studies if options.dry_run else ():
+        for line in dry_run(study, chosen.profile):
+            told(line)
+    check_holder(options.store, "study run")
+    plan = make_plan(cells, store)
+    if share.first:
+        for why in plan.damaged.values():
+            say(f"damaged: {why}")
+        say(describe(plan))
+    if options.dry_run or not plan.missing:
+        return
+
+    def cell_said(line: str) -> None:
+        if share.first and not options.quiet:
+            say(line)
+
+    def here() -> None:
+        # elsewhere bars leave empty lines
+        bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
+        lab = Lab(store, find_device(options.device), options.batch_size, progress=bars, shard=share)
+        run_cells(cells, lab, cell_said)
+
+    store.root.mkdir(parents=True, exist_ok=True)
+    command = _command(options)
+    if options.executor == "slurm":
+        Slurm(options.store / "slurm", parse_settings(options.slurm))(command, options.jobs)
+        return
+    Local(here)([*command, "--quiet"], options.jobs)
+    if share.first:
+        say(f"{len(make_plan(cells, store).cells)} cells are there; antiphase study report draws them")
+
+
+def _command(options: RunOptions) -> list[str]:
+    """Return the command of one worker."""
+    command = [sys.executable, "-m", "antiphase", "study", "run", *options.names]
+    command += ["--profile", options.profile, "--store", str(options.store), "--device", options.device]
+    command += ["--seeds", str(options.seeds)] if options.seeds else []
+    return command + (["--batch-size", str(options.batch_size)] if options.batch_size else [])

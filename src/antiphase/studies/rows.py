@@ -1,0 +1,50 @@
+"""The stored rows of one study, for export."""
+
+from pathlib import Path
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.files import replacing
+from antiphase.studies.collect import study_rows
+from antiphase.studies.options import RowsOptions
+from antiphase.studies.selection import select
+
+
+def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
+    """Return the rows of a study, by table.
+
+    Raises:
+        UserError: the name is not that of one study, or it has no such rows.
+    """
+    name, table = options.name, options.table
+    chosen = select(options.study)
+    if len(chosen.studies) > 1:
+        raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
+    rows = study_rows(chosen.cells, chosen.store)
+    if not rows:
+        raise UserError(
+            f"{name}: no rows in {options.store} under profile {options.profile}; antiphase study run makes them"
+        )
+    if table is not None and table not in rows:
+        raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")
+    if table is None and len(rows) > 1 and options.out is not None:
+        raise UserError(f"{name} has several tables: name one with --table: {', '.join(rows)}")
+    return {key: frame for key, frame in rows.items() if table in (None, key)}
+
+
+def write_rows(frame: pl.DataFrame, out: Path) -> None:
+    """Write rows as CSV or Parquet.
+
+    Raises:
+        UserError: another suffix, or a column that a CSV cannot hold.
+    """
+    if out.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{out}: expected a name that ends in .csv or .parquet")
+    nested = [column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary]
+    if out.suffix == ".csv" and nested:
+        raise UserError(
+            f"{out}: column {nested[0]} does not fit a CSV; expected a name that ends in .parquet"
+        )
+    with replacing(out) as temporary:
+        (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(temporary)

@@ -1,0 +1,67 @@
+"""The studies that the options name, under their profile, with the store of their cells."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphase.progress import duration
+from antiphase.studies.collect import result
+from antiphase.studies.options import StudyOptions
+from antiphase.studies.plan import Plan, make_plan
+from antiphase.studies.registry import find_studies
+from antiphase.studies.results import Result
+from antiphase.studies.spec import Cell, Profile, Study, profile
+from antiphase.studies.store import Store
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some studies under a profile, and the store of their cells."""
+
+    profile: Profile
+    studies: list[Study]
+    store: Store
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of all the studies."""
+        return [cell for study in self.studies for cell in study.cells(self.profile)]
+
+    def plan(self, study: Study) -> Plan:
+        """Return what a run of one study would do."""
+        return make_plan(study.cells(self.profile), self.store)
+
+
+def select(options: StudyOptions) -> Selection:
+    """Return the studies that the options name.
+
+    Raises:
+        UserError: one of them is not known.
+    """
+    return Selection(
+        profile(options.profile, options.seeds), find_studies(options.names), Store(options.store)
+    )
+
+
+def results_of(options: StudyOptions) -> list[Result]:
+    """Return what the store knows of the studies that the options name."""
+    found, chosen = [], select(options)
+    for study in chosen.studies:
+        files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
+        command = ["antiphase", "study", "run", next(files, study.name), "--profile", options.profile]
+        command += ["--seeds", str(options.seeds)] if options.seeds else []
+        found.append(result(study, chosen.profile, chosen.store, shlex.join(command)))
+    return found
+
+
+def describe(plan: Plan) -> str:
+    """Say what a run would do and how long it takes."""
+    if not plan.missing:
+        return f"{len(plan.cells)} cells, all there"
+    kinds: dict[str, int] = {}
+    for cell in plan.missing:
+        kinds[cell.table] = kinds.get(cell.table, 0) + 1
+    parts = ", ".join(f"{count} {table}" for table, count in kinds.items())
+    basis = f"judged by {plan.known} finished cells" if plan.known else "a rough guess before the first cells"
+    time = f"about {duration(plan.seconds)} in one worker, {basis}"
+    return f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): {time}"
