@@ -3,6 +3,9 @@
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,10 @@ class Shard:
     def first(self) -> bool:
         """Whether this process writes what belongs to all."""
         return self.rank == 0
+
+    def share(self, items: list[Item]) -> list[Item]:
+        """Return those of the items that this process works on."""
+        return items[self.rank :: self.count]
 
     def wait(self) -> None:
         """Return when every process has come this far."""
