@@ -15,7 +15,7 @@ from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.runs import attack as measure_module
+from antiphase.runs import cache
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.processes import Shard
 from tests.processes import Python, python, together
@@ -63,7 +63,7 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
         return result
 
     catalogue.add_attack("watched", watched)
-    monkeypatch.setattr(measure_module, "_SLICE_BYTES", 8 * 4 * 64)
+    monkeypatch.setattr(cache, "_SLICE_BYTES", 8 * 4 * 64)
     rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
     assert len(rows) == 31
     assert alive == [0, 0, 0, 0]  # slices of 8
