@@ -24,7 +24,7 @@ from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.runs.cache import Cache, slice_size
 from antiphase.runs.expectation import check_ends
-from antiphase.runs.journal import write_rows
+from antiphase.runs.journal import write_frame
 from antiphase.runs.processes import Shard, shard
 from antiphase.runs.record import check_fit, short_names
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
@@ -131,7 +131,7 @@ def certify(
         "specifications": {name: card_of(model).spec for name, model in zip(names, models, strict=True)},
     }  # fmt: skip
     if share.first:
-        write_rows(out / "rows.parquet", rows)
+        write_frame(out / "rows.parquet", rows)
         write_json(out / "summary.json", summary)
     return rows, summary
 

@@ -40,7 +40,7 @@ class Journal:
         """
         frames = [pl.DataFrame(schema=self.schema)]
         for path in self._files():
-            frame = read_rows(path)
+            frame = read_frame(path)
             if dict(frame.schema) != dict(frames[0].schema):
                 raise UserError(
                     f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; delete it and its "
@@ -58,7 +58,7 @@ class Journal:
     def flush(self) -> None:
         """Write what is pending as one file."""
         if self.pending:
-            write_rows(self.directory / f"{self.writer}-{self.next:06d}.parquet", pl.concat(self.pending))
+            write_frame(self.directory / f"{self.writer}-{self.next:06d}.parquet", pl.concat(self.pending))
             self.next += 1
             self.pending = []
         self.flushed = time.monotonic()
@@ -91,7 +91,7 @@ class Journal:
         return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
 
 
-def read_rows(path: Path) -> pl.DataFrame:
+def read_frame(path: Path) -> pl.DataFrame:
     """Return the rows of one file.
 
     Raises:
@@ -104,10 +104,10 @@ def read_rows(path: Path) -> pl.DataFrame:
         raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
 
 
-def write_rows(path: Path, rows: pl.DataFrame) -> None:
+def write_frame(path: Path, frame: pl.DataFrame) -> None:
     """Write rows to one file, whole or not at all."""
     with replacing(path) as temporary:
-        rows.write_parquet(temporary)
+        frame.write_parquet(temporary)
 
 
 def _read_warnings(file: Path) -> list[str]:
