@@ -1,6 +1,7 @@
 """The cells of every run: a killed run that is resumed leaves what an uninterrupted run leaves."""
 
 import json
+import time
 
 import polars as pl
 import pytest
@@ -8,13 +9,16 @@ import pytest
 from antiphase.data import load_data
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
+from antiphase.runs import cache
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.runs.features import FeatureStore
+from antiphase.runs.journal import Journal
 from antiphase.runs.processes import Shard
 from antiphase.runs.sense_model import SensePlan, sense
 from antiphase.sensitivity.smoothing import Smoothing
+from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
 IMAGES = load_data("digits", limit=7, seed=0)
@@ -95,3 +99,41 @@ def test_a_killed_run_leaves_the_same_bytes(tmp_path, models, monkeypatch, run, 
     before = calls.count
     run(model, tmp_path / "killed")
     assert calls.count - before <= 2  # an attack checks the model, whatever is on disk
+
+
+class _Slow(Journal):
+    """A journal on which the second process reads and writes slowly, and the first one tidies up slowly."""
+
+    def _files(self):
+        files = super()._files()
+        time.sleep(0.1 * self.writer)
+        return files
+
+    def flush(self):
+        time.sleep(0.1 * self.writer)
+        super().flush()
+
+    def compact(self, rows):
+        time.sleep(0.02)
+        super().compact(rows)
+
+
+def test_processes_wait_where_one_would_disturb_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "Journal", _Slow)
+    schema, made = {"sample": pl.Int64, "by": pl.Int64}, []
+
+    def run(shard):
+        for wanted in (range(5), range(9)):  # the second time, some are stored
+            found = cache.Cache(tmp_path, {"a": {"of": "a"}}, schema, [("a", n) for n in wanted], shard)
+            with found.filling(2) as parts:
+                for part in parts:
+                    rows = {"sample": part, "by": [shard.rank] * len(part)}
+                    found.journals["a"].append(pl.DataFrame(rows, schema=schema))
+                    made.extend(part)
+            rows = found.collect()["a"]
+            assert len(list(tmp_path.glob("cells/*/*.parquet"))) == 1
+        return sorted(rows.rows())
+
+    first, second = in_threads(2, run)
+    assert first == second == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0), (5, 0), (6, 1), (7, 0), (8, 1)]
+    assert sorted(made) == list(range(9))  # each by one process

@@ -2,9 +2,7 @@
 
 import copy
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from antiphase.models.card import ModelCard, with_card
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.processes import Shard
 from tests.attacks import toys
+from tests.runs.threads import in_threads
 
 EPS = (0.01, 0.015, 0.02, 0.03)
 COUNT = 13
@@ -180,26 +179,14 @@ def test_up_and_down_share_rows_but_not_verdicts(tmp_path, model, data, counted)
     assert len(list((tmp_path / "cells").iterdir())) == 2 * len(EPS)
 
 
-@dataclass(frozen=True)
-class _Thread(Shard):
-    """A thread in the place of a process of torchrun."""
-
-    barrier: threading.Barrier | None = None
-
-    def wait(self):
-        self.barrier.wait(60)
-
-
 def test_two_processes_share_a_run_down(tmp_path, model, data, counted):
-    barrier = threading.Barrier(2)
     plan = AttackPlan(EPS, attack="counted", nested="down")
 
-    def run(rank):
+    def run(shard):
         own = with_card(copy.deepcopy(model), model.card)
-        return measure("m", own, data, plan, tmp_path, shard=_Thread(rank, 2, barrier), progress=False)[0]
+        return measure("m", own, data, plan, tmp_path, shard=shard, progress=False)[0]
 
-    with ThreadPoolExecutor(2) as threads:
-        both = list(threads.map(run, range(2)))
+    both = in_threads(2, run)
     images = data.images(range(COUNT))
     expected = sweep(counted.ensemble, model, images, None, Threat(), EPS, nested="down", ids=data.ids)
     for rows in both:

@@ -23,6 +23,7 @@ from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.progress import progress_bar
+from antiphase.runs.cache import missing
 from antiphase.runs.processes import Shard
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
@@ -145,9 +146,8 @@ class FeatureStore:
         folder = self.folder / digest(identity, str(_PART))[:24]
         rows = [range(at, min(at + _PART, count)) for at in range(0, count, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]
-        missing = [number for number, path in enumerate(paths) if not _whole(path, len(rows[number]))]
-        # by the part's number, since what is missing changes while the processes look
-        mine = [number for number in missing if number % self.shard.count == self.shard.rank]
+        parts = range(len(rows))
+        mine = self.shard.share(missing(parts, lambda n: _whole(paths[n], len(rows[n])), self.shard))
         if mine:
             total = sum(len(rows[number]) for number in mine)
             with progress_bar(title, total, self.progress and self.shard.first) as advance:
