@@ -17,7 +17,7 @@ from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.runs import cache
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from tests.processes import Python, python, together
 
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
@@ -34,8 +34,8 @@ def victim(tmp_path_factory):
     return load_model(str(_run(tmp_path_factory.mktemp("victim") / "diffvit", diffvit)))
 
 
-def _measure(victim, out, plan, limit=31, shard=Shard()):  # noqa: B008 (frozen)
-    return measure("m", victim, load_data("digits", limit=limit), plan, out, shard=shard, progress=False)
+def _measure(victim, out, plan, limit=31, process=Process()):  # noqa: B008 (frozen)
+    return measure("m", victim, load_data("digits", limit=limit), plan, out, process=process, progress=False)
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -15,7 +15,7 @@ from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.runs.sense_model import SensePlan, sense
 from antiphase.sensitivity.smoothing import Smoothing
 from tests.runs.threads import in_threads
@@ -26,11 +26,11 @@ IMAGES = load_data("digits", limit=7, seed=0)
 
 def _attack(model, out):
     plan = AttackPlan((2 / 255, 9 / 255), settings={"steps": 3}, batch_size=2)
-    return measure("m", model, IMAGES, plan, out, shard=Shard(), progress=False)[0]
+    return measure("m", model, IMAGES, plan, out, process=Process(), progress=False)[0]
 
 
 def _sense(model, out):
-    run = {"parts": ["alignment", "depth"], "shard": Shard(), "batch_size": 2, "progress": False}
+    run = {"parts": ["alignment", "depth"], "process": Process(), "batch_size": 2, "progress": False}
     return pl.concat(
         sense("m", model, IMAGES, SensePlan(probes=2, steps=1, travel=(0.1,)), out, **run).values(),
         how="diagonal",
@@ -122,12 +122,12 @@ def test_processes_wait_where_one_would_disturb_another(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "Journal", _Slow)
     schema, made = {"sample": pl.Int64, "by": pl.Int64}, []
 
-    def run(shard):
+    def run(process):
         for wanted in (range(5), range(9)):  # the second time, some are stored
-            found = cache.Cache(tmp_path, {"a": {"of": "a"}}, schema, [("a", n) for n in wanted], shard)
+            found = cache.Cache(tmp_path, {"a": {"of": "a"}}, schema, [("a", n) for n in wanted], process)
             with found.filling(2) as parts:
                 for part in parts:
-                    rows = {"sample": part, "by": [shard.rank] * len(part)}
+                    rows = {"sample": part, "by": [process.rank] * len(part)}
                     found.journals["a"].append(pl.DataFrame(rows, schema=schema))
                     made.extend(part)
             rows = found.collect()["a"]

@@ -66,8 +66,11 @@ def test_processes_share_the_parts(model, store, seen):
     parts[1].unlink()
     seen.clear()
     other = replace(store, folder=store.folder / "shared")
-    stores = (store, other)
-    both = in_threads(2, lambda shard: [replace(s, shard=shard).image_features(model, pairs) for s in stores])
+
+    def run(process):
+        return [replace(own, process=process).image_features(model, pairs) for own in (store, other)]
+
+    both = in_threads(2, run)
     assert all(torch.equal(features, whole) for each in both for features in each)
     assert sum(seen) == 4 + 11
 

@@ -4,11 +4,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 
 
 @dataclass(frozen=True)
-class _Thread(Shard):
+class _Thread(Process):
     barrier: threading.Barrier | None = None
 
     def wait(self):

@@ -25,7 +25,7 @@ def run_audit(
     from antiphase.report import console_table, write_report
     from antiphase.runs.attack import AttackPlan
     from antiphase.runs.audit import audit
-    from antiphase.runs.processes import shard
+    from antiphase.runs.processes import this_process
 
     began = time.monotonic()
     chosen = AttackPlan(parse_eps(eps), **plan)
@@ -46,7 +46,7 @@ def run_audit(
         ours, twins, images, chosen, out, control=control, sense_limit=sense_limit,
         command=shlex.join(["antiphase", *sys.argv[1:]]), progress=not quiet,
     )  # fmt: skip
-    if not shard().first:
+    if not this_process().first:
         return
     report = write_report(out)
     Console().print(console_table(summary))

@@ -18,7 +18,7 @@ def run_certify(
     """Load one or two models and data, smooth them, write rows, summary and figure, and print the table."""
     from antiphase.report.runs.certified import certificate_table, curve_figure, write_figure
     from antiphase.runs.certify import certify
-    from antiphase.runs.processes import shard
+    from antiphase.runs.processes import this_process
     from antiphase.sensitivity.smoothing import Smoothing
 
     began = time.monotonic()
@@ -35,7 +35,7 @@ def run_certify(
         [*ours, *twins], images, chosen, out, batch_size=batch_size,
         announce=console.print, progress=not quiet,
     )  # fmt: skip
-    if not shard().first:
+    if not this_process().first:
         return
     write_figure(curve_figure(rows, summary), out)
     Console().print(certificate_table(summary))

@@ -28,7 +28,7 @@ def run_evaluation(
     from antiphase.report.evaluation.wording import console_tables
     from antiphase.runs.evaluate import evaluate_models
     from antiphase.runs.features import FeatureStore
-    from antiphase.runs.processes import shard
+    from antiphase.runs.processes import this_process
 
     wanted, names = asked(tasks, data)
     if precision not in ("float32", "bf16"):
@@ -36,7 +36,7 @@ def run_evaluation(
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
     place = find_device(device)
-    process = shard()
+    process = this_process()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = load_models([*models, *against], place, random_weights)
@@ -55,13 +55,13 @@ def run_evaluation(
         print(f"antiphase: {line}", file=sys.stderr)
     store = FeatureStore(
         cache or data_root() / "features", batch_size=batch_size, precision=_precision(precision), progress=not quiet,
-        shard=process,
+        process=process,
     )  # fmt: skip
     summary = evaluate_models(
         loaded[: len(models)], loaded[len(models) :], sources, out, store, tasks=wanted, doubts=doubts,
         protocol=protocol, command=shlex.join(["antiphase", *sys.argv[1:]]),
     )  # fmt: skip
-    if not store.shard.first:
+    if not store.process.first:
         return
     page = write_evaluation_page(out)
     console = Console()

@@ -21,7 +21,7 @@ def run_sense(
 ) -> None:  # fmt: skip
     """Load models and images, measure them, write the report and print the tables."""
     from antiphase.report.runs.sense_page import lipschitz_table, sense_table, write_sense_report
-    from antiphase.runs.processes import shard
+    from antiphase.runs.processes import this_process
     from antiphase.runs.sense import sense_all
     from antiphase.runs.sense_model import SensePlan
 
@@ -39,7 +39,7 @@ def run_sense(
         command=shlex.join(["antiphase", *sys.argv[1:]]),
         announce=Console(stderr=True, highlight=False).print, progress=not quiet,
     )  # fmt: skip
-    if not shard().first:
+    if not this_process().first:
         return
     report = write_sense_report(out)
     console = Console()

@@ -53,7 +53,7 @@ def run_studies(
 ) -> None:  # fmt: skip
     """Run every missing cell of some studies."""
     from antiphase.runs.loading import find_device
-    from antiphase.runs.processes import shard
+    from antiphase.runs.processes import this_process
     from antiphase.studies.executors import Local, Slurm, parse_settings
     from antiphase.studies.lab import Lab
     from antiphase.studies.plan import make_plan
@@ -66,8 +66,8 @@ def run_studies(
     if workers < 1:
         raise UserError(f"jobs {workers}: expected 1 or more")
     profile, studies, cells, store = _gather(names, profile_name, seeds, root)
-    share = shard()
-    if share.count > 1 and (workers > 1 or executor == "slurm"):
+    process = this_process()
+    if process.count > 1 and (workers > 1 or executor == "slurm"):
         raise UserError(
             "--jobs and --executor are for one process; under torchrun the processes share every cell"
         )
@@ -79,7 +79,7 @@ def run_studies(
                 print(line)
     check_holder(root, "study run")
     plan = make_plan(cells, store)
-    if share.first:
+    if process.first:
         for why in plan.damaged.values():
             print(f"damaged: {why}", file=sys.stderr)
         print(describe(plan), file=sys.stderr)
@@ -87,12 +87,12 @@ def run_studies(
         return
 
     def say(line: str) -> None:
-        if share.first and not quiet:
+        if process.first and not quiet:
             Console(stderr=True).print(line, highlight=False, markup=False)
 
     def here() -> None:
         bars = not quiet and workers == 1 and sys.stderr.isatty()  # elsewhere they leave empty lines
-        lab = Lab(store, find_device(device), batch_size, progress=bars, shard=share)
+        lab = Lab(store, find_device(device), batch_size, progress=bars, process=process)
         run_cells(cells, lab, say)
 
     store.root.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def run_studies(
         Slurm(root / "slurm", parse_settings(slurm))(command, workers)
         return
     Local(here)([*command, "--quiet"], workers)
-    if share.first:
+    if process.first:
         again = make_plan(cells, store)
         print(f"{len(again.cells)} cells are there; antiphase study report draws them", file=sys.stderr)
 

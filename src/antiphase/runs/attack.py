@@ -28,7 +28,7 @@ from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.runs.cache import Cache, slice_size
 from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.streams import check_seed
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
@@ -93,8 +93,8 @@ class AttackPlan:
 
 
 def measure(
-    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, shard: Shard, progress: bool
-) -> tuple[pl.DataFrame, list[str]]:
+    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, process: Process, progress: bool
+) -> tuple[pl.DataFrame, list[str]]:  # fmt: skip
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
     Args:
@@ -103,12 +103,12 @@ def measure(
         data: images and labels.
         plan: of the attack.
         out: run directory; cells lie under ``cells/``.
-        shard: this process's share of the images. Every process returns all rows.
+        process: attacks its share of the images. Every process returns all rows.
         progress: whether to show progress bars on stderr.
     """
     ensemble = plan.ensemble
     ensemble.check(model, data.images(range(1)))
-    cells = _Cells(name, model, data, plan, out, shard, progress)
+    cells = _Cells(name, model, data, plan, out, process, progress)
     stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
     no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
     results = sweep(
@@ -157,7 +157,7 @@ class _Cells:
     data: ImageSet
     plan: AttackPlan
     out: Path
-    shard: Shard
+    process: Process
     progress: bool
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
@@ -202,7 +202,7 @@ class _Cells:
         what = self.shared | {"attack": stage.name, "settings": stage.settings}
         described = {each: what | {"eps": each} for each in eps.unique().tolist()}
         asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
-        cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.shard)
+        cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
         with cache.filling(slice_size(self.data.image_shape)) as parts:
             for part in parts:
                 at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
@@ -234,7 +234,7 @@ class _Cells:
 
         several = float(eps.min()) < largest
         up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{largest * 255:g}/255"
-        title = f"{self.name} {stage.name}{up_to}" if self.progress and self.shard.first else ""
+        title = f"{self.name} {stage.name}{up_to}" if self.progress and self.process.first else ""
         return stage.attack(
             self.model, images, None, Threat(plan.norm, largest), **stage.settings, seed=plan.seed, ids=ids,
             batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,

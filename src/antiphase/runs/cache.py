@@ -11,7 +11,7 @@ import polars as pl
 
 from antiphase.files import digest
 from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 
 _SLICE_BYTES = 2**28  # of images in memory at once
 
@@ -19,10 +19,10 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
-def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], shard: Shard) -> list[Item]:
+def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
     """Return what is not stored yet, once every process has looked."""
     found = [item for item in wanted if not stored(item)]
-    shard.wait()  # nobody writes before everybody has read
+    process.wait()  # nobody writes before everybody has read
     return found
 
 
@@ -42,7 +42,7 @@ class Cache(Generic[Key]):
         cells: what the rows of each cell depend on, by a key for the cell.
         schema: of the rows; the column ``sample`` tells which sample a row belongs to.
         wanted: the key of the cell and the sample, for each sample wanted.
-        shard: this process's share.
+        process: this process; it makes its share of what is missing.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Cache(Generic[Key]):
         cells: Mapping[Key, Mapping[str, Any]],
         schema: Mapping[str, Any],
         wanted: Sequence[tuple[Key, int]],
-        shard: Shard,
+        process: Process,
     ) -> None:
         names = {key: digest(json.dumps(what, sort_keys=True))[:16] for key, what in cells.items()}
         self.journals = {
-            key: Journal(out / "cells" / name, schema, shard.rank) for key, name in names.items()
+            key: Journal(out / "cells" / name, schema, process.rank) for key, name in names.items()
         }
-        self.wanted, self.shard, self.warnings = wanted, shard, dict[str, None]()
+        self.wanted, self.process, self.warnings = wanted, process, dict[str, None]()
         stored = {
             (key, sample) for key, journal in self.journals.items() for sample in journal.rows()["sample"]
         }
-        self.missing = missing(range(len(wanted)), lambda at: wanted[at] in stored, shard)
-        self.mine = shard.share(self.missing)
+        self.missing = missing(range(len(wanted)), lambda at: wanted[at] in stored, process)
+        self.mine = process.share(self.missing)
 
     @contextlib.contextmanager
     def filling(self, size: int) -> Iterator[Iterator[list[int]]]:
@@ -83,15 +83,15 @@ class Cache(Generic[Key]):
 
     def collect(self) -> dict[Key, pl.DataFrame]:
         """Return the rows that all processes stored, by cell, and note their ``warnings``; leave one file a cell."""
-        self.shard.wait()
+        self.process.wait()
         rows = {key: journal.rows() for key, journal in self.journals.items()}
         for journal in self.journals.values():
             self.warnings.update(dict.fromkeys(journal.warnings()))
-        self.shard.wait()  # nobody tidies up before everybody has read
-        if self.shard.first:
+        self.process.wait()  # nobody tidies up before everybody has read
+        if self.process.first:
             for key in {self.wanted[at][0] for at in self.missing}:
                 self.journals[key].compact(rows[key])
-        self.shard.wait()  # nobody reads again while files are deleted
+        self.process.wait()  # nobody reads again while files are deleted
         return rows
 
     def _flush(self) -> None:

@@ -25,7 +25,7 @@ from antiphase.models.zoo import fingerprint
 from antiphase.runs.cache import Cache, slice_size
 from antiphase.runs.expectation import check_ends
 from antiphase.runs.journal import write_frame
-from antiphase.runs.processes import Shard, shard
+from antiphase.runs.processes import Process, this_process
 from antiphase.runs.record import check_fit, short_names
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
 
@@ -108,21 +108,20 @@ def certify(
     Raises:
         UserError: if models and data do not fit each other.
     """
-    share = shard()
+    process = this_process()
     cards = [card_of(model) for model in models]
     data, warnings = in_model_order(cards, data)
     for card in cards:
         check_fit(card, data)
     names = short_names(cards)
     cells = [
-        _open(name, model, data, smoothing, out, share) for name, model in zip(names, models, strict=True)
+        _open(name, model, data, smoothing, out, process) for name, model in zip(names, models, strict=True)
     ]
-    if announce is not None and share.first:
-        announce(_expectation(cells, data, smoothing, batch_size, share))
+    if announce is not None and process.first:
+        announce(_expectation(cells, data, smoothing, batch_size, process))
     for cell in cells:
-        _fill(
-            cell, data, smoothing, batch_size, share, f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
-        )
+        title = f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
+        _fill(cell, data, smoothing, batch_size, process, title)
     rows = pl.concat([_collect(cell, data, smoothing) for cell in cells])
     outputs = {name: card.num_classes for name, card in zip(names, cards, strict=True)}
     summary = summarise_certificates(rows, smoothing) | {
@@ -130,7 +129,7 @@ def certify(
         "data_fingerprint": data.fingerprint(),
         "specifications": {name: card_of(model).spec for name, model in zip(names, models, strict=True)},
     }  # fmt: skip
-    if share.first:
+    if process.first:
         write_frame(out / "rows.parquet", rows)
         write_json(out / "summary.json", summary)
     return rows, summary
@@ -180,17 +179,17 @@ class _Cell:
 
 
 def _open(
-    name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, out: Path, share: Shard
+    name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, out: Path, process: Process
 ) -> _Cell:
     what = asdict(smoothing) | {
         "version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint(),
     }  # fmt: skip
     asked = [(name, sample) for sample in data.ids.tolist()]
-    return _Cell(name, model, Cache(out, {name: what}, _CELL_SCHEMA, asked, share))
+    return _Cell(name, model, Cache(out, {name: what}, _CELL_SCHEMA, asked, process))
 
 
 def _expectation(
-    cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard
+    cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, process: Process
 ) -> str:
     """Say how long the slowest process will take.
 
@@ -202,7 +201,7 @@ def _expectation(
         return "every image is on disk already"
     seconds = 0.0
     for cell in cells:
-        mine = -(-len(cell.cache.missing) // share.count)
+        mine = -(-len(cell.cache.missing) // process.count)
         if mine:
             sample = data.images(cell.cache.missing[:1])
             seconds += expected_seconds(cell.model, sample, smoothing, count=mine, batch_size=batch_size)
@@ -214,7 +213,7 @@ def _expectation(
 
 
 def _fill(
-    cell: _Cell, data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard, title: str
+    cell: _Cell, data: ImageSet, smoothing: Smoothing, batch_size: int | None, process: Process, title: str
 ) -> None:
     """Smooth this process's share of the missing images."""
     with cell.cache.filling(slice_size(data.image_shape)) as parts:
@@ -232,7 +231,7 @@ def _fill(
 
             smooth(
                 cell.model, images, **asdict(smoothing), ids=ids, batch_size=batch_size,
-                progress=title if share.first else "", on_finished=keep,
+                progress=title if process.first else "", on_finished=keep,
             )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from antiphase.precision import Precision
 from antiphase.runs.cache import missing
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.journal import read_frame, write_frame
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.runs.record import run_record, short_names
 from antiphase.runs.tasks import Protocol, Source, ensembles, lack, task_rows
 
@@ -95,22 +95,22 @@ def evaluate_models(
         raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
     cells = list(_cells(every, names, sources, out, tasks, protocol, store.precision))
     _check(cells, tasks, sources)
-    todo = missing(cells, lambda cell: _stored(cell.path) is not None, store.shard)
+    todo = missing(cells, lambda cell: _stored(cell.path) is not None, store.process)
     todo.sort(key=lambda cell: cell.task)  # so that each process has its share of the probes
-    if store.shard.count > 1:
+    if store.process.count > 1:
         for cell in todo:  # every process makes its parts of the features
             warm(cell.task, cell.model, cell.source, protocol, store)
-    alone = dataclasses.replace(store, shard=Shard(), progress=store.progress and store.shard.first)
-    for cell in store.shard.share(todo):
+    alone = dataclasses.replace(store, process=Process(), progress=store.progress and store.process.first)
+    for cell in store.process.share(todo):
         write_frame(cell.path, task_rows(cell.task, cell.model, cell.source, protocol, alone))
-    store.shard.wait()
+    store.process.wait()
     rows = _collect(cells)
     twins = dict(zip(names[: len(models)], names[len(models) :], strict=True)) if against else {}
     mmvp = {source.name: source.test for source in sources if isinstance(source.test, MmvpSet)}
     summary = {"models": [_about(name, model) for name, model in zip(names, every, strict=True)]}
     summary |= summarise_tasks(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
     at_chance = _at_chance(summary["results"], sources)
-    if store.shard.first:
+    if store.process.first:
         for line in at_chance:
             print(f"antiphase: warning: {line}", file=sys.stderr)
         write_frame(out / "rows.parquet", rows)

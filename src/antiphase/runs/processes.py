@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Shard:
+class Process:
     """Process ``rank`` of ``count``."""
 
     rank: int = 0
@@ -32,10 +32,10 @@ class Shard:
             PartialState().wait_for_everyone()
 
 
-def shard() -> Shard:
-    """Return this process's share: the whole, unless torchrun or ``accelerate launch`` started it."""
+def this_process() -> Process:
+    """Return this process among those that torchrun or ``accelerate launch`` started, else the only one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Shard()
+        return Process()
     import torch
     from accelerate import PartialState
 
@@ -44,4 +44,4 @@ def shard() -> Shard:
     end_group_at_exit()
     # a process that has less to do waits for the others, however long
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
-    return Shard(state.process_index, state.num_processes)
+    return Process(state.process_index, state.num_processes)

@@ -20,7 +20,7 @@ from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.progress import progress_bar
 from antiphase.runs.cache import Cache
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
@@ -206,7 +206,7 @@ PARTS = (
 
 def sense(
     name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
-    shard: Shard, batch_size: int, progress: bool, limit: int | None = None,
+    process: Process, batch_size: int, progress: bool, limit: int | None = None,
 ) -> dict[str, pl.DataFrame]:  # fmt: skip
     """Measure every image that is not on disk yet; return the rows of each part.
 
@@ -217,7 +217,7 @@ def sense(
         plan: of the measurement.
         out: run directory; cells lie under ``cells/``.
         parts: which of alignment, lipschitz and depth.
-        shard: this process's share of the images.
+        process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
         limit: at most so many of the images.
@@ -236,9 +236,9 @@ def sense(
         most = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(most, plan.lipschitz_limit) if part.heavy else most]
         asked = [(part.name, sample) for sample in wanted]
-        cache = Cache(out, {part.name: what}, _stored(part.schema), asked, shard)
+        cache = Cache(out, {part.name: what}, _stored(part.schema), asked, process)
         with (
-            progress_bar(f"{name} {part.name}", len(cache.mine), progress and shard.first) as advance,
+            progress_bar(f"{name} {part.name}", len(cache.mine), progress and process.first) as advance,
             cache.filling(batch_size) as batches,
         ):
             for at in batches:
