@@ -16,9 +16,9 @@ from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.registry import ATTACKS
-from antiphase.runs import attack as measure_module
+from antiphase.runs import cache
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from tests.processes import Python, python, together
 
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
@@ -35,8 +35,8 @@ def victim(tmp_path_factory):
     return load_model(str(_run(tmp_path_factory.mktemp("victim") / "diffvit", diffvit)))
 
 
-def _measure(victim, out, plan, limit=31, shard=Shard()):  # noqa: B008 (frozen)
-    return measure("m", victim, load_data("digits", limit=limit), plan, out, shard=shard, progress=False)
+def _measure(victim, out, plan, limit=31, process=Process()):  # noqa: B008 (frozen)
+    return measure("m", victim, load_data("digits", limit=limit), plan, out, process=process, progress=False)
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -65,7 +65,7 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
 
     monkeypatch.setitem(ATTACKS, "watched", None)  # taken out again afterwards
     catalogue.add_attack("watched", watched)
-    monkeypatch.setattr(measure_module, "_SLICE_BYTES", 8 * 4 * 64)
+    monkeypatch.setattr(cache, "_SLICE_BYTES", 8 * 4 * 64)
     rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
     assert len(rows) == 31
     assert alive == [0, 0, 0, 0]  # slices of 8

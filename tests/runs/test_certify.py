@@ -24,7 +24,7 @@ from antiphase.runs.certify import (
     round_radii,
     summarise_certificates,
 )
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from tests.runs.counting import Counting
 
@@ -95,15 +95,15 @@ def test_what_affects_the_rows_names_the_cell_and_nothing_else_does(tmp_path, pa
 
 
 def test_two_processes_share_the_images(tmp_path, pair, monkeypatch):
-    monkeypatch.setattr(Shard, "wait", lambda self: None)
+    monkeypatch.setattr(Process, "wait", lambda self: None)
     data, model = load_data("digits", limit=9), Counting(load_model(pair[0]))
-    shares = [Shard(rank, 2) for rank in range(2)]
-    cells = [_open("m", model, data, QUICK, tmp_path, share) for share in shares]
-    for cell, share, images in zip(cells, shares, (5, 4), strict=True):
+    processes = [Process(rank, 2) for rank in range(2)]
+    cells = [_open("m", model, data, QUICK, tmp_path, process) for process in processes]
+    for cell, process, images in zip(cells, processes, (5, 4), strict=True):
         model.rows = 0
-        _fill(cell, data, QUICK, 35, share, "")
+        _fill(cell, data, QUICK, 35, process, "")
         assert model.rows == 16 + images * 48
-    two = [_collect(cell, data, QUICK, share) for cell, share in reversed([*zip(cells, shares, strict=True)])]
+    two = [_collect(cell, data, QUICK) for cell in reversed(cells)]
     assert_frame_equal(*two)
     alone, _ = certify([model.model], data, QUICK, tmp_path / "one", progress=False)
     assert_frame_equal(two[0].drop("model"), alone.drop("model"))

@@ -10,7 +10,7 @@ from antiphase.errors import UserError
 from antiphase.models import clip, load_model, write_model, zero_shot_classifier
 from antiphase.runs import features
 from antiphase.runs.features import FeatureStore
-from antiphase.runs.processes import Shard
+from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
 
@@ -59,17 +59,20 @@ def test_a_killed_extraction_goes_on_at_the_part_where_it_was(model, store, seen
     assert sum(seen) == 4 + 3
 
 
-def test_processes_share_the_parts(model, store, seen, monkeypatch):
+def test_processes_share_the_parts(model, store, seen):
     pairs = tiny_pairs(11, side=16)
     whole = store.image_features(model, pairs)
-    other = replace(store, folder=store.folder / "shared")
-    monkeypatch.setattr(Shard, "wait", lambda self: None)
+    parts = sorted(store.folder.rglob("*.safetensors"))
+    parts[1].unlink()
     seen.clear()
-    with pytest.raises(FileNotFoundError):  # the other process has not come yet, for whom the real one waits
-        replace(other, shard=Shard(1, 2)).image_features(model, pairs)
-    assert sum(seen) == 4
-    assert torch.equal(replace(other, shard=Shard(0, 2)).image_features(model, pairs), whole)
-    assert sum(seen) == 11
+    other = replace(store, folder=store.folder / "shared")
+
+    def run(process):
+        return [replace(own, process=process).image_features(model, pairs) for own in (store, other)]
+
+    both = in_threads(2, run)
+    assert all(torch.equal(features, whole) for each in both for features in each)
+    assert sum(seen) == 4 + 11
 
 
 def test_other_models_data_and_precisions_are_other_features(model, store):

@@ -4,7 +4,6 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.runs.attack import _read_warnings
 from antiphase.runs.journal import Journal
 
 SCHEMA = {"sample": pl.Int64, "success": pl.Boolean}
@@ -52,4 +51,4 @@ def test_rows_of_other_columns_or_types_are_refused_by_name(tmp_path, rows):
 def test_damaged_warnings_are_named(tmp_path, content):
     (tmp_path / "warnings-0.json").write_bytes(content)
     with pytest.raises(UserError, match=r"warnings-0.json: expected a list of warnings.*delete"):
-        _read_warnings(tmp_path / "warnings-0.json")
+        Journal(tmp_path, SCHEMA).warnings()

@@ -2,9 +2,7 @@
 
 import copy
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +13,9 @@ from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from tests.attacks import toys
+from tests.runs.threads import in_threads
 
 EPS = (0.01, 0.015, 0.02, 0.03)
 COUNT = 13
@@ -80,7 +79,7 @@ def _agree(rows, results):
 )
 def test_memory_and_disk_agree(tmp_path, model, data, attack, settings, nested):
     plan = AttackPlan(EPS, attack=attack, settings=settings, nested=nested)
-    rows, _ = measure("m", model, data, plan, tmp_path, shard=Shard(), progress=False)
+    rows, _ = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
     images = data.images(range(COUNT))
     results = sweep(plan.ensemble, model, images, None, Threat(), EPS, nested=nested, ids=data.ids)
     _agree(rows, results)
@@ -99,7 +98,7 @@ def test_disk_warns_as_memory_does(tmp_path, model, data, monkeypatch):
     ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle)))
     monkeypatch.setitem(catalogue.CATALOGUE, "two", lambda: ensemble)
     plan = AttackPlan(EPS[-2:], attack="two", nested=False)
-    _, warnings = measure("m", model, data, plan, tmp_path, shard=Shard(), progress=False)
+    _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
     assert [line[:9] for line in warnings] == ["Square, w", "ASR falls"]
 
 
@@ -149,15 +148,15 @@ def test_down_resumes_in_the_middle_of_a_call_for_several_eps(tmp_path, model, d
     plan = AttackPlan(EPS, attack="counted", nested="down", batch_size=2)
     images = data.images(range(COUNT))
     expected = sweep(counted.ensemble, model, images, None, Threat(), EPS, nested="down", ids=data.ids)
-    measure("m", model, data, plan, tmp_path / "whole", shard=Shard(), progress=False)
+    measure("m", model, data, plan, tmp_path / "whole", process=Process(), progress=False)
     whole, counted.finished, counted.mixed = counted.finished, [], 0
     counted.last = len(whole) - 2
     with pytest.raises(_Killed):
-        measure("m", model, data, plan, tmp_path / "killed", shard=Shard(), progress=False)
+        measure("m", model, data, plan, tmp_path / "killed", process=Process(), progress=False)
     assert counted.mixed
     assert len(counted.finished) < len(whole)
     counted.last = None
-    rows, _ = measure("m", model, data, plan, tmp_path / "killed", shard=Shard(), progress=False)
+    rows, _ = measure("m", model, data, plan, tmp_path / "killed", process=Process(), progress=False)
     assert sorted(counted.finished) == sorted(set(whole))  # nothing twice
     _agree(rows, expected)
 
@@ -172,7 +171,7 @@ def test_up_and_down_share_rows_but_not_verdicts(tmp_path, model, data, counted)
             data,
             AttackPlan(EPS, attack="counted", nested=nested),
             tmp_path,
-            shard=Shard(),
+            process=Process(),
             progress=False,
         )
         _agree(rows, expected)
@@ -180,26 +179,14 @@ def test_up_and_down_share_rows_but_not_verdicts(tmp_path, model, data, counted)
     assert len(list((tmp_path / "cells").iterdir())) == 2 * len(EPS)
 
 
-@dataclass(frozen=True)
-class _Thread(Shard):
-    """A thread in the place of a process of torchrun."""
-
-    barrier: threading.Barrier | None = None
-
-    def wait(self):
-        self.barrier.wait(60)
-
-
 def test_two_processes_share_a_run_down(tmp_path, model, data, counted):
-    barrier = threading.Barrier(2)
     plan = AttackPlan(EPS, attack="counted", nested="down")
 
-    def run(rank):
+    def run(process):
         own = with_card(copy.deepcopy(model), model.card)
-        return measure("m", own, data, plan, tmp_path, shard=_Thread(rank, 2, barrier), progress=False)[0]
+        return measure("m", own, data, plan, tmp_path, process=process, progress=False)[0]
 
-    with ThreadPoolExecutor(2) as threads:
-        both = list(threads.map(run, range(2)))
+    both = in_threads(2, run)
     images = data.images(range(COUNT))
     expected = sweep(counted.ensemble, model, images, None, Threat(), EPS, nested="down", ids=data.ids)
     for rows in both:
@@ -219,7 +206,7 @@ def test_the_warnings_of_every_call_last(tmp_path, model, data, monkeypatch):
     monkeypatch.setitem(catalogue.CATALOGUE, "two", lambda: Ensemble("two", stages))
     plan = AttackPlan(EPS, attack="two", nested="down")
     for _ in range(2):
-        _, warnings = measure("m", model, data, plan, tmp_path, shard=Shard(), progress=False)
+        _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
         assert sorted(warnings) == sorted(calls)
     assert len(calls) > len(list((tmp_path / "cells").iterdir()))  # a cell takes rows from several calls
 

@@ -18,7 +18,7 @@ from antiphase.evaluation.layers import (
 )
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.runs.sense_model import SensePlan, sense
 from antiphase.sensitivity import attention_layers, exact_gram
 from tests.runs.counting import Counting
@@ -40,9 +40,17 @@ def pair(tmp_path_factory):
     return specs
 
 
-def measure(model, data, out, plan=QUICK, parts=PARTS, shard=Shard(), batch_size=3):  # noqa: B008 (frozen)
+def measure(model, data, out, plan=QUICK, parts=PARTS, process=Process(), batch_size=3):  # noqa: B008 (frozen)
     return sense(
-        "m", model.eval(), data, plan, out, parts=parts, shard=shard, batch_size=batch_size, progress=False
+        "m",
+        model.eval(),
+        data,
+        plan,
+        out,
+        parts=parts,
+        process=process,
+        batch_size=batch_size,
+        progress=False,
     )
 
 
@@ -204,10 +212,10 @@ def test_two_processes_share_the_images(pair, tmp_path, monkeypatch):
     def wait(self):
         if self.rank == 0 and not second:  # once both know what is missing, the other does its whole share
             second.append(None)
-            second[0] = measure(models[1], data, tmp_path, parts=["alignment"], shard=Shard(1, 2))
+            second[0] = measure(models[1], data, tmp_path, parts=["alignment"], process=Process(1, 2))
 
-    monkeypatch.setattr(Shard, "wait", wait)
-    first = measure(models[0], data, tmp_path, parts=["alignment"], shard=Shard(0, 2))
+    monkeypatch.setattr(Process, "wait", wait)
+    first = measure(models[0], data, tmp_path, parts=["alignment"], process=Process(0, 2))
     assert [model.rows for model in models] == [4 * rows_an_image, 3 * rows_an_image]
     assert len(second[0]["alignment"]) == 3 * len(first["alignment"]) / 7  # it did not wait here
     alone = measure(models[0], data, tmp_path / "alone", parts=["alignment"])

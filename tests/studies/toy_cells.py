@@ -9,7 +9,7 @@ from typing import ClassVar
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.runs.processes import shard
+from antiphase.runs.processes import this_process
 from antiphase.studies.lab import Lab
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Cell
@@ -44,7 +44,7 @@ class Train(Cell):
         time.sleep(self.seconds)
         if self.number < 0:
             raise UserError("the number is below 0")
-        if lab.shard.first:
+        if lab.process.first:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "weights.txt").write_text(str(self.number * self.rate))
         return None
@@ -86,4 +86,6 @@ def cells(count: int, seconds: float = 0.0, **fields: float) -> list[Cell]:
 
 if __name__ == "__main__":
     root, count, pause = sys.argv[1:]
-    run_cells(cells(int(count), float(pause)), Lab(Store(Path(root)), progress=False, shard=shard()), print)
+    run_cells(
+        cells(int(count), float(pause)), Lab(Store(Path(root)), progress=False, process=this_process()), print
+    )

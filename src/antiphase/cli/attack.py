@@ -91,11 +91,11 @@ def _run(options: AuditOptions) -> None:
     """Audit, draw the report and print the table."""
     from antiphase.report import console_table, write_report
     from antiphase.runs.audit import run
-    from antiphase.runs.processes import shard
+    from antiphase.runs.processes import this_process
 
     began = time.monotonic()
     summary = run(options, typed_command())
-    if not shard().first:
+    if not this_process().first:
         return
     report = write_report(options.out)
     Console().print(console_table(summary))

@@ -28,12 +28,12 @@ def certify(options: CertifyOptions) -> None:
     with run_folder(options.out, "certify"):
         from antiphase.report.runs.certified import certificate_table, curve_figure, write_figure
         from antiphase.runs.certify import run
-        from antiphase.runs.processes import shard
+        from antiphase.runs.processes import this_process
 
         began = time.monotonic()
         console = Console(stderr=True, highlight=False)
         rows, summary = run(options, typed_command(), announce=console.print)
-        if not shard().first:
+        if not this_process().first:
             return
         write_figure(curve_figure(rows, summary), options.out)
         Console().print(certificate_table(summary))

@@ -32,10 +32,10 @@ def evaluate(options: EvaluateOptions) -> None:
         from antiphase.report.evaluation.page import write_evaluation_page
         from antiphase.report.evaluation.wording import console_tables
         from antiphase.runs.evaluate_run import run
-        from antiphase.runs.processes import shard
+        from antiphase.runs.processes import this_process
 
         summary = run(options, typed_command())
-        if not shard().first:
+        if not this_process().first:
             return
         page = write_evaluation_page(options.out)
         console = Console()

@@ -26,12 +26,12 @@ def sense(options: SenseOptions) -> None:
     """
     with run_folder(options.out, "sense"):
         from antiphase.report.runs.sense_page import lipschitz_table, sense_table, write_sense_report
-        from antiphase.runs.processes import shard
+        from antiphase.runs.processes import this_process
         from antiphase.runs.sense import run
 
         began = time.monotonic()
         summary = run(options, typed_command(), announce=Console(stderr=True, highlight=False).print)
-        if not shard().first:
+        if not this_process().first:
             return
         report = write_sense_report(options.out)
         console = Console()

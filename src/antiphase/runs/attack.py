@@ -6,9 +6,7 @@ read their rows from disk and attack only what is missing. So runs that differ i
 """
 
 import functools
-import json
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -25,17 +23,16 @@ from antiphase.attacks.threat import Norm, Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
+from antiphase.runs.cache import Cache, slice_size
 from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.streams import check_seed
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
-_SLICE_BYTES = 2**28  # of images in memory at once
 _CELL_SCHEMA = {
     "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "success": pl.Boolean,
     "distance": pl.Float64, "forwards": pl.Int64, "backwards": pl.Int64,
@@ -96,8 +93,8 @@ class AttackPlan:
 
 
 def measure(
-    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, shard: Shard, progress: bool
-) -> tuple[pl.DataFrame, list[str]]:
+    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, process: Process, progress: bool
+) -> tuple[pl.DataFrame, list[str]]:  # fmt: skip
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
     Args:
@@ -106,12 +103,12 @@ def measure(
         data: images and labels.
         plan: of the attack.
         out: run directory; cells lie under ``cells/``.
-        shard: this process's share of the images. Every process returns all rows.
+        process: attacks its share of the images. Every process returns all rows.
         progress: whether to show progress bars on stderr.
     """
     ensemble = plan.ensemble
     ensemble.check(model, data.images(range(1)))
-    cells = _Cells(name, model, data, plan, out, shard, progress)
+    cells = _Cells(name, model, data, plan, out, process, progress)
     stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
     no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
     results = sweep(
@@ -160,7 +157,7 @@ class _Cells:
     data: ImageSet
     plan: AttackPlan
     out: Path
-    shard: Shard
+    process: Process
     progress: bool
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
@@ -202,38 +199,23 @@ class _Cells:
 
     def rows(self, stage: Stage, ids: Tensor, eps: Tensor) -> dict[str, Tensor]:
         """Return a stage's rows of some samples, each at its own ε, attacking what is missing."""
-        journals = {each: self.journal(stage, each) for each in eps.unique().tolist()}
-        held = {each: set(journal.rows()["sample"]) for each, journal in journals.items()}
-        asked = list(zip(ids.tolist(), eps.tolist(), strict=True))
-        missing = [at for at, (sample, each) in enumerate(asked) if sample not in held[each]]
-        self.shard.wait()  # nobody writes before everybody has read
-        mine = torch.tensor(missing[self.shard.rank :: self.shard.count], dtype=torch.int64)
-        for part in slices(mine, self.data.image_shape):
-            at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-            warnings = self.attack(journals, stage, at, eps[part])
-            if warnings:
-                for each in eps[part].unique().tolist():
-                    _warn(journals[each].directory / f"warnings-{self.shard.rank}.json", warnings)
-        self.shard.wait()
-        stored = {each: journal.rows() for each, journal in journals.items()}
-        for journal in journals.values():
-            for file in sorted(journal.directory.glob("warnings-[0-9]*.json")):
-                self.warnings.update(dict.fromkeys(_read_warnings(file)))
-        self.shard.wait()  # nobody tidies up before everybody has read
-        if self.shard.first:
-            for each in {asked[at][1] for at in missing}:
-                journals[each].compact(stored[each])
+        what = self.shared | {"attack": stage.name, "settings": stage.settings}
+        described = {each: what | {"eps": each} for each in eps.unique().tolist()}
+        asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
+        cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
+        with cache.filling(slice_size(self.data.image_shape)) as parts:
+            for part in parts:
+                at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+                if warnings := self.attack(cache.journals, stage, at, eps[part]):
+                    for each in eps[part].unique().tolist():
+                        cache.journals[each].warn(warnings)
+        stored = cache.collect()
+        self.warnings.update(cache.warnings)
         found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
         found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
-        wanted = pl.DataFrame(asked, schema={"sample": pl.Int64, "eps": pl.Float64}, orient="row")
+        wanted = pl.DataFrame(asked, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
         rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
         return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
-
-    def journal(self, stage: Stage, eps: float) -> Journal:
-        """Return the rows of a stage at one ε."""
-        what = self.shared | {"eps": eps, "attack": stage.name, "settings": stage.settings}
-        path = self.out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
-        return Journal(path, _CELL_SCHEMA, writer=self.shard.rank)
 
     def attack(
         self, journals: dict[float, Journal], stage: Stage, at: Tensor, eps: Tensor
@@ -252,42 +234,9 @@ class _Cells:
 
         several = float(eps.min()) < largest
         up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{largest * 255:g}/255"
-        title = f"{self.name} {stage.name}{up_to}" if self.progress and self.shard.first else ""
-        try:
-            return stage.attack(
-                self.model, images, None, Threat(plan.norm, largest), **stage.settings, seed=plan.seed, ids=ids,
-                batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,
-                **({"compile": True} if plan.compile else {}), **({"budgets": eps} if several else {}),
-            ).warnings  # fmt: skip
-        finally:  # whatever stops the attack, finished samples are kept
-            for journal in journals.values():
-                journal.flush()
-
-
-def _warn(file: Path, warnings: Iterable[str]) -> None:
-    """Add warnings to those on file."""
-    known = _read_warnings(file) if file.exists() else []
-    write_json(file, list(dict.fromkeys([*known, *warnings])))
-
-
-def _read_warnings(file: Path) -> list[str]:
-    """Return the warnings that an attack left with its rows.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
-        raise UserError(
-            f"{file}: expected a list of warnings in JSON; delete {file.parent} and its images are attacked again"
-        )
-    return found
-
-
-def slices(positions: Tensor, shape: tuple[int, int, int]) -> Iterator[Tensor]:
-    """Split positions so that the images of each part fit in memory."""
-    size = max(1, _SLICE_BYTES // (4 * math.prod(shape)))
-    return iter(positions.split(size)) if len(positions) else iter(())
+        title = f"{self.name} {stage.name}{up_to}" if self.progress and self.process.first else ""
+        return stage.attack(
+            self.model, images, None, Threat(plan.norm, largest), **stage.settings, seed=plan.seed, ids=ids,
+            batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,
+            **({"compile": True} if plan.compile else {}), **({"budgets": eps} if several else {}),
+        ).warnings  # fmt: skip

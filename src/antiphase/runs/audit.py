@@ -28,7 +28,7 @@ from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.loading import check_compiler, find_device, load_lineup
 from antiphase.runs.options.attack import AuditOptions
-from antiphase.runs.processes import shard
+from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries, write_rows
 from antiphase.runs.sense_model import SensePlan, sense
@@ -114,13 +114,13 @@ def audit(
     data, warnings = in_model_order([card_of(model) for model in everyone], data)
     for model in everyone:
         check_fit(card_of(model), data)
-    share = shard()
+    process = this_process()
     measured: list[pl.DataFrame] = []
     warnings = _about(data) + warnings
     plans = [plan, replace(plan, attack="noise", settings={})] if control else [plan]
     for each in plans:
         for name, model in zip(names, everyone, strict=True):
-            rows, said = measure(name, model, data, each, out, shard=share, progress=progress)
+            rows, said = measure(name, model, data, each, out, process=process, progress=progress)
             measured.append(rows)
             warnings += [f"{name}: {warning}" for warning in said]
     rows = pl.concat(measured)
@@ -138,7 +138,7 @@ def audit(
     warnings += said
     if aligned is not None:
         summary["alignment"] = entries(alignment(aligned))
-    if not share.first:
+    if not process.first:
         return summary
     if aligned is None:
         (out / "alignment.parquet").unlink(missing_ok=True)
@@ -170,8 +170,8 @@ def _aligned(
     try:
         found = [
             sense(
-                name, model, data, SensePlan(probes=_PROBES, seed=plan.seed), out, parts=["alignment"], shard=shard(),
-                batch_size=BATCH_SIZE, progress=progress, limit=limit,
+                name, model, data, SensePlan(probes=_PROBES, seed=plan.seed), out, parts=["alignment"],
+                process=this_process(), batch_size=BATCH_SIZE, progress=progress, limit=limit,
             )["alignment"]
             for name, model in zip(names, models, strict=True)
         ]  # fmt: skip

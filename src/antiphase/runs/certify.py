@@ -3,7 +3,6 @@
 A cell is one model on one set of images, known by the hash of what affects its rows.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,16 +19,16 @@ from antiphase.attacks.engine.oracle import attacked
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
 from antiphase.evaluation.statistics import paired_difference, proportion
-from antiphase.files import digest, replacing, write_json
+from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
-from antiphase.runs.attack import slices
+from antiphase.runs.cache import Cache, slice_size
 from antiphase.runs.expectation import check_ends
-from antiphase.runs.journal import Journal
+from antiphase.runs.journal import write_frame
 from antiphase.runs.loading import load_lineup
 from antiphase.runs.options.certify import CertifyOptions
-from antiphase.runs.processes import Shard, shard
+from antiphase.runs.processes import Process, this_process
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
 
@@ -107,7 +106,7 @@ def run(
         [*ours, *twins], data, smoothing, options.out, batch_size=options.batch_size, announce=announce,
         progress=not options.quiet,
     )  # fmt: skip
-    if shard().first:
+    if this_process().first:
         names = [model["name"] for model in summary["models"]]
         record = run_record(
             [*ours, *twins], names, data, asdict(smoothing), summary["warnings"], command, time.monotonic() - began,
@@ -144,32 +143,29 @@ def certify(
     Raises:
         UserError: if models and data do not fit each other.
     """
-    share = shard()
+    process = this_process()
     cards = [card_of(model) for model in models]
     data, warnings = in_model_order(cards, data)
     for card in cards:
         check_fit(card, data)
     names = short_names(cards)
     cells = [
-        _open(name, model, data, smoothing, out, share) for name, model in zip(names, models, strict=True)
+        _open(name, model, data, smoothing, out, process) for name, model in zip(names, models, strict=True)
     ]
-    share.wait()  # nobody writes before everybody has read
-    if announce is not None and share.first:
-        announce(_expectation(cells, data, smoothing, batch_size, share))
+    if announce is not None and process.first:
+        announce(_expectation(cells, data, smoothing, batch_size, process))
     for cell in cells:
-        _fill(
-            cell, data, smoothing, batch_size, share, f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
-        )
-    rows = pl.concat([_collect(cell, data, smoothing, share) for cell in cells])
+        title = f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
+        _fill(cell, data, smoothing, batch_size, process, title)
+    rows = pl.concat([_collect(cell, data, smoothing) for cell in cells])
     outputs = {name: card.num_classes for name, card in zip(names, cards, strict=True)}
     summary = summarise_certificates(rows, smoothing) | {
         "warnings": warnings + not_above_chance(clean_accuracy(rows), outputs), "data": data.name,
         "data_fingerprint": data.fingerprint(),
         "specifications": {name: card_of(model).spec for name, model in zip(names, models, strict=True)},
     }  # fmt: skip
-    if share.first:
-        with replacing(out / "rows.parquet") as temporary:
-            rows.write_parquet(temporary)
+    if process.first:
+        write_frame(out / "rows.parquet", rows)
         write_json(out / "summary.json", summary)
     return rows, summary
 
@@ -210,42 +206,39 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
 
 @dataclass(frozen=True)
 class _Cell:
-    """One model, its journal, and the positions of the images that are not in it."""
+    """One model and its rows on disk."""
 
     name: str
     model: nn.Module
-    journal: Journal
-    missing: list[int]
+    cache: Cache[str]
 
 
 def _open(
-    name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, out: Path, share: Shard
+    name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, out: Path, process: Process
 ) -> _Cell:
     what = asdict(smoothing) | {
         "version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint(),
     }  # fmt: skip
-    path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
-    journal = Journal(path, _CELL_SCHEMA, writer=share.rank)
-    held = set(journal.rows()["sample"])
-    return _Cell(name, model, journal, [at for at, id in enumerate(data.ids.tolist()) if id not in held])
+    asked = [(name, sample) for sample in data.ids.tolist()]
+    return _Cell(name, model, Cache(out, {name: what}, _CELL_SCHEMA, asked, process))
 
 
 def _expectation(
-    cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard
+    cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, process: Process
 ) -> str:
     """Say how long the slowest process will take.
 
     Raises:
         UserError: more than a year.
     """
-    missing = sum(len(cell.missing) for cell in cells)
+    missing = sum(len(cell.cache.missing) for cell in cells)
     if not missing:
         return "every image is on disk already"
     seconds = 0.0
     for cell in cells:
-        mine = -(-len(cell.missing) // share.count)
+        mine = -(-len(cell.cache.missing) // process.count)
         if mine:
-            sample = data.images(cell.missing[:1])
+            sample = data.images(cell.cache.missing[:1])
             seconds += expected_seconds(cell.model, sample, smoothing, count=mine, batch_size=batch_size)
     check_ends(seconds, f"{missing:,} images, {smoothing.draws:,} noisy copies of each")
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -255,38 +248,31 @@ def _expectation(
 
 
 def _fill(
-    cell: _Cell, data: ImageSet, smoothing: Smoothing, batch_size: int | None, share: Shard, title: str
+    cell: _Cell, data: ImageSet, smoothing: Smoothing, batch_size: int | None, process: Process, title: str
 ) -> None:
     """Smooth this process's share of the missing images."""
-    mine = torch.tensor(cell.missing[share.rank :: share.count], dtype=torch.int64)
-    for part in slices(mine, data.image_shape):
-        images, ids = data.images(part), data.ids[part]
-        with attacked(cell.model) as oracle:
-            batches = images.split(64)
-            clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in batches])
+    with cell.cache.filling(slice_size(data.image_shape)) as parts:
+        for part in parts:
+            images, ids = data.images(part), data.ids[part]
+            with attacked(cell.model) as oracle:
+                batches = images.split(64)
+                clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in batches])
 
-        def keep(
-            position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
-        ) -> None:
-            row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
-            cell.journal.append(pl.DataFrame([row], schema=_CELL_SCHEMA))
+            def keep(
+                position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
+            ) -> None:
+                row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
+                cell.cache.journals[cell.name].append(pl.DataFrame([row], schema=_CELL_SCHEMA))
 
-        try:
             smooth(
                 cell.model, images, **asdict(smoothing), ids=ids, batch_size=batch_size,
-                progress=title if share.first else "", on_finished=keep,
+                progress=title if process.first else "", on_finished=keep,
             )  # fmt: skip
-        finally:  # whatever stops it, finished images are kept
-            cell.journal.flush()
 
 
-def _collect(cell: _Cell, data: ImageSet, smoothing: Smoothing, share: Shard) -> pl.DataFrame:
+def _collect(cell: _Cell, data: ImageSet, smoothing: Smoothing) -> pl.DataFrame:
     """Return the rows of all processes, with what they share and the true labels."""
-    share.wait()
-    rows = cell.journal.rows()
-    share.wait()  # nobody tidies up before everybody has read
-    if cell.missing and share.first:
-        cell.journal.compact(rows)
+    rows = cell.cache.collect()[cell.name]
     card = card_of(cell.model)
     shared = {
         "model": cell.name, "attention": card.attention, "seed": card.seed, "sigma": smoothing.sigma,

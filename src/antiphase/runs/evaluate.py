@@ -19,15 +19,17 @@ from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.summary import summarise_tasks
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
-from antiphase.files import digest, replacing, write_json
+from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
+from antiphase.runs.cache import missing
 from antiphase.runs.features import FeatureStore
-from antiphase.runs.processes import Shard
+from antiphase.runs.journal import read_frame, write_frame
+from antiphase.runs.processes import Process
 from antiphase.runs.record import run_record, short_names
 
 Tasks = Mapping[str, Collection[str] | None]
@@ -82,29 +84,25 @@ def evaluate_models(
         raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
     cells = list(_cells(every, names, sources, out, tasks, protocol, store.precision))
     _check(cells, tasks, sources)
-    missing = sorted((cell for cell in cells if _stored(cell.path) is None), key=lambda cell: cell.task.name)
-    store.shard.wait()  # until all have looked: who is quick writes what others would miss
-    if store.shard.count > 1:
-        for cell in missing:  # every process makes its parts of the features
+    todo = missing(cells, lambda cell: _stored(cell.path) is not None, store.process)
+    todo.sort(key=lambda cell: cell.task.name)  # so that each process has its share of the probes
+    if store.process.count > 1:
+        for cell in todo:  # every process makes its parts of the features
             warm(cell.task, cell.model, cell.source, protocol, store)
-    alone = dataclasses.replace(store, shard=Shard(), progress=store.progress and store.shard.first)
-    for number, cell in enumerate(missing):  # task by task, so that each process has its share of the probes
-        if number % store.shard.count == store.shard.rank:
-            rows = cell.task.measure(cell.model, cell.source, protocol, alone)
-            with replacing(cell.path) as temporary:
-                rows.write_parquet(temporary)
-    store.shard.wait()
+    alone = dataclasses.replace(store, process=Process(), progress=store.progress and store.process.first)
+    for cell in store.process.share(todo):
+        write_frame(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
+    store.process.wait()
     rows = _collect(cells)
     twins = dict(zip(names[: len(models)], names[len(models) :], strict=True)) if against else {}
     mmvp = {source.name: source.test for source in sources if isinstance(source.test, MmvpSet)}
     summary = {"models": [_about(name, model) for name, model in zip(names, every, strict=True)]}
     summary |= summarise_tasks(rows, twins, {name: list(pairs.pattern_names) for name, pairs in mmvp.items()})
     at_chance = _at_chance(summary["results"], sources)
-    if store.shard.first:
+    if store.process.first:
         for line in at_chance:
             print(f"antiphase: warning: {line}", file=sys.stderr)
-        with replacing(out / "rows.parquet") as temporary:
-            rows.write_parquet(temporary)
+        write_frame(out / "rows.parquet", rows)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task.name for cell in cells)), "precision": store.precision,
         }  # fmt: skip
@@ -218,11 +216,7 @@ def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source
 def _stored(path: Path) -> pl.DataFrame | None:
     if not path.exists():
         return None
-    try:
-        rows = pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
+    rows = read_frame(path)
     return rows if dict(rows.schema) == ROW_SCHEMA else None
 
 

@@ -13,7 +13,7 @@ from antiphase.runs.evaluation_sources import asked, left_out, load_source
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.loading import find_device, load_models
 from antiphase.runs.options.evaluate import EvaluateOptions
-from antiphase.runs.processes import shard
+from antiphase.runs.processes import this_process
 
 
 def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
@@ -31,7 +31,7 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
     models, against = options.models, options.against
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
-    place, process = find_device(options.device), shard()
+    place, process = find_device(options.device), this_process()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = load_models([*models, *against], place, options.random_weights)
@@ -53,7 +53,7 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
         print(f"antiphase: {line}", file=sys.stderr)
     store = FeatureStore(
         options.cache or data_root() / "features", batch_size=options.batch_size, precision=options.precision,
-        progress=progress, shard=process,
+        progress=progress, process=process,
     )  # fmt: skip
     return evaluate_models(
         loaded[: len(models)], loaded[len(models) :], sources, options.out, store, tasks=wanted, doubts=doubts,

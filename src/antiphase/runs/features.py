@@ -23,7 +23,8 @@ from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.progress import progress_bar
-from antiphase.runs.processes import Shard
+from antiphase.runs.cache import missing
+from antiphase.runs.processes import Process
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
 _VERSION = 1
@@ -43,14 +44,14 @@ class FeatureStore:
         batch_size: images through the model at once; affects nothing but rounding.
         precision: of the forward passes; float32, or bf16 where it is fast.
         progress: whether to show a bar on stderr.
-        shard: which process this is.
+        process: which process this is.
     """
 
     folder: Path
     batch_size: int = 256
     precision: Precision = "float32"
     progress: bool = True
-    shard: Shard = field(default_factory=Shard)
+    process: Process = field(default_factory=Process)
     _known: dict[int, tuple[nn.Module, str]] = field(default_factory=dict, repr=False)
 
     def image_features(self, model: nn.Module, data: ImageSet | PairSet) -> Float[Tensor, "n width"]:
@@ -145,16 +146,15 @@ class FeatureStore:
         folder = self.folder / digest(identity, str(_PART))[:24]
         rows = [range(at, min(at + _PART, count)) for at in range(0, count, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]
-        missing = [number for number, path in enumerate(paths) if not _whole(path, len(rows[number]))]
-        # by the part's number, since what is missing changes while the processes look
-        mine = [number for number in missing if number % self.shard.count == self.shard.rank]
+        parts = range(len(rows))
+        mine = self.process.share(missing(parts, lambda n: _whole(paths[n], len(rows[n])), self.process))
         if mine:
             total = sum(len(rows[number]) for number in mine)
-            with progress_bar(title, total, self.progress and self.shard.first) as advance:
+            with progress_bar(title, total, self.progress and self.process.first) as advance:
                 for number, part in zip(mine, compute([rows[number] for number in mine]), strict=True):
                     _write(paths[number], part, title)
                     advance(len(part))
-        self.shard.wait()
+        self.process.wait()
         return torch.cat([load_file(path)["rows"] for path in paths])
 
 

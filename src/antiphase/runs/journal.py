@@ -1,15 +1,16 @@
 """Rows on disk as they come, so that a killed measurement goes on where it was."""
 
+import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.files import replacing
+from antiphase.files import replacing, write_json
 
 _NAME = re.compile(r"[0-9]+-[0-9]+\.parquet")  # writer and number
 _FLUSH_SECONDS = 2.0  # how much work a kill may cost
@@ -39,13 +40,7 @@ class Journal:
         """
         frames = [pl.DataFrame(schema=self.schema)]
         for path in self._files():
-            try:
-                frame = pl.read_parquet(path)
-            except (OSError, pl.exceptions.PolarsError) as error:
-                reason = str(error).splitlines()[0]
-                raise UserError(
-                    f"{path}: cannot be read ({reason}); delete it and its rows are made again"
-                ) from None
+            frame = read_frame(path)
             if dict(frame.schema) != dict(frames[0].schema):
                 raise UserError(
                     f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; delete it and its "
@@ -63,8 +58,7 @@ class Journal:
     def flush(self) -> None:
         """Write what is pending as one file."""
         if self.pending:
-            with replacing(self.directory / f"{self.writer}-{self.next:06d}.parquet") as temporary:
-                pl.concat(self.pending).write_parquet(temporary)
+            write_frame(self.directory / f"{self.writer}-{self.next:06d}.parquet", pl.concat(self.pending))
             self.next += 1
             self.pending = []
         self.flushed = time.monotonic()
@@ -77,9 +71,55 @@ class Journal:
         for path in old:
             path.unlink()
 
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Add warnings to those that this process left with its rows."""
+        file = self.directory / f"warnings-{self.writer}.json"
+        known = _read_warnings(file) if file.exists() else []
+        write_json(file, list(dict.fromkeys([*known, *warnings])))
+
+    def warnings(self) -> list[str]:
+        """Return the warnings that all processes left with their rows.
+
+        Raises:
+            UserError: a file of warnings is damaged.
+        """
+        files = sorted(self.directory.glob("warnings-[0-9]*.json"))
+        return [warning for file in files for warning in _read_warnings(file)]
+
     def _files(self) -> list[Path]:
         """Return the files of rows; whatever else lies in the folder is not ours."""
         return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """Return the rows of one file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
+
+
+def write_frame(path: Path, frame: pl.DataFrame) -> None:
+    """Write rows to one file, whole or not at all."""
+    with replacing(path) as temporary:
+        frame.write_parquet(temporary)
+
+
+def _read_warnings(file: Path) -> list[str]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise UserError(
+            f"{file}: expected a list of warnings in JSON; delete {file.parent} and its images are attacked again"
+        )
+    return found
 
 
 def _described(frame: pl.DataFrame) -> str:

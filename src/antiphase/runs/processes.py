@@ -3,10 +3,13 @@
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Shard:
+class Process:
     """Process ``rank`` of ``count``."""
 
     rank: int = 0
@@ -17,6 +20,10 @@ class Shard:
         """Whether this process writes what belongs to all."""
         return self.rank == 0
 
+    def share(self, items: list[Item]) -> list[Item]:
+        """Return those of the items that this process works on."""
+        return items[self.rank :: self.count]
+
     def wait(self) -> None:
         """Return when every process has come this far."""
         if self.count > 1:
@@ -25,10 +32,10 @@ class Shard:
             PartialState().wait_for_everyone()
 
 
-def shard() -> Shard:
-    """Return this process's share: the whole, unless torchrun or ``accelerate launch`` started it."""
+def this_process() -> Process:
+    """Return this process among those that torchrun or ``accelerate launch`` started, else the only one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Shard()
+        return Process()
     import torch
     from accelerate import PartialState
 
@@ -37,4 +44,4 @@ def shard() -> Shard:
     end_group_at_exit()
     # a process that has less to do waits for the others, however long
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
-    return Shard(state.process_index, state.num_processes)
+    return Process(state.process_index, state.num_processes)

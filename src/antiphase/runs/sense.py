@@ -18,7 +18,7 @@ from antiphase.models.lambdas import mean_lambdas
 from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.loading import load_lineup
 from antiphase.runs.options.sense import SenseOptions
-from antiphase.runs.processes import shard
+from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense_model import PARTS, SensePlan, sense
 
@@ -92,14 +92,14 @@ def sense_all(
     names = short_names(cards)
     for card in cards:
         check_fit(card, data)
-    share = shard()
+    process = this_process()
     if announce is not None:
         said = sense_expectation(everyone, data, plan, parts, batch_size or BATCH_SIZE)
-        if said and share.first:
+        if said and process.first:
             announce(said)
     measured = [
         sense(
-            name, model, data, plan, out, parts=parts, shard=share, batch_size=batch_size or BATCH_SIZE,
+            name, model, data, plan, out, parts=parts, process=process, batch_size=batch_size or BATCH_SIZE,
             progress=progress,
         )
         for name, model in zip(names, everyone, strict=True)
@@ -113,7 +113,7 @@ def sense_all(
         for name, card, model in zip(names, cards, everyone, strict=True)
     ]
     summary = {"models": about, "pairs": [list(pair) for pair in pairs]} | summarise_sensitivity(rows, pairs)
-    if share.first:
+    if process.first:
         write_rows(rows, out)
         settings = {name: value for name, value in asdict(plan).items() if name not in ("eps", "travel")}
         settings |= {"Lipschitz ball": f"L∞, {plan.eps * 255:g}/255", "Lipschitz norms": "L2 → L2"}

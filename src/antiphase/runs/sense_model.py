@@ -1,6 +1,5 @@
 """How sensitive the attention of a model is: rows of alignment, Lipschitz constants and depth, on disk as they come."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ from antiphase.attacks.threat import Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
-from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.progress import progress_bar
-from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Shard
+from antiphase.runs.cache import Cache
+from antiphase.runs.processes import Process
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
@@ -205,7 +203,7 @@ PARTS = (
 
 def sense(
     name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
-    shard: Shard, batch_size: int, progress: bool, limit: int | None = None,
+    process: Process, batch_size: int, progress: bool, limit: int | None = None,
 ) -> dict[str, pl.DataFrame]:  # fmt: skip
     """Measure every image that is not on disk yet; return the rows of each part.
 
@@ -216,7 +214,7 @@ def sense(
         plan: of the measurement.
         out: run directory; cells lie under ``cells/``.
         parts: which of alignment, lipschitz and depth.
-        shard: this process's share of the images.
+        process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
         limit: at most so many of the images.
@@ -232,28 +230,19 @@ def sense(
             "model": who,
             "data": data.fingerprint(),
         } | chosen
-        path = out / "cells" / digest(json.dumps(what, sort_keys=True))[:16]
-        journal = Journal(path, _stored(part.schema), writer=shard.rank)
-        held = set(journal.rows()["sample"])
         most = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(most, plan.lipschitz_limit) if part.heavy else most]
-        missing = [at for at, sample in enumerate(wanted) if sample not in held]
-        shard.wait()
-        with progress_bar(
-            f"{name} {part.name}", len(missing[shard.rank :: shard.count]), progress and shard.first
-        ) as advance:
-            mine = missing[shard.rank :: shard.count]
-            for start in range(0, len(mine), batch_size):
-                at = mine[start : start + batch_size]
+        asked = [(part.name, sample) for sample in wanted]
+        cache = Cache(out, {part.name: what}, _stored(part.schema), asked, process)
+        with (
+            progress_bar(f"{name} {part.name}", len(cache.mine), progress and process.first) as advance,
+            cache.filling(batch_size) as batches,
+        ):
+            for at in batches:
                 rows = list(part.rows(model, data.images(at).to(device), data.ids[at], plan))
-                journal.append(pl.DataFrame(rows, schema=_stored(part.schema)))
-                journal.flush()
+                cache.journals[part.name].append(pl.DataFrame(rows, schema=_stored(part.schema)))
                 advance(len(at))
-        shard.wait()
-        rows = journal.rows()
-        shard.wait()
-        if missing and shard.first:
-            journal.compact(rows)
+        rows = cache.collect()[part.name]
         found[part.name] = _described(rows.filter(pl.col("sample").is_in(wanted)), name, model, part)
     return found
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from antiphase.data import ImageSet, load_data
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.studies.store import Store
 
 
@@ -28,7 +28,7 @@ class Lab:
         device: to run on.
         batch_size: images through a model at once; None: what each measurement takes by itself.
         progress: whether to show bars on stderr.
-        shard: this process's share under torchrun.
+        process: which of torchrun's processes this is.
         warnings: what the running cell has to say to readers of its rows.
     """
 
@@ -36,7 +36,7 @@ class Lab:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     batch_size: int | None = None
     progress: bool = True
-    shard: Shard = field(default_factory=Shard)
+    process: Process = field(default_factory=Process)
     warnings: list[str] = field(default_factory=list)
     _model: tuple[Any, nn.Module] | None = None
     _images: dict[str, ImageSet] = field(default_factory=dict)

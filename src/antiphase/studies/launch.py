@@ -6,7 +6,7 @@ from collections.abc import Callable
 from antiphase.errors import UserError
 from antiphase.runs.folders import check_holder
 from antiphase.runs.loading import find_device
-from antiphase.runs.processes import shard
+from antiphase.runs.processes import this_process
 from antiphase.studies.dry_run import dry_run
 from antiphase.studies.executors import Local, Slurm, parse_settings
 from antiphase.studies.lab import Lab
@@ -27,18 +27,18 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     Raises:
         UserError: an option does not suit the processes, or a cell fails.
     """
-    chosen, share = select(options), shard()
+    chosen, process = select(options), this_process()
     cells, store = chosen.cells, chosen.store
-    if share.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
+    if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
         raise UserError(
-            "--jobs and --executor are for one process; under torchrun the processes share every cell"
+            "--jobs and --executor are for one process; under torchrun the processes process every cell"
         )
     for study in chosen.studies if options.dry_run else ():
         for line in dry_run(study, chosen.profile):
             told(line)
     check_holder(options.store, "study run")
     plan = make_plan(cells, store)
-    if share.first:
+    if process.first:
         for why in plan.damaged.values():
             say(f"damaged: {why}")
         say(describe(plan))
@@ -46,13 +46,13 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         return
 
     def cell_said(line: str) -> None:
-        if share.first and not options.quiet:
+        if process.first and not options.quiet:
             say(line)
 
     def here() -> None:
         # elsewhere bars leave empty lines
         bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
-        lab = Lab(store, find_device(options.device), options.batch_size, progress=bars, shard=share)
+        lab = Lab(store, find_device(options.device), options.batch_size, progress=bars, process=process)
         run_cells(cells, lab, cell_said)
 
     store.root.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         Slurm(options.store / "slurm", parse_settings(options.slurm))(command, options.jobs)
         return
     Local(here)([*command, "--quiet"], options.jobs)
-    if share.first:
+    if process.first:
         say(f"{len(make_plan(cells, store).cells)} cells are there; antiphase study report draws them")
 
 

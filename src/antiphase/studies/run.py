@@ -45,15 +45,15 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
     """
     with room(lab.store.root):
         plan = make_plan(cells, lab.store)
-        lab.shard.wait()  # until all have looked
+        lab.process.wait()  # until all have looked
         for cell in plan.missing:
-            if (why := plan.damaged.get(identity(cell))) is not None and lab.shard.first:
+            if (why := plan.damaged.get(identity(cell))) is not None and lab.process.first:
                 with lab.store.claim(cell) as mine:
                     if mine and lab.store.damage(cell):
                         say(f"{why}: {cell.label} is made again")
                         lab.store.log("damaged", cell, why=why)
                         lab.store.discard(cell)
-        lab.shard.wait()
+        lab.process.wait()
         # what the first process found missing: while the others looked, another run may have finished a cell
         left = _together(lab, lambda: [identity(cell) for cell in plan.missing])
         standing = _Standing([cell for cell in plan.cells if identity(cell) in left])
@@ -98,7 +98,7 @@ def _judge(cell: Cell, standing: _Standing, lab: Lab) -> Step:
 
 def _attempt(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> Step:
     """Work on a cell, unless another process does."""
-    if not lab.shard.first:  # the first process holds the lock for all
+    if not lab.process.first:  # the first process holds the lock for all
         step = _together(lab, lambda: "run")
         return _work(cell, standing, lab, plan, say) if step == "run" else step
     with lab.store.claim(cell) as mine:
@@ -110,8 +110,8 @@ def _attempt(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) ->
 
 
 def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> Step:
-    store, shard = lab.store, lab.shard
-    if shard.first:
+    store, process = lab.store, lab.process
+    if process.first:
         store.log("begin", cell)
     lab.warnings.clear()
     whole = not store.folder(cell).exists()  # else a killed run has done a part of it
@@ -119,21 +119,21 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
     try:
         rows = cell.run(lab, store.folder(cell))
     except UserError as error:
-        if shard.count > 1:
+        if process.count > 1:
             raise  # it may be this process's alone: torchrun ends the others, which would wait for it
         standing.failed[identity(cell)] = (cell.label, str(error))
         store.log("failed", cell, why=str(error))
         say(f"failed: {cell.label}: {error}")
         return "lost"
     seconds = time.monotonic() - began
-    if shard.first:
+    if process.first:
         about = {
             "seconds": round(seconds, 3), "whole": whole, "work": cell.work(), "warnings": sorted(set(lab.warnings)),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **environment_record(lab.device),
         }  # fmt: skip
         store.finish(cell, rows, about)
         store.log("done", cell, seconds=round(seconds, 3))
-    shard.wait()
+    process.wait()
     rest = [other for other in standing.left if other is not cell]
     left = f" · about {duration(expected(rest, plan.cells, store))} left" if rest else ""
     say(f"[{len(plan.missing) - len(rest)}/{len(plan.missing)}] {cell.label}: {seconds:.1f} s{left}")
@@ -142,10 +142,10 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
 
 def _together(lab: Lab, judge: Callable[[], Any]) -> Any:
     """Return what the first process finds, in every process."""
-    if lab.shard.count == 1:
+    if lab.process.count == 1:
         return judge()
     from accelerate.utils import broadcast_object_list
 
-    found = [judge() if lab.shard.first else None]
+    found = [judge() if lab.process.first else None]
     broadcast_object_list(found)
     return found[0]

@@ -115,7 +115,7 @@ class Attack(Cell):
             lab, self.model, self.data, self.split, self.limit, self.image_size, self.prompt
         )
         rows, warnings = measure(
-            self.model.label, model, images, self.plan(lab.batch_size), folder / WORK_FOLDER, shard=lab.shard,
+            self.model.label, model, images, self.plan(lab.batch_size), folder / WORK_FOLDER, process=lab.process,
             progress=lab.progress,
         )  # fmt: skip
         lab.warnings += warnings

@@ -15,7 +15,7 @@ from antiphase.models.image_towers import image_tower
 from antiphase.runs.evaluate import warm
 from antiphase.runs.evaluation_sources import left_out, load_source
 from antiphase.runs.features import FeatureStore
-from antiphase.runs.processes import Shard
+from antiphase.runs.processes import Process
 from antiphase.studies.cells.models import Model
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
@@ -98,10 +98,10 @@ class Evaluate(Cell):
         lab.warnings += _cut_behind(model, task, protocol)
         store = FeatureStore(
             lab.store.root / FEATURES_FOLDER, batch_size=lab.batch_size or _BATCH_SIZE, progress=lab.progress,
-            shard=lab.shard,
+            process=lab.process,
         )  # fmt: skip
         warm(task, model, source, protocol, store)  # each process its part
-        alone = replace(store, shard=Shard(), progress=lab.progress and lab.shard.first)
+        alone = replace(store, process=Process(), progress=lab.progress and lab.process.first)
         rows = task.measure(model, source, protocol, alone)
         if isinstance(source.test, MmvpSet):
             names = dict(enumerate(source.test.pattern_names))

@@ -106,7 +106,7 @@ class Relevance(Cell):
         square = as_dual_encoder(model).square
         kinds = _kinds(model, self.kinds, model_images(pairs, [0], square).to(lab.device))
         found: list[dict[str, Any]] = []
-        with progress_bar(self.label, len(pairs), lab.progress and lab.shard.first) as advance:
+        with progress_bar(self.label, len(pairs), lab.progress and lab.process.first) as advance:
             for position in range(len(pairs)):
                 found += self._rows(model, pairs, position, kinds, lab.device)
                 advance(1)

@@ -85,6 +85,6 @@ class Sense(Cell):
         model, images = ready(lab, self.model, self.data, self.split, self.limit)
         found = sense(
             self.model.label, model, images, self.plan(), folder / WORK_FOLDER, parts=[self.part],
-            shard=lab.shard, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress, limit=self.limit,
+            process=lab.process, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress, limit=self.limit,
         )  # fmt: skip
         return found[self.part]
