@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity
     from antiphase.models import load_model
 
-# MKL picks its kernels by the shape of a product; strict reproducibility makes a row's rounding independent of
-# the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
+# MKL chooses kernels by shape; its strict mode makes the rounding of a row independent of the other rows, so that
+# results do not depend on the batch size. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __all__ = ["UserError", "attacks", "attention", "data", "evaluation", "load_model", "models", "sensitivity"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part when it is first asked for: the command line's --help needs none of them."""
+    """Import submodules on first access, so that ``antiphase --help`` is fast."""
     if name == "load_model":
         return importlib.import_module("antiphase.models").load_model
     if name in __all__:

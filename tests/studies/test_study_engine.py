@@ -188,7 +188,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
         text=True,
     )
     assert found.returncode != 0
-    assert "no room left on the disk" in found.stderr
+    assert "the disk is full" in found.stderr
     assert "resume with the same command" in found.stderr
     store = Store(tmp_path / "store")
     assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
@@ -205,7 +205,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
     ],
 )
 def test_every_librarys_words_for_a_full_disk_are_understood(tmp_path, error):
-    with pytest.raises(UserError, match="no room left on the disk"), room(tmp_path):
+    with pytest.raises(UserError, match="the disk is full"), room(tmp_path):
         raise error
     with pytest.raises(OSError, match="Permission"), room(tmp_path):
         raise OSError(13, "Permission denied")
