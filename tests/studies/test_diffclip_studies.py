@@ -156,7 +156,7 @@ def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missin
     for table in tables:
         cells = table.cells
         if "spread" in table.name:
-            cells = cells.filter(pl.col("row").str.contains("of the evaluation"))
+            cells = cells.filter(pl.col("row").str.contains("evaluation seeds"))
         assert set(cells["row"].str.split(", ").list.get(1)) == {"CC3M", "CC12M"}
         seven = cells.filter(pl.col("column").str.contains("prompts"))
         assert cells["paper"].null_count() == len(seven)
