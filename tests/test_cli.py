@@ -54,7 +54,7 @@ def test_version_and_help(run_cli):
         (["quickstart", "--eps", "1/255,abc"], "abc"),
         (["quickstart", "--eps", "1e400"], "eps '1e400': expected a finite number"),
         (["quickstart", "--eps", "1/255/2"], "eps '1/255/2': expected a finite number or a fraction"),
-        (["quickstart", "--eps", "2"], "for 2 of 255 levels give 2/255"),
+        (["quickstart", "--eps", "2"], "for 2 of 255 levels, pass 2/255"),
         (["quickstart", "--seed", "9" * 40], "9223372036854775807"),
         (["quickstart", "--out", ""], "'' is no path; expected a directory"),
         (["quickstart", "--out", "x" * 5000], "File name too long"),

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from antiphase.models import load_model
     from antiphase.runs.functions import audit
 
-# MKL picks its kernels by the shape of a product; strict reproducibility makes a row's rounding independent of
-# the rows beside it, on which "same verdicts whatever the batch size" rests. Read at the first matrix product.
+# MKL chooses kernels by shape; its strict mode makes the rounding of a row independent of the other rows, so that
+# results do not depend on the batch size. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # By default OpenMP's threads spin while they wait for each other. On a shared machine they take each other's processor
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part when it is first asked for: the command line's --help needs none of them."""
+    """Import submodules on first access, so that ``antiphase --help`` is fast."""
     if name == "load_model":
         return importlib.import_module("antiphase.models").load_model
     if name == "audit":

@@ -1,16 +1,16 @@
-"""The one exception that stands for a mistake of the caller."""
+"""The exception for mistakes of the caller."""
 
 
 class UserError(ValueError):
-    """Input that cannot be used: the message is one line that names the value, what was expected and the mend.
+    """Invalid input: a one-line message says what was wrong with which value, what was expected and how to fix it.
 
-    The command line prints the line alone and exits with code 2; anything else that is raised is a
-    defect of this package and keeps its traceback.
+    The command line prints the message and exits with code 2. Any other exception is a bug of this package and keeps
+    its traceback.
     """
 
 
 def shown(text: object, most: int = 80) -> str:
-    """Return the repr of a value for a message, its middle left out if it is longer than ``most``.
+    """Return the repr of a value for a message, with the middle omitted if it is longer than ``most`` characters.
 
     >>> shown("a" * 100, most=20)
     "'aaaaaaa … aaaaaaa'"
@@ -21,4 +21,4 @@ def shown(text: object, most: int = 80) -> str:
 
 
 class NoSuchSplit(UserError):
-    """A data set has no part of that name."""
+    """A data set has no split of that name."""

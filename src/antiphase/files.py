@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name in the same folder, then renamed."""
+"""Atomic writes: files are written under a temporary name in the same folder, then renamed."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on a clean exit it replaces ``path``, else it goes."""
+    """Yield a temporary path next to ``path``; on a clean exit it replaces ``path``, otherwise it is deleted."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -37,14 +37,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def room(root: Path) -> Iterator[None]:
-    """Turn a full disk into one line; what is finished stays as it is.
+    """Turn the error of a full disk into a ``UserError``.
 
     Raises:
-        UserError: there is no room left.
+        UserError: The disk is full.
     """
     try:
         yield
-    except Exception as error:  # Parquet's and safetensors' writers have exceptions of their own
+    except Exception as error:  # the Parquet and safetensors writers raise their own exceptions
         words = str(error)
         full = [
             code for code in _FULL if code == getattr(error, "errno", None) or f"(os error {code})" in words
@@ -52,19 +52,19 @@ def room(root: Path) -> Iterator[None]:
         if not full:
             raise
         raise UserError(
-            f"{root}: no room left on the disk ({os.strerror(full[0])}); what is finished is kept: make room, then "
+            f"{root}: the disk is full ({os.strerror(full[0])}); finished work is kept: free some space, then "
             "resume with the same command"
         ) from None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path`` in UTF-8, whole or not at all; what UTF-8 cannot hold is escaped."""
+    """Write ``text`` to ``path`` atomically in UTF-8; characters that UTF-8 cannot encode are escaped."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def printable(name: str) -> str:
-    r"""Return a file name with the bytes that are not UTF-8 escaped, so that it can be printed and stored.
+    r"""Escape the bytes of a file name that are not UTF-8, so that it can be printed and stored.
 
     >>> print(printable(os.fsdecode(b"caf\xe9.png")))
     caf\xe9.png
@@ -73,7 +73,7 @@ def printable(name: str) -> str:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write ``value`` as indented JSON; NaN and infinities are refused, as JSON has none."""
+    """Write ``value`` atomically as indented JSON; NaN and infinities raise ``ValueError``."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

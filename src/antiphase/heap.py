@@ -1,4 +1,4 @@
-"""What the C library does with memory that a pass has freed."""
+"""Tuning of the C library's allocator."""
 
 import ctypes
 import os
@@ -10,11 +10,11 @@ _LARGEST = (1 << 31) - 1  # bytes; an int
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep what is freed for the next pass; for commands, which own their process.
+    """Make glibc keep freed memory for the next pass; only for commands, which own their process.
 
-    By default glibc returns large stretches to the system. The next pass then faults the pages in again, which takes
-    up to a quarter of a forward pass of a large model on a CPU (dev/attention-backends.md). Without glibc, or if the
-    user has set its thresholds in the environment, this does nothing.
+    By default glibc returns large blocks to the system, and the page faults of the next pass take up to a quarter of a
+    forward pass of a large model on a CPU (dev/attention-backends.md). Without glibc, or if the user has set its
+    thresholds in the environment, this does nothing.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return

@@ -1,4 +1,4 @@
-"""How far long work has come, and how long it takes, for people who watch."""
+"""Progress bars and durations."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float], None]]:
-    """Show a bar on stderr; what is yielded moves it on by so many."""
+    """Show a progress bar on stderr; yield a function that advances it by a number of units."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task(title, total=total)
@@ -17,7 +17,7 @@ def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[floa
 
 
 def duration(seconds: float) -> str:
-    """Write how long something took.
+    """Format a duration.
 
     >>> duration(4.24), duration(95), duration(7984), duration(400_000)
     ('4.2 s', '1 min 35 s', '2 h 13 min', '4 d 15 h')

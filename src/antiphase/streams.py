@@ -1,9 +1,9 @@
-"""Random numbers by key: what a sample draws depends on its key alone, not on its batch or on who runs it.
+"""Keyed random numbers: what a sample draws depends only on its key, not on its batch or process.
 
 A stream is a counter-based generator: the j-th number of key k is a fixed function of (k, j), here the
 output function of SplitMix64 (G. Steele, D. Lea, C. Flood, *Fast Splittable Pseudorandom Number
-Generators*, OOPSLA 2014) in 64-bit integer arithmetic, which every device does alike. torch has no
-generator that is keyed for each row of a batch.
+Generators*, OOPSLA 2014) in 64-bit integer arithmetic, which is the same on every device. torch has no
+generator with a key per row.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def _shift_right(x: Int64[Tensor, "..."], bits: int) -> Int64[Tensor, "..."]:
-    """Logical shift: torch's is arithmetic on signed integers."""
+    """Shift logically: torch's shift is arithmetic for signed integers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -40,13 +40,13 @@ def key(*parts: int | str) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that cannot be stored with the rows.
+    """Check that a random seed can be stored with the rows.
 
     Raises:
-        UserError: for anything but a whole number from 0 to 2⁶³ − 1.
+        UserError: The seed is not an integer from 0 to 2⁶³ − 1.
     """
     if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
-        raise UserError(f"seed {shown(seed)}: expected a whole number from 0 to 2**63 - 1")
+        raise UserError(f"seed {shown(seed)}: expected an integer from 0 to 2**63 - 1")
 
 
 def generator(*parts: int | str) -> torch.Generator:
@@ -57,11 +57,11 @@ def generator(*parts: int | str) -> torch.Generator:
 def sample_keys(
     base: int | Int64[Tensor, " rows"], samples: Int64[Tensor, " rows"]
 ) -> Int64[Tensor, " rows"]:
-    """Return one key for each row: a mix of the base key and the sample's id.
+    """Return one key per row, from a base key and the id of the sample.
 
     Args:
-        base: as made by :func:`key`, one or one a row.
-        samples: the ids.
+        base: key from :func:`key`, one for all or one per row.
+        samples: ids of the samples.
     """
     return _mix(_mix(samples.to(torch.int64) * _GOLDEN + base) + base)
 
@@ -69,7 +69,7 @@ def sample_keys(
 def uniform(
     keys: Int64[Tensor, " rows"], count: int, offset: int | Int64[Tensor, " rows"] = 0
 ) -> Float[Tensor, "rows count"]:
-    """Return ``count`` numbers in [0, 1) for each key, in float32, from position ``offset`` of its stream on.
+    """Return ``count`` uniform float32 numbers in [0, 1) per key, starting at position ``offset`` of its stream.
 
     >>> keys = sample_keys(key(0, "example"), torch.tensor([3, 5]))
     >>> torch.equal(uniform(keys, 4)[1:], uniform(keys[1:], 4))
@@ -84,7 +84,7 @@ def uniform(
 def normal(
     keys: Int64[Tensor, " rows"], count: int, offset: int | Int64[Tensor, " rows"] = 0
 ) -> Float[Tensor, "rows count"]:
-    """Return ``count`` standard normal numbers for each key, by Box and Muller's method (1958)."""
+    """Return ``count`` standard normal numbers per key, by the Box–Muller transform (1958)."""
     radius = (-2.0 * torch.log1p(-uniform(keys, count, offset).double())).sqrt()
     angle = 2.0 * math.pi * uniform(_mix(keys), count, offset).double()
     return (radius * angle.cos()).float()

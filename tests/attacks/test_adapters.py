@@ -243,9 +243,9 @@ def test_foolbox_in_other_bounds(foolbox):
 
 def test_foolbox_of_another_norm_or_without_a_budget(foolbox):
     given = toys.network(), toys.images(3), None
-    with pytest.raises(UserError, match="norm l2 and the threat of linf"):
+    with pytest.raises(UserError, match="norm l2: expected the threat's norm, linf"):
         run_foolbox(foolbox.attacks.L2PGD(), *given, Threat("linf", 0.1))
-    with pytest.raises(UserError, match="norm l1 and the threat of l2"):
+    with pytest.raises(UserError, match="norm l1: expected the threat's norm, l2"):
         run_foolbox(foolbox.attacks.L1FMNAttack(), *given, Threat("l2", 0.1))
     with pytest.raises(UserError, match="eps inf: foolbox's LinfProjected"):
         run_foolbox(foolbox.attacks.LinfPGD(), *given, Threat("linf", math.inf))
@@ -283,9 +283,9 @@ def test_attacks_bound_to_their_model():
 
 def test_torchattacks_refuses():
     given = toys.network(), toys.images(3), None
-    with pytest.raises(UserError, match="an attack already made: give a function"):
+    with pytest.raises(UserError, match="make is an attack: expected a function"):
         run_torchattacks(SignStep(given[0]), *given, Threat())
-    with pytest.raises(UserError, match=r"bounds \(-1.0, 1.0\): torchattacks knows only"):
+    with pytest.raises(UserError, match=r"bounds \(-1.0, 1.0\): expected \(0, 1\) for torchattacks"):
         run_torchattacks(SignStep, *given, Threat("linf", 0.1, (-1.0, 1.0)))
 
 

@@ -157,7 +157,7 @@ def test_defaults_and_names():
         ({"rho": 1.0}, "rho 1.0"),
         ({"momentum": 0.0}, "momentum 0.0"),
         ({"objective": "hinge"}, "objective 'hinge'"),
-        ({"threat": Threat(eps=math.inf)}, "finite budget; for the least perturbation use FAB"),
+        ({"threat": Threat(eps=math.inf)}, "needs a finite ε; use FAB"),
     ],
 )
 def test_bad_parameters(options, message):
@@ -167,7 +167,7 @@ def test_bad_parameters(options, message):
 
 
 def test_dlr_needs_three_classes():
-    with pytest.raises(UserError, match="DLR needs at least 3 classes and the model has 2"):
+    with pytest.raises(UserError, match="DLR needs at least 3 classes, the model has 2"):
         apgd(_linear(2), _images(2), None, objective="dlr")
 
 

@@ -50,7 +50,7 @@ def _bent(change):
 
 FAULTS = {
     "gradients were zero": Wrapped(before=Do(lambda x: (x * 16).round() / 16)),
-    "gradients held NaN": _bent(lambda gradient: gradient * torch.nan),
+    "gradients were NaN": _bent(lambda gradient: gradient * torch.nan),
     "randomised": Wrapped(after=Do(lambda z: z + 0.1 * torch.randn_like(z))),
     "depend on the other images": Wrapped(before=Do(lambda x: x - x.mean(0, keepdim=True) + 0.5)),
     "returns probabilities": Wrapped(after=nn.Softmax(1)),
@@ -92,7 +92,7 @@ def test_square_shows_what_masked_gradients_hide():
     result = autoattack(
         FAULTS["gradients were zero"], images, None, Threat("linf", 0.04), steps=3, queries=200
     )
-    assert any("Square, which sees no gradient, felled" in warning for warning in result.warnings)
+    assert any("Square, which uses no gradients, broke" in warning for warning in result.warnings)
     assert any("gradients were zero" in warning for warning in result.warnings)
 
 

@@ -55,7 +55,7 @@ def test_a_success_without_search_counts_at_zero():
 @pytest.mark.parametrize(
     ("distance", "fallen", "options", "named"),
     [
-        (np.ones(0), np.ones(0, dtype=bool), {}, "one a sample"),
+        (np.ones(0), np.ones(0, dtype=bool), {}, "one per sample"),
         (np.ones(3), np.ones(2, dtype=bool), {}, r"\(3,\)"),
         (np.array([np.nan]), np.array([True]), {}, "NaN"),
         (np.array([-1.0]), np.array([True]), {}, "negative"),

@@ -90,9 +90,9 @@ def test_dlr_of_equal_logits_is_zero():
 
 
 def test_too_few_classes():
-    with pytest.raises(UserError, match="DLR needs at least 3 classes and the model has 2"):
+    with pytest.raises(UserError, match="DLR needs at least 3 classes, the model has 2"):
         objectives.dlr(torch.zeros(1, 2), torch.tensor([0]))
-    with pytest.raises(UserError, match="targeted DLR needs at least 4 classes and the model has 3"):
+    with pytest.raises(UserError, match="targeted DLR needs at least 4 classes, the model has 3"):
         objectives.targeted_dlr(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([1]))
 
 

@@ -183,7 +183,7 @@ def test_down_takes_an_infinite_budget(victim):
     down = sweep(Ensemble("fab", (second,)), *victim, None, THREAT, [*EPS, float("inf")], nested="down")
     assert down[-1].asr == 1
     assert [result.asr for result in down] == sorted(result.asr for result in down)
-    with pytest.raises(UserError, match="eps inf: APGD needs a finite budget"):
+    with pytest.raises(UserError, match="eps inf: APGD needs a finite ε"):
         sweep(Ensemble("two", (first, second)), *victim, None, THREAT, [0.1, float("inf")], nested="down")
 
 
@@ -243,14 +243,14 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
     [
         (
             torch.full((52,), 0.1),
-            r"budgets of shape \(52,\) and torch.float32: expected one ε a sample, \(53,\)",
+            r"budgets of shape \(52,\) and torch.float32: expected one ε per sample, \(53,\)",
         ),
         (torch.ones(53, dtype=torch.int64), "budgets of shape .* and torch.int64"),
-        ([0.1] * 53, "budgets are a list: expected a torch tensor"),
+        ([0.1] * 53, "budgets of type list: expected a torch tensor"),
         (torch.full((53,), 0.1, dtype=torch.bfloat16), "budgets of shape .* and torch.bfloat16"),
-        (torch.full((53,), 0.3), "budgets 0.3: expected 0 to the threat's ε, 0.2"),
-        (torch.full((53,), -1.0), "budgets -1: expected 0 to the threat's ε, 0.2"),
-        (torch.full((53,), torch.nan), "budgets nan: expected 0 to the threat's ε"),
+        (torch.full((53,), 0.3), "budgets 0.3: expected at least 0 and at most the threat's ε, 0.2"),
+        (torch.full((53,), -1.0), "budgets -1: expected at least 0 and at most the threat's ε, 0.2"),
+        (torch.full((53,), torch.nan), "budgets nan: expected at least 0 and at most the threat's ε"),
     ],
 )
 def test_budgets_that_are_none(victim, budgets, message):
@@ -259,7 +259,7 @@ def test_budgets_that_are_none(victim, budgets, message):
 
 
 def test_budgets_beside_an_infinite_one(victim):
-    with pytest.raises(UserError, match="budgets beside an infinite ε: expected a finite one"):
+    with pytest.raises(UserError, match="budgets with an infinite ε: expected a finite ε"):
         fab(*victim, None, Threat("linf", float("inf")), budgets=torch.full((53,), 0.1))
 
 

@@ -58,7 +58,7 @@ def test_it_is_odd_and_does_not_know_orders(seeds, samples, draw):
 
 @pytest.mark.parametrize("values", [np.zeros((0, 3)), np.zeros((2, 0)), np.array([[np.nan, 1.0]])])
 def test_nothing_and_nan_are_refused(values):
-    with pytest.raises(ValueError, match="expected one of each at least"):
+    with pytest.raises(ValueError, match="expected at least one of each"):
         crossed_mean(values)
 
 

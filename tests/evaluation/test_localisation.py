@@ -75,7 +75,7 @@ def test_an_enlarged_map_keeps_its_cells_where_they_were():
 def test_mistakes_are_named(metric):
     with pytest.raises(UserError, match="2 masks for 1 maps"):
         metric(FALLING[None], [LEFT, LEFT])
-    with pytest.raises(UserError, match="mask 1: no pixel"):
+    with pytest.raises(UserError, match="mask 1 is empty"):
         metric(np.stack([FALLING, FALLING]), [LEFT, mask("....", "....")])
-    with pytest.raises(ValueError, match="map 0: not finite"):
+    with pytest.raises(ValueError, match="map 0: expected finite"):
         metric(np.full((1, 2, 4), np.nan), [LEFT])

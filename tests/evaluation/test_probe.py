@@ -157,8 +157,8 @@ def test_classes_that_can_be_told_apart_are():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"features": torch.tensor([[1.0], [math.nan]])}, "features: some are NaN or infinite"),
-        ({"features": torch.tensor([[1.0], [math.inf]])}, "features: some are NaN or infinite"),
+        ({"features": torch.tensor([[1.0], [math.nan]])}, "features with NaN or infinite"),
+        ({"features": torch.tensor([[1.0], [math.inf]])}, "features with NaN or infinite"),
         ({"features": torch.ones(3, 1)}, "2 labels for 3 features"),
         ({"labels": torch.tensor([0, 2])}, "labels 0 to 2: expected 0 to 1"),
         ({"labels": torch.tensor([-1, 1])}, "labels -1 to 1: expected 0 to 1"),
@@ -292,5 +292,5 @@ def test_what_is_held_out_is_drawn_uniformly_by_the_seed_alone():
 
 
 def test_nothing_to_hold_out_is_named():
-    with pytest.raises(UserError, match="classes of 4 samples or fewer: expected 5 or more"):
+    with pytest.raises(UserError, match="classes of at most 4 samples: expected at least 5"):
         hold_out(torch.tensor([0, 0, 0, 0, 1, 2]), 0)

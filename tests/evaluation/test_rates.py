@@ -136,9 +136,9 @@ def test_unknown_model_is_named():
 
 def test_a_repeated_sample_is_refused():
     rows = table(*VIT, VIT[2])
-    with pytest.raises(UserError, match=r"sample 12 stands more than once under vit-0, pgd, ε = 0\.00784"):
+    with pytest.raises(UserError, match=r"duplicate rows of sample 12 for vit-0, pgd, ε = 0\.00784"):
         rates(rows)
-    with pytest.raises(UserError, match="more than once"):
+    with pytest.raises(UserError, match="duplicate rows of sample"):
         compare(rows, "vit-0", "vit-0")
 
 

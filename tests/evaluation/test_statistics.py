@@ -150,7 +150,7 @@ def test_mean_over_seeds_against_scipy_and_by_hand():
 
 
 def test_one_seed_has_no_spread():
-    with pytest.raises(ValueError, match="2 or more"):
+    with pytest.raises(ValueError, match="at least 2"):
         mean_over_seeds([0.5])
 
 

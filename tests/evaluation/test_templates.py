@@ -34,12 +34,12 @@ def test_refusals_name_what_is_wrong(tmp_path):
     with pytest.raises(UserError, match="--prompt: template 2, 'an emoji'"):
         class_prompts("a {}\nan emoji", NAMES, None)
     path.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(UserError, match="nor a file that can be read"):
+    with pytest.raises(UserError, match="or a readable file"):
         class_prompts(str(path), NAMES, None)
     path.write_text("\n")
-    with pytest.raises(UserError, match="holds no template"):
+    with pytest.raises(UserError, match="has no templates"):
         class_prompts(str(path), NAMES, None)
-    with pytest.raises(UserError, match="templates '81': neither one of own, 80, 7, 1"):
+    with pytest.raises(UserError, match="templates '81': expected one of own, 80, 7, 1"):
         class_prompts("81", NAMES, None)
-    with pytest.raises(UserError, match="no texts of their own"):
+    with pytest.raises(UserError, match="the data set has no texts"):
         class_prompts("own", NAMES, None)

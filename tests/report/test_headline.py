@@ -104,7 +104,7 @@ def test_lead_has_the_rates_and_p(tmp_path, make_run):
     (headline,) = headlines(stored)
     middle = stored.comparisons.row(1, named=True)
     assert headline.eps == "2/255"
-    assert "45.0 % of the predictions of diff and 20.5 % of vit’s" in headline.lead
+    assert "45.0 % of the predictions of diff and 20.5 % of vit " in headline.lead
     assert f"+24.5 points [{100 * middle['low']:.1f}, {100 * middle['high']:.1f}]" in headline.title
     assert "p < 0.0001" in headline.lead
     assert [rate.percent for rate in headline.rates] == ["45.0", "20.5"]
@@ -124,7 +124,7 @@ def test_pairs_of_seeds_are_averaged(seeds):
 def test_a_model_alone_claims_nothing_about_attention(alone):
     (headline,) = headlines(read_run(alone))
     assert headline.title.startswith("PGD (L∞) changes ")
-    assert "No two models were compared" in headline.lead
+    assert "compares no two models" in headline.lead
 
 
 @pytest.mark.parametrize(

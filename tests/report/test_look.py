@@ -55,7 +55,7 @@ def test_methods_are_said_and_share_a_colour_map():
         )
     assert len(figure.axes) - cells.size == 2  # a bar for each colour map
     words = " ".join(titles(figure)[-1].split())
-    assert words == "Maps: attention, relevance. Each is scaled to its own largest absolute value. A note."
+    assert words == "Maps: attention, relevance. Each map is scaled to its largest absolute value. A note."
 
 
 def test_no_weight_shows_the_image_and_weight_changes_its_colour():
@@ -124,5 +124,5 @@ def test_files_by_suffix(tmp_path):
 
 
 def test_too_many_rows_are_refused_before_they_are_drawn():
-    with pytest.raises(UserError, match=f"{MOST_ROWS} at most"):
+    with pytest.raises(UserError, match=f"at most {MOST_ROWS}"):
         look_figure(IMAGES, ["mug"] * (MOST_ROWS // 2 + 1), [column()])

@@ -102,7 +102,7 @@ def entry(metric, value, low, high, model="diffvit-0"):
 
 
 @pytest.mark.parametrize(("low", "high", "words"), [
-    (-0.3, -0.1, "oppose each other in diffvit-0"), (0.1, 0.2, "lie alongside each other"), (-0.1, 0.1, "is undecided"),
+    (-0.3, -0.1, "oppose each other in diffvit-0"), (0.1, 0.2, "point in similar directions"), (-0.1, 0.1, "undecided"),
 ])  # fmt: skip
 def test_the_headline_follows_the_interval(low, high, words):
     alignment = [
@@ -115,7 +115,9 @@ def test_the_headline_follows_the_interval(low, high, words):
     ]
     title, lead = headline({"models": models, "alignment": alignment, "explanation": explained})
     assert words in title
-    assert lead.endswith("1.11 times as sensitive (1.00 to 1.22); the largest part in that is the angle.")
+    assert lead.endswith(
+        "1.11 times as sensitive (1.00 to 1.22) as that of the standard twin; the angle (cosθ) contributes most."
+    )
 
 
 def test_several_seeds_are_spoken_of_together():
@@ -126,7 +128,7 @@ def test_several_seeds_are_spoken_of_together():
         alignment.append(entry("cosine", cosine, cosine - 0.01, cosine + 0.01, name))
         alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("below", "rho", "amplification")]
     title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
-    assert "is undecided in diffvit" in title  # the seeds disagree, each with an interval off zero
+    assert "It is undecided" in title  # the seeds disagree, each with an interval off zero
     assert "mean of 3 seeds" in lead
 
 
@@ -148,7 +150,7 @@ def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
 def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
     sense_all(lineup[1][:1], [], load_data("digits", limit=2), QUICK, tmp_path, parts=PARTS, progress=False)
     page = write_sense_report(tmp_path).read_text(encoding="utf-8")
-    assert "How sensitive the attention of vit-d1-0 is" in page
+    assert "Sensitivity of the attention of vit-d1-0" in page
     assert "along the loss" not in re.sub(r"<p>.*?</p>", "", page, flags=re.DOTALL)
 
 

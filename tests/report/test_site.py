@@ -100,7 +100,7 @@ def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
 def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
     text = pages["index"].text
     for words in (
-        "Of 4 claims tried, 2 hold, 1 fails and 1 is undecided",
+        "Of 4 claims tested, 2 hold, 1 fails and 1 is undecided",
         "4 claims: 1 holds, 1 fails, 1 undecided, 1 not run",
         "58 of 92 cells done",
         "+3.04 points [0.04, 7.04]; +8.9 points [5.9, 12.9]; +17.9 points [14.9, 21.9]; 2 more",
@@ -127,8 +127,8 @@ def test_the_page_of_a_study_holds_what_was_measured_and_what_the_paper_says(pag
         "Fragility over λ_init",
         "84.8[83.7, 85.9]paper 86.05",
         "paper 84.98",
-        "in percent; 95% intervals in brackets; n = 1,000, 3 seeds",
-        "Hollow and dashed: the paper’s numbers.",
+        "in percent; 95 % intervals in brackets; n = 1,000, 3 seeds",
+        "Hollow markers and dashed lines are the paper’s numbers.",
         "The paper finds that ASR rises",
         ".8498",
         "2 h 13 min",
@@ -137,7 +137,7 @@ def test_the_page_of_a_study_holds_what_was_measured_and_what_the_paper_says(pag
         "ASR(DiffViT) − ASR(ViT) at 0.5/255",
     ):
         assert words in page.text
-    assert "Where no band" not in page.text
+    assert "Points without a band" not in page.text
     points = page.csv("robustness-table-1-asr-points.csv")
     assert points["paper"].to_list() == pytest.approx([0.407, 0.677, 0.85, 0.753, 0.496, 0.416])
     table = page.csv("robustness-table-1-lambdas.csv")
@@ -147,8 +147,8 @@ def test_the_page_of_a_study_holds_what_was_measured_and_what_the_paper_says(pag
 
 def test_what_is_missing_is_said(pages):
     half, none = pages["robustness-figure-2"].text, pages["diffclip-table-2"]
-    assert "12 of 46 cells are done: numbers below are of those." in half
-    assert "Where no band or whisker is drawn, there is no interval or it has no end." in half
+    assert "12 of 46 cells are done: the numbers below are based on those." in half
+    assert "Points without a band or whisker have no finite interval." in half
     assert "[−∞, ∞]" in half
     assert pages["robustness-figure-2"].tags.count("pre") == 2  # the command, as the docstring has it too
     assert "None of the 14 cells has been run yet." in none.text
@@ -261,7 +261,7 @@ def test_markdown_tables_keep_their_columns():
         "| **holds** | +3.04 points [0.04, 7.04]; ",
         "84.8 [83.7, 85.9] (paper 86.05)",
         "2.90 [−∞, ∞]",
-        "*12 of 46 cells are done: numbers below are of those.*",
+        "*12 of 46 cells are done: the numbers below are based on those.*",
         r"DiffCLIP\*",
         "## Table 2: Retrieval and zero-shot accuracy",
     ):

@@ -73,7 +73,7 @@ def test_a_run_that_fails_later_keeps_what_it_wrote(tmp_path):
             (tmp_path / "run" / "rows").write_text("some")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(UserError, match="no room left on the disk"):
+    with pytest.raises(UserError, match="the disk is full"):
         fill()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {MARKER, "rows"}
 

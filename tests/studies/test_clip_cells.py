@@ -204,7 +204,7 @@ def test_an_evaluation_is_identified_by_its_model_task_data_and_protocol(twins):
         ({"protocol": {"rounds": 3}}, "protocol 'rounds': expected some of templates"),
         (
             {"task": "retrieval", "data": "digits"},
-            "retrieval on digits: the data do not allow it; expected one of zero-shot",
+            "retrieval on digits: not possible with these data; expected one of zero-shot",
         ),
         ({"task": "few-shot", "limit": 3}, "few-shot on openmoji"),
     ],

@@ -158,9 +158,9 @@ def test_two_workers(call, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "tabel-1"), "study 'tabel-1': there is none; did you mean table-1"),
+        (("run", "tabel-1"), "study 'tabel-1': unknown; did you mean table-1"),
         (("run", "table-1", "--profile", "large"), "profile 'large': expected smoke, laptop or paper"),
-        (("run", "nowhere.py"), "nowhere.py: no such file; antiphase study new NAME writes one"),
+        (("run", "nowhere.py"), "nowhere.py: no such file; create one with antiphase study new NAME"),
         (("run", "table-1", "--executor", "cloud"), "executor 'cloud': expected local or slurm"),
         (("run", "table-1", "--executor", "slurm", "--slurm", "x"), "--slurm 'x': expected name=value"),
         (("rows", "table-1", "--profile", "paper"), "table-1: no rows in antiphase-store under profile paper"),

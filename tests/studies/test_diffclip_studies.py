@@ -65,7 +65,7 @@ def test_the_spread_over_seeds_of_the_evaluation_is_that_of_the_accuracies(store
     own = rows["evaluate"].filter(series="CLIP").group_by("seed").agg(pl.mean("score"))
     cells = found.artefact.tables[1].cells
     assert cells["row"].to_list() == [
-        f"{name}, openmoji, over seeds of the evaluation" for name in ("CLIP", "DiffCLIP")
+        f"{name}, openmoji, over evaluation seeds" for name in ("CLIP", "DiffCLIP")
     ]
     assert cells["value"][0] == pytest.approx(own["score"].std())
 
@@ -156,7 +156,7 @@ def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missin
     for table in tables:
         cells = table.cells
         if "spread" in table.name:
-            cells = cells.filter(pl.col("row").str.contains("of the evaluation"))
+            cells = cells.filter(pl.col("row").str.contains("evaluation seeds"))
         assert set(cells["row"].str.split(", ").list.get(1)) == {"CC3M", "CC12M"}
         seven = cells.filter(pl.col("column").str.contains("prompts"))
         assert cells["paper"].null_count() == len(seven)
@@ -308,6 +308,6 @@ def test_the_vision_only_variant_is_held_against_the_middle(published_rows):
 def test_a_set_with_nothing_to_draw_has_no_spread_over_seeds_of_the_evaluation(published_rows):
     rows = chosen("diffclip-table-4", published_rows)["evaluate"]
     found = spread(observations(rows).filter(series="CLIP", pretraining="CC3M"))
-    drawn = found.filter(over="over seeds of the evaluation")["data"].to_list()
+    drawn = found.filter(over="over evaluation seeds")["data"].to_list()
     assert drawn == [name for name in PROBE_SETS if name not in ("dtd", "aircraft", "flowers102")] + ["Avg."]
     assert found.filter(over="over training seeds")["data"].to_list() == [*PROBE_SETS, "Avg."]

@@ -54,7 +54,7 @@ def test_seeds_that_only_one_has_are_left_out_and_none_in_common_is_no_estimate(
 
 def test_other_samples_are_refused():
     both = pl.concat([rows("b", samples=(1, 2)), rows("a", samples=(3, 4))])
-    with pytest.raises(UserError, match="measured on other images"):
+    with pytest.raises(UserError, match="measured on different images"):
         difference(both, {"series": "b"}, {"series": "a"}, VALUE)
 
 
@@ -66,7 +66,7 @@ def test_a_seed_that_lacks_images_is_refused():
 
 def test_two_cells_are_not_averaged_unseen():
     pooled = pl.concat([rows("a", cell="constant"), rows("a", cell="depth")])
-    with pytest.raises(UserError, match="several cells would be averaged into one"):
+    with pytest.raises(UserError, match="rows of several cells per seed and sample"):
         estimates(pooled, ["series"], VALUE)
     assert len(estimates(pooled, ["series", "cell"], VALUE)) == 2
 

@@ -82,7 +82,7 @@ def test_device_and_batch_size_run_nothing(store):
 def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
     which = [Measure(model=Train(number=-1)), *cells(2)]
     with pytest.raises(
-        UserError, match=r"2 cells were not made: training -1: the number is below 0; .*needs training -1"
+        UserError, match=r"2 cells failed: training -1: the number is below 0; .*needs training -1"
     ):
         run(which, store)
     assert store.done(cells(2)[1])
@@ -130,7 +130,7 @@ def test_a_damaged_row_file_is_found_named_and_made_again(store, harm):
     fresh, said = Store(store.root), []
     assert str(path) in next(iter(make_plan(cells(2), fresh).damaged.values()))
     run(cells(2), fresh, said.append)
-    assert any(str(path) in line and "is made again" in line for line in said)
+    assert any(str(path) in line and "repeating" in line for line in said)
     assert log(store)["measuring training 1, ×2"] == 2
     assert log(store)["training 1"] == 1
     assert fresh.rows(cells(2)[1])["value"].to_list() == [1.0, 2.0, 3.0]
@@ -188,7 +188,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
         text=True,
     )
     assert found.returncode != 0
-    assert "no room left on the disk" in found.stderr
+    assert "the disk is full" in found.stderr
     assert "resume with the same command" in found.stderr
     store = Store(tmp_path / "store")
     assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
@@ -205,7 +205,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
     ],
 )
 def test_every_librarys_words_for_a_full_disk_are_understood(tmp_path, error):
-    with pytest.raises(UserError, match="no room left on the disk"), room(tmp_path):
+    with pytest.raises(UserError, match="the disk is full"), room(tmp_path):
         raise error
     with pytest.raises(OSError, match="Permission"), room(tmp_path):
         raise OSError(13, "Permission denied")

@@ -1,4 +1,4 @@
-"""Attacks: functions of (model, images, labels, threat) that return confirmed verdicts."""
+"""Attacks: functions of (model, images, labels, threat) that return an ``AttackResult``."""
 
 from antiphase.attacks.adapters import run_foolbox, run_foreign, run_torchattacks
 from antiphase.attacks.apgd import apgd

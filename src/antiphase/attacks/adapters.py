@@ -1,4 +1,4 @@
-"""Attacks of other libraries under our verdicts: foolbox, torchattacks, or any function that perturbs images."""
+"""Run attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
 
 import contextlib
 import importlib
@@ -27,12 +27,12 @@ Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels
 
 
 class ForeignOptions(TypedDict, total=False):
-    """What foreign attacks take beside model, images, labels and threat.
+    """Options of foreign attacks.
 
-    ``name``: of the attack in the result; its own where not given. ``seed``: of the global generators.
-    ``ids``: one int64 a sample; positions where not given. ``batch_size``: the most samples at once.
-    ``settings``: the attack's parameters, for the record. ``precision``: float32, or it is refused.
-    ``progress``, ``on_finished``: as of :class:`~antiphase.attacks.engine.options.Run`.
+    ``name``: name of the attack in the result. ``seed``: random seed of the global generators. ``ids``: one unique
+    int64 per sample; positions by default. ``batch_size``: largest batch. ``settings``: parameters of the attack, for
+    the record. ``precision``: must be float32. ``progress``, ``on_finished``: see
+    :class:`~antiphase.attacks.engine.options.Run`.
     """
 
     name: str
@@ -53,37 +53,38 @@ def run_foreign(
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
-    """Let a function perturb the images, and give it the verdicts that our own attacks get.
+    """Run a function that perturbs images as an attack.
 
-    It is called once a batch with the samples that the model has not got wrong already. What it returns
-    succeeds by our rule: prediction changed, ‖δ‖ ≤ ε + ``threat.tolerance``, every pixel within bounds, confirmed in
-    float32. An image with a NaN or beyond the bounds counts as failed, and the clean image stands in for it.
+    The function is called once per batch, with the samples whose clean prediction is the attacked label. Success
+    is judged as for the other attacks: prediction changed, ‖δ‖ ≤ ε + ``threat.tolerance``, every pixel within bounds,
+    in float32. An image with a NaN or outside the bounds counts as failed and is replaced by the clean image.
 
-    Passes are counted in the model that the function is given. Which of its samples a call was about is
-    not known, so each sample is charged its batch's mean, rounded up: exact for ``batch_size=1``, and where
-    all samples are asked about equally often. A backward pass is one gradient that reaches the logits, of
-    every row of that call. Passes that go round the given model are not seen.
+    Passes are counted on the model that the function receives. Each sample gets the mean of its batch, rounded up:
+    exact for ``batch_size=1``, or if all samples take the same number of passes. A backward pass is counted for every
+    row of a call through whose logits a gradient flows. Passes that bypass the given model are not counted.
 
-    Python's, numpy's and torch's global generators are seeded before each batch (from ``seed``, the name
-    and the batch's first id) and restored after it. Unlike our own attacks', verdicts may depend on the
-    batch size and on the order of the samples.
+    The global generators of Python, numpy and torch are seeded before each batch (from ``seed``, the name and the first
+    id of the batch) and restored after it. Unlike for other attacks, results may depend on the batch size and on the
+    order of the samples.
 
     Args:
-        attack: from (model, images, labels) to adversarial images of the same shape.
+        attack: function from (model, images, labels) to adversarial images of the same shape.
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds by which success is judged; the function has to know them by itself.
-        **options: name, seed, ids, batch size and the like, see :class:`ForeignOptions`.
+        threat: norm, ε and bounds that define success; they are not passed to the function.
+        **options: see :class:`ForeignOptions`.
 
     Raises:
-        UserError: for images, labels or ids that do not fit, an unknown option, and where the function returns
-            anything else than one image a sample.
+        UserError: Images, labels or ids do not fit, an option is unknown, or the function does not return one image per
+            sample.
     """
     if odd := [name for name in options if name not in ForeignOptions.__annotations__]:
         raise UserError(f"option {odd[0]!r}: expected one of {', '.join(ForeignOptions.__annotations__)}")
     if options.get("precision", "float32") != "float32":
-        raise UserError(f"precision {options.get('precision')!r}: foreign attacks search in float32")
+        raise UserError(
+            f"precision {options.get('precision')!r}: expected 'float32' for attacks of other libraries"
+        )
     search = _Foreign(attack, options.get("name") or _name(attack), threat)
     run: RunOptions = {
         "seed": options.get("seed", 0), "ids": options.get("ids"), "batch_size": options.get("batch_size"),
@@ -110,32 +111,32 @@ def run_foolbox(
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
-    """Run an untargeted attack of foolbox as :func:`run_foreign` does.
+    """Run an untargeted attack of foolbox; see :func:`run_foreign`.
 
-    The attack gets ``epsilons=threat.eps``, or None where ε is infinite, and a model of the threat's bounds. An
-    attack that minimises the norm is cut back to ε by foolbox before the verdict.
+    The attack gets ``epsilons=threat.eps``, or None if ε is infinite, and a model with the threat's bounds. Foolbox
+    clips the result of an attack that minimises the norm to ε.
 
     Source: J. Rauber et al., *Foolbox Native*, JOSS 2020.
 
     Args:
-        attack: such as ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
+        attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds.
-        **options: as for :func:`run_foreign`.
+        **options: see :class:`ForeignOptions`.
 
     Raises:
-        UserError: as :func:`run_foreign`, where foolbox is not installed, for another norm, and for an
-            infinite ε with an attack that needs a budget.
+        UserError: As :func:`run_foreign`; foolbox is not installed, the norms differ, or ε is infinite for an attack
+            that needs a finite one.
     """
     foolbox = _library("foolbox")
     norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")
     if norm != threat.norm:
-        raise UserError(f"the attack is of norm {norm} and the threat of {threat.norm}: their ε must agree")
+        raise UserError(f"attack of norm {norm}: expected the threat's norm, {threat.norm}")
     eps = threat.eps if math.isfinite(threat.eps) else None
     if eps is None and isinstance(attack, foolbox.attacks.base.FixedEpsilonAttack):
-        raise UserError(f"eps inf: foolbox's {_name(attack)} needs a finite budget")
+        raise UserError(f"eps inf: foolbox's {_name(attack)} needs a finite ε")
 
     def perturb(asked: nn.Module, clean: Tensor, label: Tensor) -> Tensor:
         wrapped = foolbox.PyTorchModel(asked, bounds=threat.bounds, device=clean.device)
@@ -153,30 +154,32 @@ def run_torchattacks(
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
-    """Run an attack of torchattacks as :func:`run_foreign` does.
+    """Run an attack of torchattacks; see :func:`run_foreign`.
 
-    Such an attack holds its model, so it is made anew around the counting one.
+    An attack of torchattacks holds its model, so ``make`` is called with the model that counts passes.
 
     Source: H. Kim, *Torchattacks: A PyTorch Repository for Adversarial Attacks*, arXiv:2010.01950.
 
     Args:
-        make: from a model to the attack, as ``lambda model: torchattacks.PGD(model, eps=8 / 255)``; its ε
-            and norm must be the threat's.
+        make: function from a model to the attack, such as ``lambda model: torchattacks.PGD(model, eps=8 / 255)``; its
+            ε and norm must be the threat's.
         model: module that classifies images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
         threat: norm, ε and bounds.
-        **options: as for :func:`run_foreign`.
+        **options: see :class:`ForeignOptions`.
 
     Raises:
-        UserError: as :func:`run_foreign`, for an attack in place of a function that makes one, and for
-            bounds other than (0, 1), which torchattacks takes for granted.
+        UserError: As :func:`run_foreign`; ``make`` is an attack instead of a function, or the bounds are not (0, 1),
+            which torchattacks assumes.
     """
     if tuple(threat.bounds) != (0.0, 1.0):
-        raise UserError(f"bounds {threat.bounds}: torchattacks knows only (0, 1); let the model scale")
+        raise UserError(
+            f"bounds {threat.bounds}: expected (0, 1) for torchattacks; scale the images inside the model"
+        )
     if hasattr(make, "set_model") and not isinstance(make, type):
         raise UserError(
-            "an attack already made: give a function that makes it, as lambda model: torchattacks.PGD(model)"
+            "make is an attack: expected a function such as lambda model: torchattacks.PGD(model)"
         )
     sample = make(model)
     own: ForeignOptions = {"name": f"torchattacks-{_name(sample)}", "settings": _scalars(sample)}
@@ -188,7 +191,7 @@ def run_torchattacks(
 
 
 class _Foreign:
-    """A search that is over in one step: the engine does the rest."""
+    """A search that calls the foreign attack once and ends."""
 
     targets = 0
     restarts = 1
@@ -214,7 +217,7 @@ class _Foreign:
             raise UserError(f"{self.name} returned {shape}: expected images of shape {tuple(clean.shape)}")
         returned = returned.detach().to(clean)
         flat, (low, high) = returned.flatten(1), self.bounds
-        usable = ((flat >= low) & (flat <= high)).all(1)  # also False for NaN, at which the oracle would stop
+        usable = ((flat >= low) & (flat <= high)).all(1)  # also False for NaN, which the oracle would reject
         self.unusable += int((~usable).sum())
         rows.put("best", usable, returned)
         rows["forwards"] = rows["forwards"] + math.ceil(counter.forwards / len(clean))
@@ -223,7 +226,7 @@ class _Foreign:
 
 
 class _Counter(nn.Module):
-    """The model, with the rows that went through it and came back as gradients."""
+    """The model, with counts of the rows of its forward and backward passes."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -243,7 +246,7 @@ class _Counter(nn.Module):
 
 @contextlib.contextmanager
 def _seeded(key: int, device: torch.device) -> Iterator[None]:
-    """Seed every global generator for a while: other libraries know no generators of their own."""
+    """Seed all global generators within a block: other libraries use them."""
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(key % 2**63)
@@ -259,7 +262,7 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
 def _library(name: str) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they import names that their own dependencies have retired
+            warnings.simplefilter("ignore")  # they import names that newer dependencies no longer have
             return importlib.import_module(name)
     except ImportError as error:
         raise UserError(f"{name} is not installed ({error}): pip install {name}") from error
@@ -270,7 +273,7 @@ def _name(attack: Any) -> str:
 
 
 def _scalars(attack: Any) -> dict[str, Any]:
-    """Return an attack's parameters, as far as they are plain values."""
+    """Return the parameters of an attack that are plain values."""
     plain = (bool, int, float, str, type(None))
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Auto-PGD: projected gradient ascent whose step size looks after itself."""
+"""Auto-PGD: projected gradient ascent with an adaptive step size."""
 
 from typing import Any, Unpack
 
@@ -38,17 +38,17 @@ def apgd(
     budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Climb the loss with momentum, halving the step size whenever progress stalls.
+    """Maximise the loss by projected gradient ascent with momentum and a step size that is halved when progress stalls.
 
-    From a random x₀ and with η₀ = 2ε: z = Π(x_t + η·d_t) and
+    From a random x₀ with η₀ = 2ε: z = Π(x_t + η·d_t) and
     x_{t+1} = Π(x_t + a·(z − x_t) + (1 − a)·(x_t − x_{t−1})),
-    with d_t the sign of the gradient (linf) or the gradient over its length (l2), and a = 1 at first.
-    At the checkpoints of :func:`checkpoints` η is halved, and the search goes on from its best iterate,
-    where the loss rose in fewer than ρ of the steps since the last checkpoint, or where η was kept there
-    and the highest loss has not changed since. A sample falls at the first iterate that changes the
-    prediction. ``steps`` steps cost ``steps + 1`` forward passes at most, and one to confirm the verdict.
+    with d_t the sign of the gradient (linf) or the normalised gradient (l2), and a = 1 in the first step.
+    At each of the :func:`checkpoints`, η is halved and the search restarts from its best iterate if the loss rose
+    in fewer than a share ρ of the steps since the last checkpoint, or if neither η nor the highest loss has changed
+    since then. The search stops at the first iterate that changes the prediction. It takes at most ``steps + 1``
+    forward passes, and one more to confirm a success.
 
-    APGD-CE is the default, APGD-DLR ``objective="dlr"``, APGD-T ``targets=9``.
+    The default is APGD-CE; ``objective="dlr"`` gives APGD-DLR, ``targets=9`` gives APGD-T.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
     Parameter-free Attacks*, ICML 2020, Algorithm 1; the defaults are AutoAttack's.
@@ -57,27 +57,26 @@ def apgd(
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε (finite) and bounds.
-        steps: at least 1.
-        objective: what is maximised: ``"cross_entropy"``, ``"dlr"``, ``"margin"`` or a callable of
-            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number a
-            sample. Where not given, cross-entropy, and DLR with ``targets``.
-        targets: how many of the runners-up on the clean image are aimed at, one after the other; None
-            only moves away from the label.
-        restarts: how often each search is tried from another random start.
-        rho: ρ, the share of rising steps below which η is halved, in (0, 1).
-        momentum: a, in (0, 1]; 1 is none.
-        budgets: an ε for each sample in place of the threat's, none above it.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
+        threat: norm, finite ε and bounds.
+        steps: gradient steps, at least 1.
+        objective: loss to maximise: ``"cross_entropy"`` (default), ``"dlr"`` (default with ``targets``), ``"margin"``,
+            or a callable of (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number
+            per sample.
+        targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
+        restarts: random restarts per sample (and target class), at least 1.
+        rho: ρ, in (0, 1).
+        momentum: a, in (0, 1]; 1 means no momentum.
+        budgets: one ε per sample, at most the threat's.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
-        UserError: for parameters or images out of range, and for DLR with too few classes.
+        UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
     check_counts(steps=steps, restarts=restarts, targets=targets)
     if not 0 < rho < 1 or not 0 < momentum <= 1:
         raise UserError(f"rho {rho} and momentum {momentum}: expected 0 < rho < 1 and 0 < momentum <= 1")
     if threat.eps == float("inf"):
-        raise UserError("eps inf: APGD needs a finite budget; for the least perturbation use FAB")
+        raise UserError("eps inf: APGD needs a finite ε; use FAB to minimise the perturbation")
     objective = objective or ("dlr" if targets else "cross_entropy")
     search = _Apgd(threat, objective, steps, targets, restarts, rho, momentum)
     settings: dict[str, Any] = {
@@ -88,7 +87,7 @@ def apgd(
 
 
 def checkpoints(steps: int) -> list[int]:
-    """Return after which steps APGD judges its step size.
+    """Return the steps after which APGD adapts its step size.
 
     w_j = ⌈p_j·steps⌉ with p₁ = 0.22 and p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
 
@@ -105,11 +104,11 @@ def checkpoints(steps: int) -> list[int]:
 
 
 class _Apgd:
-    """APGD's state.
+    """APGD.
 
-    ``x`` and the iterate before it (``previous``), steps taken (``t``) and the step size; the iterate of
-    highest loss, from which the search goes on after a halving (``peak``, with its gradient and loss);
-    and since the last checkpoint how often the loss ``rises``, its height then and whether η was halved.
+    State of a row: the iterate ``x`` and the one before (``previous``), the number of steps (``t``), the step size; the
+    iterate of highest loss, from which the search restarts when η is halved (``peak``, with its gradient and loss);
+    since the last checkpoint how often the loss ``rises``, its value at the checkpoint, and whether η was halved there.
     """
 
     decides_in_float32 = False
@@ -128,7 +127,7 @@ class _Apgd:
         names, custom = (_TARGETED_NAMES, "apgd-t-custom") if targets else (_NAMES, "apgd-custom")
         self.name = names[objective] if isinstance(objective, str) else custom
         after = checkpoints(steps)
-        self.interval = torch.zeros(steps + 1, dtype=torch.int64)  # before each checkpoint; 0 is none
+        self.interval = torch.zeros(steps + 1, dtype=torch.int64)  # steps before each checkpoint; 0 elsewhere
         self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))
 
     def start(self, rows: Rows) -> None:
@@ -153,7 +152,7 @@ class _Apgd:
         )
         rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]
-        # an adversarial iterate beats one that is not; among equals the higher loss wins
+        # prefer adversarial iterates, then the higher loss
         better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))
         rows.put("best", better, rows["x"])
         rows.put("loss", better, loss)
@@ -172,7 +171,7 @@ class _Apgd:
         self._move(rows, torch.where(per_row(halve, gradient), rows["peak_gradient"], gradient))
 
     def _judge(self, rows: Rows) -> Tensor:
-        """Return which rows are at a checkpoint where their step size is to be halved."""
+        """Return the rows whose step size must be halved now."""
         interval = self.interval.to(rows["t"].device)[rows["t"].clamp(max=self.steps)]
         checkpoint = interval > 0
         few_rises = rows["rises"] < self.rho * interval

@@ -1,4 +1,4 @@
-"""AutoAttack: four or six complementary attacks, each on what those before it left standing."""
+"""AutoAttack: an ensemble of complementary attacks, each run on the samples that are still robust."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,8 +20,8 @@ from antiphase.errors import UserError
 
 Version = Literal["standard", "2020", "plus", "rand"]
 _LEAST_CLASSES = {"standard": 4, "2020": 3, "plus": 4, "rand": 3}  # DLR needs 3, its targeted form 4
-_MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB
-_PASSES = 20  # of a randomised model, for one expected answer
+_MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB: one backward pass per class
+_PASSES = 20  # of a randomised model, averaged
 
 
 def autoattack(
@@ -36,15 +36,15 @@ def autoattack(
     targets: int = 9,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Run an ensemble without parameters to tune; a sample falls as soon as one of its attacks succeeds.
+    """Run a parameter-free ensemble of attacks; each attacks only the samples that those before it failed to break.
 
-    - ``"standard"``: APGD-CE, APGD-T, FAB-T, Square: what is meant by "AutoAttack" since August 2020;
-    - ``"2020"``: APGD-CE, APGD-DLR, FAB, Square: the ensemble that the robustness paper lists;
+    - ``"standard"``: APGD-CE, APGD-T, FAB-T, Square: "AutoAttack" since August 2020;
+    - ``"2020"``: APGD-CE, APGD-DLR, FAB, Square: the ensemble of the robustness paper;
     - ``"plus"``: APGD-CE, APGD-DLR and FAB with five restarts each, Square, APGD-T, FAB-T;
     - ``"rand"``: APGD-CE and APGD-DLR on the mean logits of 20 passes, for randomised models.
 
-    The result's ``stages`` are the attacks' own results, its ``settings["felled"]`` how many fell to each.
-    A sample that stands keeps the last attack's image.
+    The result's ``stages`` holds the result of each attack, ``settings["felled"]`` how many samples each broke.
+    Robust samples keep the image of the last attack.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
     Parameter-free Attacks*, ICML 2020, Section 6; the defaults are the official implementation's.
@@ -53,15 +53,15 @@ def autoattack(
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε (finite) and bounds.
-        version: which ensemble.
-        steps: of APGD and FAB.
-        queries: of Square.
-        targets: of APGD-T and FAB-T; fewer where the model has fewer other classes.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
+        threat: norm, finite ε and bounds.
+        version: name of the ensemble.
+        steps: steps of APGD and FAB, at least 1.
+        queries: queries of Square, at least 1.
+        targets: target classes of APGD-T and FAB-T, at most the number of other classes.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
-        UserError: for an unknown version, a model with too few or too many classes for it, or images out of range.
+        UserError: The version is unknown, the number of classes does not suit it, or an image is out of range.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
     return run_ensemble(ensemble, model, images, labels, threat, run=run)

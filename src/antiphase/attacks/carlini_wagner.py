@@ -1,4 +1,4 @@
-"""Carlini and Wagner's attack: the shortest perturbation by Adam, in coordinates that know no bounds."""
+"""Carlini and Wagner's attack: the minimal L2 perturbation by Adam, in unbounded coordinates."""
 
 import math
 from typing import Any, Unpack
@@ -18,15 +18,15 @@ from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat, row_norm
 from antiphase.errors import UserError
 
-# A clean pixel sits at this share of the way to the bounds. Adam moves every coordinate of w alike, and tanh is
-# flat near ±1: at 0.999999, usual elsewhere, the black and white pixels of a picture hardly move at all.
+# Scale of clean pixels in tanh space. Adam moves all coordinates of w by similar amounts, and tanh is flat near ±1: at
+# the usual 0.999999, black and white pixels hardly move.
 _ROOM = 0.9
 _BETAS = (0.9, 0.999)
 _TINY = 1e-8
-_CHECKS = 10  # of its progress in a search step
-_LEAST_PROGRESS = 1e-4  # of the loss, from one check to the next
+_CHECKS = 10  # checks of progress per run of Adam
+_LEAST_PROGRESS = 1e-4  # required ratio of the loss between checks
 _LARGEST_CONST = 1e10
-_STRIDE = 0.1  # of the nearest example's distance: the length of the first stride of a run that starts there
+_STRIDE = 0.1  # first step of a run that starts at an example, relative to the example's distance
 
 
 def carlini_wagner(
@@ -46,30 +46,26 @@ def carlini_wagner(
 ) -> AttackResult:
     """Minimise ‖δ‖₂² + c·max(κ − margin(x + δ), 0) by Adam, for several c.
 
-    The margin is the best other logit less the label's, with ``targets`` one other class's less the label's. The
-    class that is next by its logit need not be the nearest, and the search seldom leaves it: where the least
-    perturbation counts, aim at several (the paper's best case). With m and h the middle and half the width of the
-    bounds, w₀ = atanh(0.9·(x − m)/h) and δ(w) = h·(tanh w − tanh w₀), clipped to the bounds, Adam moves w
-    from w₀, where δ = 0 exactly. In each of the ``search_steps`` runs of Adam c is fixed; then c goes to
-    the middle of the largest c that was too small and the least that was enough, or to 10·c while none
-    was. Of all iterates with a margin of at least κ the nearest is returned. The search does not know ε: it
-    succeeds where that iterate lies within it.
+    The margin is the largest other logit (with ``targets``, the target's logit) minus the label's logit. The class with
+    the second largest logit need not be the nearest, and the search seldom leaves it: for minimal perturbations, try
+    several targets (the paper's best case). With m and h the centre and half the width of the bounds,
+    w₀ = atanh(0.9·(x − m)/h) and δ(w) = h·(tanh w − tanh w₀), clipped to the bounds; Adam starts at w₀, where δ = 0.
+    c is found by bisection over ``search_steps`` runs of Adam, multiplied by 10 until a run succeeds. The result is the
+    nearest iterate with a margin of at least κ. ε is not used in the search: the attack succeeds if the result is
+    within ε.
 
-    Every sample is alone with its c, its Adam and its clock. A run ends early where the lowest loss since
-    its last check (ten a run) is not below 0.9999 times the lowest before it; the sample then goes on
-    with its next c at once. In five points this differs from the paper:
+    Each sample has its own c and Adam state. A run ends early if its lowest loss since the last check (ten per run) is
+    not below 0.9999 times the lowest loss before it. The search differs from the paper in five points:
 
-    - the 0.9 in w₀ (the paper's code has 0.999999), so that pixels at their bounds can move;
-    - a run starts at the w of the nearest example so far, or where the last run ended if there is none;
-    - a run that starts at an example takes strides of w of at most the learning rate, and such that the
-      first (Adam's first moves every coordinate alike) is a tenth of that example's distance long: longer
-      ones lose an example that lies very near;
-    - c was enough only if an adversarial iterate since the last check has a loss below that of the clean
-      image: Adam's first strides cross a near boundary at any c, and without this the search for c
-      would only ever go down after such a crossing;
-    - progress is judged by the lowest loss, not by the latest, which swings about the boundary.
+    - 0.9 in w₀ (0.999999 in the authors' code), so that pixels at their bounds can move;
+    - a run starts at the w of the nearest example so far, or at the end of the last run if there is none;
+    - a run that starts at an example uses a learning rate small enough that its first step is at most a tenth of the
+      example's distance: longer steps lose examples that are very near;
+    - c counts as sufficient only if an adversarial iterate since the last check has a loss below that of the clean
+      image: Adam's first steps cross a near boundary at any c;
+    - progress is judged by the lowest loss, since the current loss oscillates at the boundary.
 
-    Each target costs ``steps · search_steps`` forward and backward passes at most, and one forward pass to confirm.
+    Each target takes at most ``steps · search_steps`` forward and backward passes, and one forward pass to confirm.
 
     Source: N. Carlini, D. Wagner, *Towards Evaluating the Robustness of Neural Networks*, IEEE S&P 2017,
     Sections V and VI.A; learning rate, first c and search steps are those of the authors' code.
@@ -78,20 +74,20 @@ def carlini_wagner(
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: l2, ε and bounds; an infinite ε asks for the least perturbation.
-        steps: Adam's, for each c; at least 1.
-        search_steps: how many c are tried, at least 1.
-        targets: how many of the runners-up on the clean image are aimed at, one after the other; None follows
-            the best other class at every step.
-        learning_rate: Adam's, above 0, in units of w.
-        initial_const: the first c, above 0.
-        confidence: κ, at least 0, in units of the logits.
-        abort_early: whether a run may end before its ``steps``.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` is
-            False where ε is infinite and nothing else is said. Nothing is drawn at random.
+        threat: norm l2, ε and bounds; an infinite ε minimises the perturbation.
+        steps: steps of Adam for each c, at least 1.
+        search_steps: number of values of c, at least 1.
+        targets: number of target classes, tried in the order of their clean logits; None uses the class with the
+            largest other logit at each step.
+        learning_rate: learning rate of Adam in units of w, above 0.
+        initial_const: first value of c, above 0.
+        confidence: κ in units of the logits, at least 0.
+        abort_early: end runs that make no progress.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` defaults
+            to False if ε is infinite. The attack is deterministic.
 
     Raises:
-        UserError: for another norm, and for parameters or images out of range.
+        UserError: The norm is not l2, or a parameter or image is out of range.
     """
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")
@@ -113,13 +109,12 @@ def carlini_wagner(
 
 
 class _CarliniWagner:
-    """The search's state.
+    """Carlini and Wagner's attack.
 
-    The iterate in free coordinates (``w``), Adam's two moments, its clock (``t``) and learning ``rate``;
-    the clean image's tanh w₀ (``origin``) and hinge (``clean_hinge``); the search for c (``const``,
-    ``lower``, ``upper``, ``trial``); since the last check the lowest loss (``lowest``) and whether c was
-    ``enough``, and the lowest loss before it (``previous``); and ``best_w``, from which ``best`` was made.
-    ``loss`` is −distance.
+    State of a row: the iterate ``w``, Adam's two moments, number of steps (``t``) and learning ``rate``; tanh w₀
+    (``origin``) and the hinge (``clean_hinge``) of the clean image; the search for c (``const``, ``lower``, ``upper``,
+    ``trial``); the lowest loss since the last check (``lowest``) and before it (``previous``), and whether c was
+    ``enough``; ``best_w``, the w of ``best``. ``loss`` is −distance.
     """
 
     name = "carlini-wagner"
@@ -159,13 +154,13 @@ class _CarliniWagner:
         self._start_run(rows, torch.ones_like(rows["found"]))
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Note the iterate where it is adversarial, judge the run, and move."""
+        """Record adversarial iterates, check the progress, and take a step."""
         clean, tanh = rows["clean"], _tanh(rows["w"])
         x = (clean + self.half * (tanh - rows["origin"])).clamp(*self.threat.bounds)
         value, logits, slope = oracle.gradient(rows, x, lambda logits: self._margin(logits, rows))
         hinge = (self.confidence - value).clamp_min(0.0)
         rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
-        over = margin(logits, rows["label"]) >= self.confidence  # any class will do, whichever is aimed at
+        over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target
         adversarial = (logits.argmax(1) != rows["label"]) & over
         distance = self.threat.distance(x, clean)
         nearer = adversarial & (-distance > rows["loss"])
@@ -192,7 +187,7 @@ class _CarliniWagner:
         self, rows: Rows, square: Float[Tensor, " batch"], hinge: Float[Tensor, " batch"],
         adversarial: Bool[Tensor, " batch"],
     ) -> Bool[Tensor, " batch"]:  # fmt: skip
-        """Keep account of the loss and of whether c is enough; return which runs have ended."""
+        """Record the loss and whether c is sufficient; return the rows whose run has ended."""
         enough = adversarial & (square <= rows["const"] * rows["clean_hinge"])
         rows["enough"] = rows["enough"] | enough
         rows["lowest"] = torch.minimum(rows["lowest"], square + rows["const"] * hinge)
@@ -219,7 +214,7 @@ class _CarliniWagner:
         rows["t"] = rows["t"] + 1
 
     def _search(self, rows: Rows, ended: Bool[Tensor, " batch"]) -> None:
-        """Give the rows whose run has ended their next c."""
+        """Set the next c of the rows whose run has ended."""
         const = rows["const"]
         rows.put("upper", ended & rows["enough"], const)
         rows.put("lower", ended & ~rows["enough"], const)
@@ -234,7 +229,7 @@ class _CarliniWagner:
         self._start_run(rows, ended)
 
     def _start_run(self, rows: Rows, which: Bool[Tensor, " batch"]) -> None:
-        """Forget what belongs to a run of Adam; the names are new when a row starts."""
+        """Reset the state of Adam."""
         fresh = {
             "first_moment": torch.zeros_like(rows["w"]),
             "second_moment": torch.zeros_like(rows["w"]),
@@ -249,7 +244,7 @@ class _CarliniWagner:
 
 
 def _tanh(w: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
-    """Return tanh w; by way of float64, as torch's last bit may differ with a number's place in the tensor."""
+    """Return tanh w, computed in float64: torch's last bit may depend on the position in the tensor."""
     return torch.tanh(w.double()).to(w.dtype)
 
 

@@ -1,4 +1,4 @@
-"""FAB: the fast adaptive boundary attack, which looks for the nearest adversarial example."""
+"""FAB: the fast adaptive boundary attack, which minimises the norm of the perturbation."""
 
 import math
 from typing import Any, Unpack
@@ -19,12 +19,15 @@ from antiphase.attacks.spec import AttackSpec, Settings, passes_by_steps
 from antiphase.attacks.threat import Norm, Threat, row_norm
 from antiphase.errors import UserError
 
-MOST_CLASSES = 100  # untargeted FAB spends one backward pass for each other class at every step
-# Rounding moves the boundary that FAB steps onto. A search in low precision takes its last steps in float32, from the
-# nearest example found: a fifth of all steps, at least 15 (dev/low-precision.md).
+MOST_CLASSES = 100  # untargeted FAB takes one backward pass per other class at every step
+# Rounding moves the decision boundary, so a search in bf16 takes its last steps in float32, from the nearest example
+# found: a fifth of all steps, at least 15 (dev/low-precision.md).
 _ROUGH = 0.8
 _LEAST_EXACT = 15
-_RESTART_SCALE: dict[Norm, float] = {"linf": 0.3, "l2": 1.0}  # stands in for an infinite ε; FAB's own default
+_RESTART_SCALE: dict[Norm, float] = {
+    "linf": 0.3,
+    "l2": 1.0,
+}  # radius of random starts for an infinite ε: FAB's default
 
 
 def fab(
@@ -42,20 +45,18 @@ def fab(
     budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Step onto the linearised decision boundary again and again, pulled towards the clean image x₀.
+    """Project repeatedly onto the linearised decision boundary, with a bias towards the clean image x₀.
 
-    At x the boundary to class s is linearised as the plane f_s + ⟨∇f_s, z − x⟩ = 0, f_s the logit of s less
-    the label's. Where x is adversarial its distance is noted and x ← x₀ + β(x − x₀). With d the shortest
-    step from x onto the nearest plane within the bounds, d₀ the same from x₀, and
-    α = min(‖d‖ / (‖d‖ + ‖d₀‖), α_max): x ← (1 − α)(x + η·d) + α(x₀ + η·d₀), clipped to the bounds.
-    The search does not know ε: it succeeds where the nearest adversarial example found lies within it.
-    In bf16 the last fifth of the steps, at least 15, are taken in float32.
-    Where none does, the nearest is returned all the same.
+    At x the boundary to class s is linearised as the plane f_s + ⟨∇f_s, z − x⟩ = 0, with f_s the logit of s minus
+    that of the label. If x is adversarial, its distance is recorded and x ← x₀ + β(x − x₀). With d the shortest step
+    from x onto the nearest plane within the bounds, d₀ the same from x₀, and α = min(‖d‖ / (‖d‖ + ‖d₀‖), α_max):
+    x ← (1 − α)(x + η·d) + α(x₀ + η·d₀), clipped to the bounds. ε is not used in the search: the attack succeeds if the
+    nearest adversarial example found is within ε, and returns it in any case. With bf16 the last fifth of the steps, at
+    least 15, are in float32.
 
-    ``steps`` steps cost ``steps + 1`` forward and backward passes at most (without targets, a backward
-    pass for each other class), and one forward pass to confirm the verdict. The paper linearises once
-    more after x was pulled back, for another forward pass a step; the plane at the crossing, which lies
-    nearer to the boundary, led to distances as small on a DiffViT.
+    The search takes at most ``steps + 1`` forward and backward passes (without targets, one backward pass per other
+    class), and one forward pass to confirm a success. The paper linearises again after pulling x back, which takes
+    another forward pass per step; on a DiffViT, using the plane at the crossing gave distances as small.
 
     Source: F. Croce, M. Hein, *Minimally Distorted Adversarial Examples with a Fast Adaptive Boundary
     Attack*, ICML 2020, Algorithm 1, without its final search; the defaults are AutoAttack's.
@@ -64,21 +65,21 @@ def fab(
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds; an infinite ε asks for the least perturbation.
-        steps: at least 1.
-        targets: how many of the runners-up on the clean image are aimed at, one after the other (FAB-T);
-            None heads for the nearest class at every step.
-        restarts: how often each search is tried; the first starts at x₀, later ones at a random point
-            within ε/2 of it.
-        alpha_max: the greatest pull towards x₀, in [0, 1].
-        eta: by how much a step overshoots the plane, at least 1.
-        beta: how much of the distance is left after a crossing, in (0, 1).
-        budgets: an ε for each sample in place of the threat's, none above it.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` is
-            False where ε is infinite and nothing else is said.
+        threat: norm, ε and bounds; an infinite ε minimises the perturbation.
+        steps: steps, at least 1.
+        targets: number of target classes, tried in the order of their clean logits (FAB-T); None steps towards the
+            nearest class each time.
+        restarts: starts per sample (and target class), at least 1: the first at x₀, the others at random within ε/2.
+        alpha_max: largest weight of x₀, in [0, 1].
+        eta: overshoot η of a step, at least 1.
+        beta: β, in (0, 1).
+        budgets: one ε per sample, at most the threat's.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`; ``early_stop`` defaults
+            to False if ε is infinite.
 
     Raises:
-        UserError: for parameters or images out of range, and without targets for more than 100 classes.
+        UserError: A parameter or image is out of range, or the model has more than 100 classes and there are no
+            targets.
     """
     check_counts(steps=steps, restarts=restarts, targets=targets)
     if not (0 <= alpha_max <= 1 and eta >= 1 and 0 < beta < 1):
@@ -106,19 +107,19 @@ def step_onto_plane(
 ) -> Float[Tensor, "batch ..."]:
     """Return the shortest step d, in ``norm``, with value + ⟨gradient, d⟩ = 0 and x + d within the bounds.
 
-    Where no such step exists, the one that comes nearest to the plane: every pixel at its bound.
+    If no such step exists, return the one that comes nearest to the plane: every pixel at its bound.
 
-    Pixel i moves against sign(value)·gᵢ by min(t·vᵢ, rᵢ), where rᵢ is its room before the bound and vᵢ is 1
-    for linf and |gᵢ| for l2 (the optimality conditions of the projection). What is gained along the
-    gradient, Σ |gᵢ|·min(t·vᵢ, rᵢ), is concave in t, so that Newton's iteration from 0 rises to the t at
-    which it equals |value| and is there, exactly, as soon as no more pixels reach their bound.
+    Pixel i moves against sign(value)·gᵢ by min(t·vᵢ, rᵢ), where rᵢ is its distance to the bound and vᵢ is 1
+    for linf and |gᵢ| for l2 (the optimality conditions of the projection). Σ |gᵢ|·min(t·vᵢ, rᵢ) is concave in t, so
+    Newton's iteration from 0 rises to the t at which it equals |value|, and is exact as soon as no more pixels reach
+    their bound.
 
     Args:
         x: points within the bounds.
-        value: of the linear function at x.
-        gradient: of it.
-        norm: in which the step is shortest.
-        bounds: of a pixel.
+        value: value of the linear function at x.
+        gradient: its gradient.
+        norm: norm to minimise.
+        bounds: smallest and largest pixel value.
     """
     direction = -gradient.sign() * per_row(value.sign(), x).to(x.dtype)
     room = torch.where(direction > 0, bounds[1] - x, x - bounds[0]).flatten(1)
@@ -143,7 +144,7 @@ def step_onto_plane(
 
 
 class _Fab:
-    """FAB's state: the iterate ``x`` and how many steps it has taken (``t``); ``loss`` is −distance."""
+    """FAB; the state of a row holds the iterate ``x`` and the number of steps (``t``); ``loss`` is −distance."""
 
     decides_in_float32 = False
 

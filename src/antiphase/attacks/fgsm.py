@@ -1,4 +1,4 @@
-"""The fast gradient sign method: one step of the whole budget."""
+"""The fast gradient sign method: one gradient step of length ε."""
 
 from typing import Unpack
 
@@ -27,12 +27,12 @@ def fgsm(
 ) -> AttackResult:
     """Take one step of length ε from the clean image: x + ε·sign(∇loss) in linf, x + ε·∇loss/‖∇loss‖ in l2.
 
-    This is :func:`~antiphase.attacks.pgd.pgd` of one step without a random start; its arguments are those.
+    This is :func:`~antiphase.attacks.pgd.pgd` with one step and no random start; see there for the arguments.
 
     Source: I. Goodfellow, J. Shlens, C. Szegedy, *Explaining and Harnessing Adversarial Examples*, ICLR 2015.
 
     Raises:
-        UserError: for images out of range.
+        UserError: An image is out of range.
     """
     search = PgdSearch(threat, objectives.resolve(objective), 1, threat.eps, random_start=False, name="fgsm")
     settings = {"objective": objective if isinstance(objective, str) else "custom"}

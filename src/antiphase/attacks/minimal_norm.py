@@ -1,4 +1,4 @@
-"""From each sample's least adversarial distance to the ε at which a given share of the samples falls.
+"""ASR as a function of ε, from the minimal adversarial distance of each sample.
 
 For attacks that minimise the norm (CW, FAB): robustness paper, Figure 3(c).
 """
@@ -19,10 +19,10 @@ class NormAt:
     """The ε at which the attack success rate reaches a level, with its bootstrap interval.
 
     Attributes:
-        level: the rate, in (0, 1].
-        eps: the least ε with a rate of at least ``level``; infinite where too few samples fell at all.
-        low, high: of the interval.
-        n: samples.
+        level: attack success rate, in (0, 1].
+        eps: smallest ε with an ASR of at least ``level``; infinite if too few samples were broken.
+        low, high: ends of the interval.
+        n: number of samples.
     """
 
     level: float
@@ -35,18 +35,18 @@ class NormAt:
 def asr_by_eps(
     distance: Float[np.ndarray, " samples"], success: Bool[np.ndarray, " samples"]
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-    """Return the distribution of the least distances: ASR(ε) = #(fallen at a distance of at most ε) / n.
+    """Return ASR(ε) = #(samples broken at a distance of at most ε) / n as a step function.
 
     Args:
-        distance: least adversarial distance of each sample, in the norm's units.
-        success: whether the sample fell; where not, its distance is not looked at.
+        distance: minimal adversarial distance of each sample, in units of the norm.
+        success: whether the sample was broken; other distances are ignored.
 
     Returns:
-        The distances at which the rate rises, ascending and each once, and the rate from there on. Empty
-        where no sample fell.
+        The unique distances at which the ASR rises, in ascending order, and the ASR from there on; both empty if no
+        sample was broken.
 
     Raises:
-        UserError: for no samples, lengths that differ, or a negative or NaN distance of a fallen sample.
+        UserError: There are no samples, lengths differ, or the distance of a broken sample is negative or NaN.
 
     >>> asr_by_eps(np.array([0.2, 0.1, 0.2, 9.0]), np.array([True, True, True, False]))
     (array([0.1, 0.2]), array([0.25, 0.75]))
@@ -64,30 +64,29 @@ def eps_at(
 ) -> list[NormAt]:
     """Return the ε at which the ASR reaches each level.
 
-    It is an order statistic: the k-th least distance, k = ⌈level·n⌉. In a resample of the n samples with
-    replacement the k-th least is at most the j-th of the original with probability I_{j/n}(k, n − k + 1)
-    (the regularised incomplete beta function), so that the bootstrap's percentile interval is known
-    exactly, without drawing. At a level of 1 it cannot reach above the largest distance seen, so it says
-    little of the images that were not sampled.
+    It is the k-th smallest distance, k = ⌈level·n⌉. In a bootstrap resample the k-th smallest is at most the j-th of
+    the original with probability I_{j/n}(k, n − k + 1) (the regularised incomplete beta function), so the percentile
+    interval is computed exactly, without resampling. At level 1 the interval cannot exceed the largest distance
+    observed, so it says little about other images.
 
     Source: B. Efron, *Bootstrap Methods: Another Look at the Jackknife*, 1979, Section 3 (the median).
 
     Args:
-        distance: least adversarial distance of each sample, in the norm's units.
-        success: whether the sample fell; one that did not counts as infinitely far.
-        levels: rates, each in (0, 1].
-        confidence: of the intervals, in (0, 1).
+        distance: minimal adversarial distance of each sample, in units of the norm.
+        success: whether the sample was broken; other distances count as infinite.
+        levels: attack success rates, in (0, 1].
+        confidence: confidence level of the intervals, in (0, 1).
 
     Raises:
-        UserError: as :func:`asr_by_eps`, and for a level or confidence out of range.
+        UserError: As :func:`asr_by_eps`, or a level or the confidence is out of range.
 
-    >>> fallen = np.array([True] * 9 + [False])
-    >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), fallen, levels=(0.5, 0.9, 1.0))]
+    >>> broken = np.array([True] * 9 + [False])
+    >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), broken, levels=(0.5, 0.9, 1.0))]
     [5.0, 9.0, inf]
     """
     if not all(0 < level <= 1 for level in levels) or not 0 < confidence < 1:
         raise UserError(
-            f"levels {tuple(levels)} and confidence {confidence}: expected rates in (0, 1] and (0, 1)"
+            f"levels {tuple(levels)} and confidence {confidence}: expected levels in (0, 1], confidence in (0, 1)"
         )
     ordered = _ordered(distance, success)
     n = len(ordered)
@@ -109,11 +108,11 @@ def eps_at(
 def _ordered(
     distance: Float[np.ndarray, " samples"], success: Bool[np.ndarray, " samples"]
 ) -> Float[np.ndarray, " samples"]:
-    """Return the distances in ascending order, infinite where the attack failed."""
+    """Return the distances in ascending order, infinite for failed attacks."""
     if distance.shape != success.shape or distance.ndim != 1 or not distance.size:
         raise UserError(
-            f"distances of shape {distance.shape} and successes of {success.shape}: expected one a sample"
+            f"distances of shape {distance.shape} and successes of {success.shape}: expected one per sample"
         )
     if not (distance[success] >= 0).all():
-        raise UserError("a negative or NaN distance of a fallen sample: expected numbers of at least 0")
+        raise UserError("negative or NaN distance of a broken sample: expected numbers of at least 0")
     return np.sort(np.where(success, distance, np.inf))

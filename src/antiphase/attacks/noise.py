@@ -1,4 +1,4 @@
-"""Random noise of the same budget: the control that shows what an attack adds."""
+"""Random noise within ε: the baseline for an attack."""
 
 from typing import Any, Literal, Unpack
 
@@ -33,38 +33,37 @@ def noise(
     draws: int = 1,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Add noise that knows nothing of the model, and give it the verdicts of an attack.
+    """Perturb images with random noise, and report the result like that of an attack.
 
-    With Π the projection onto the threat's set and z one number a pixel:
+    With Π the projection onto the ε-ball and the bounds, and z one number per pixel:
 
     - ``"uniform"``: a point drawn uniformly from the ε-ball;
-    - ``"gaussian"``: Π(x + ε·z), z standard normal (in l2 nearly always of length ε before the bounds);
-    - ``"sign"``: Π(x + ε·z), z = ±1, a random corner of the linf ball (in l2 of length ε).
+    - ``"gaussian"``: Π(x + ε·z), z standard normal (for l2 nearly always of length ε before clipping);
+    - ``"sign"``: Π(x + ε·z), z = ±1, a random corner of the linf ball (for l2 of length ε).
 
     Args:
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε (finite) and bounds.
-        kind: of noise.
-        draws: how many a sample is tried with, at least 1; a sample falls at the first that changes its
-            prediction.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
+        threat: norm, finite ε and bounds.
+        kind: kind of noise.
+        draws: draws per sample, at least 1; stops at the first that changes the prediction.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
-        UserError: for parameters or images out of range.
+        UserError: A parameter or image is out of range.
     """
     if kind not in _KINDS:
         raise UserError(f"kind {kind!r}: expected one of {', '.join(_KINDS)}")
     check_counts(draws=draws)
     if threat.eps == float("inf"):
-        raise UserError("eps inf: noise needs a finite budget")
+        raise UserError("eps inf: noise needs a finite ε")
     settings: dict[str, Any] = {"kind": kind, "draws": draws}
     return run_search(model, images, labels, threat, _Noise(threat, kind, draws), settings, run)
 
 
 class _Noise:
-    """How many draws a row has had (``t``), and the one of greatest margin."""
+    """Noise; the state of a row holds the number of draws (``t``) and the draw of largest margin."""
 
     targets = 0
     restarts = 1

@@ -1,4 +1,4 @@
-"""What an attack maximises: one number for each sample, from logits and labels (and target classes)."""
+"""Objectives that attacks maximise: one number per sample, from logits, labels and target classes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from antiphase.errors import UserError
 Objective = Callable[[Tensor, Tensor], Tensor]  # logits, labels
 TargetedObjective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, targets
 
-_TINY = 1e-12  # keeps a ratio of equal logits at 0 / 1e-12
+_TINY = 1e-12  # avoids 0 / 0 for equal logits
 
 
 def cross_entropy(
@@ -25,7 +25,7 @@ def cross_entropy(
 def margin(
     logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Return the best other logit − the label's logit; above 0 exactly where the prediction has changed.
+    """Return the largest other logit − the label's logit; positive if and only if the prediction has changed.
 
     Source: N. Carlini, D. Wagner, *Towards Evaluating the Robustness of Neural Networks*, 2017, f6.
     """
@@ -34,16 +34,16 @@ def margin(
 
 
 def dlr(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """Return the difference of logits ratio: margin / (z₍₁₎ − z₍₃₎), z₍ᵢ₎ the i-th greatest logit.
+    """Return the difference of logits ratio: margin / (z₍₁₎ − z₍₃₎), z₍ᵢ₎ the i-th largest logit.
 
-    Unchanged when the logits are shifted or scaled, so it does not saturate on confident models. Its
-    gradient is 0 where the label ranks third, where the prediction has changed already.
+    It is invariant to shifting and scaling the logits, so it does not saturate on confident models. Its gradient is 0
+    if the label ranks third, when the prediction has already changed.
 
     Source: F. Croce, M. Hein, *Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse
     Parameter-free Attacks*, ICML 2020, Section 4.
 
     Raises:
-        UserError: for fewer than 3 classes.
+        UserError: The model has fewer than 3 classes.
     """
     _need_classes(logits, 3, "DLR")
     top = logits.topk(3, dim=1).values
@@ -53,9 +53,9 @@ def dlr(logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"])
 def own_prompt(
     logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Return −z_label: for a CLIP with logits z_k = s·cos(image, prompt k), −s times the cosine to its prompt.
+    """Return −z_label: for a CLIP with logits z_k = s·cos(image, prompt k), −s·cos(image, prompt of the label).
 
-    The other prompts play no part, unlike in ``"cross_entropy"`` and ``"dlr"``.
+    Unlike ``"cross_entropy"`` and ``"dlr"`` it does not depend on the other prompts.
 
     Source: robustness paper, Section 5.1 (cosine similarity as the objective against CLIP).
     """
@@ -72,19 +72,19 @@ def targeted_cross_entropy(
 def targeted_margin(
     logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"], targets: Int64[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Return the target's logit − the label's; above 0 only where the prediction has changed."""
+    """Return the target's logit − the label's logit; positive only if the prediction has changed."""
     return _pick(logits, targets) - _pick(logits, labels)
 
 
 def targeted_dlr(
     logits: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"], targets: Int64[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Return (z_target − z_label) / (z₍₁₎ − (z₍₃₎ + z₍₄₎) / 2), z₍ᵢ₎ the i-th greatest logit.
+    """Return (z_target − z_label) / (z₍₁₎ − (z₍₃₎ + z₍₄₎) / 2), z₍ᵢ₎ the i-th largest logit.
 
     Source: as :func:`dlr`.
 
     Raises:
-        UserError: for fewer than 4 classes.
+        UserError: The model has fewer than 4 classes.
     """
     _need_classes(logits, 4, "targeted DLR")
     top = logits.topk(4, dim=1).values
@@ -125,14 +125,14 @@ def resolve_targeted(objective: str | TargetedObjective) -> TargetedObjective:
 
 
 def one_each(values: Any, logits: Float[Tensor, "batch classes"]) -> Float[Tensor, " batch"]:
-    """Return what an objective gave for these logits, if that is one number a sample.
+    """Check that an objective returned one number per sample, and return it.
 
     Raises:
-        UserError: if it is anything else, such as their mean.
+        UserError: It returned anything else, such as a mean.
     """
     if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
         found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise UserError(f"the objective returned {found}: expected one number a sample, ({len(logits)},)")
+        raise UserError(f"the objective returned {found}: expected one number per sample, ({len(logits)},)")
     return values
 
 
@@ -151,6 +151,6 @@ def _pick(
 def _need_classes(logits: Float[Tensor, "batch classes"], least: int, name: str) -> None:
     if logits.shape[1] < least:
         raise UserError(
-            f"{name} needs at least {least} classes and the model has {logits.shape[1]}: "
+            f"{name} needs at least {least} classes, the model has {logits.shape[1]}: "
             "use objective='margin' or 'cross_entropy'"
         )

@@ -1,4 +1,4 @@
-"""Adversarial patches: PGD in a square at a random place."""
+"""Adversarial patches: PGD within a square at a random position."""
 
 from typing import Any, Unpack
 
@@ -34,32 +34,32 @@ def patch_pgd(
     objective: str | Objective = "cross_entropy",
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Change one square of every image and nothing else, by PGD with a random start inside it.
+    """Perturb one square of each image by PGD with a random start.
 
-    With m the indicator of a ``width`` × ``width`` square, drawn uniformly from those inside the image for
-    each sample and restart: x_{t+1} = Π(x_t + α·sign(m ⊙ ∇loss)), x₀ uniform in the square.
+    With m the indicator of a ``width`` × ``width`` square, drawn uniformly within the image for each sample and
+    restart: x_{t+1} = Π(x_t + α·sign(m ⊙ ∇loss)), x₀ uniform in the square.
 
     Source: robustness paper, Appendix C.2.1, which sets ε = 1 (any pixel value) and varies the width; α and
-    the steps are :func:`~antiphase.attacks.pgd.pgd`'s.
+    the number of steps are those of :func:`~antiphase.attacks.pgd.pgd`.
 
     Args:
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: linf, ε and bounds.
+        threat: norm linf, finite ε and bounds.
         width: side of the square in pixels, from 1 to the shorter side of the image.
-        steps: at least 1.
-        step_size: α; ε/4 where not given.
-        restarts: how many squares a sample that stands is tried with.
-        objective: as in :func:`~antiphase.attacks.pgd.pgd`.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
+        steps: gradient steps, at least 1.
+        step_size: α; ε/4 by default.
+        restarts: random restarts per sample, each with another square, at least 1.
+        objective: loss to maximise, as in :func:`~antiphase.attacks.pgd.pgd`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
-        UserError: for a square larger than the image, another norm, or parameters or images out of range.
+        UserError: The square is larger than the image, the norm is not linf, or a parameter or image is out of range.
     """
     if images.ndim != 4 or not 1 <= width <= min(images.shape[2:]):
         raise UserError(
-            f"patch width {width}: expected 1 to the shorter side of images {tuple(images.shape[1:])}"
+            f"patch width {width}: expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"
         )
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
@@ -76,7 +76,7 @@ def patch_pgd(
 
 
 class _PatchPgd:
-    """PGD that may change the pixels of ``mask`` alone."""
+    """PGD that changes only the pixels of ``mask``."""
 
     targets = 0
     decides_in_float32 = False
@@ -96,9 +96,9 @@ class _PatchPgd:
 def squares(
     shape: torch.Size, width: int, keys: Int64[Tensor, " batch"]
 ) -> Bool[Tensor, "batch 1 height width"]:
-    """Return the indicator of one square for each row, drawn uniformly from those that lie inside the image."""
+    """Return the indicator of one square per row, drawn uniformly within the image."""
     height, breadth = shape[2:]
-    # a stream of its own: the start inside the square draws from the row's
+    # a separate stream: the random start draws from that of the row
     draw = uniform(sample_keys(keys, torch.full_like(keys, width)), 2).double()
     room = torch.tensor([height - width + 1, breadth - width + 1], device=keys.device)
     top, left = (draw * room).long().unbind(1)

@@ -44,46 +44,46 @@ def pgd(
     objective: str | Objective = "cross_entropy",
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Climb the loss in steps of steepest ascent, projected onto the threat's set after each.
+    """Maximise the loss by projected gradient ascent.
 
-    x₀ is drawn uniformly from the ε-ball; x_{t+1} = Π(x_t + α_t·d_t) with d_t the sign of the gradient
-    (linf) or the gradient over its length (l2). A sample falls at the first iterate that changes the
-    prediction; otherwise the iterate of highest loss is kept. ``steps`` steps cost ``steps + 1``
-    forward passes at most, and one more to confirm the verdict.
+    x₀ is drawn uniformly from the ε-ball; x_{t+1} = Π(x_t + α_t·d_t) with d_t the sign of the gradient (linf) or the
+    normalised gradient (l2), and Π the projection onto the ε-ball and the bounds. The search stops at the first iterate
+    that changes the prediction; otherwise the iterate of highest loss is kept. It takes at most ``steps + 1`` forward
+    passes, and one more to confirm a success.
 
     Source: A. Madry et al., *Towards Deep Learning Models Resistant to Adversarial Attacks*, ICLR 2018;
-    robustness paper, Appendix C.2.1, which gives neither step size nor steps: α = ε/4 and 20 are ours.
+    robustness paper, Appendix C.2.1, which gives neither step size nor number of steps: α = ε/4 and 20 are our choice.
 
     Args:
         model: classifier of images within the threat's bounds.
         images: clean images.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε and bounds.
-        steps: at least 1.
-        step_size: α₀ in the norm's units; ε/4 where not given.
-        schedule: of α over the steps: constant, or falling to 0 linearly or by half a cosine.
-        restarts: how often a sample that stands is tried again from another random start.
-        random_start: whether x₀ is random; otherwise it is the clean image.
-        momentum: μ, at least 0: d_t is then taken of g_t = μ·g_{t−1} + ∇loss/‖∇loss‖₁ (Y. Dong et al.,
-            *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
-        objective: what is maximised: ``"cross_entropy"``, ``"margin"``, ``"dlr"`` or a callable of (logits, labels)
-            that returns one number a sample.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
+        threat: norm, finite ε and bounds.
+        steps: gradient steps, at least 1.
+        step_size: α₀ in units of the norm, above 0; ε/4 by default.
+        schedule: α_t over the steps: ``"constant"``, or decreasing to 0 (``"linear"``, ``"cosine"``).
+        restarts: random restarts per sample, at least 1.
+        random_start: draw x₀ at random; otherwise start at the clean image.
+        momentum: μ, at least 0; with μ > 0, d_t uses g_t = μ·g_{t−1} + ∇loss/‖∇loss‖₁ in place of the gradient
+            (Y. Dong et al., *Boosting Adversarial Attacks with Momentum*, CVPR 2018, Algorithm 1).
+        objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"`` or a callable of (logits, labels)
+            that returns one number per sample.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
-        UserError: for parameters or images out of range.
+        UserError: A parameter or image is out of range.
     """
     check_counts(steps=steps, restarts=restarts)
     if schedule not in _SCHEDULES:
         raise UserError(f"schedule {schedule!r}: expected one of {', '.join(_SCHEDULES)}")
     if threat.eps == math.inf:
-        raise UserError("eps inf: PGD needs a finite budget; for the least perturbation use FAB")
+        raise UserError("eps inf: PGD needs a finite ε; use FAB to minimise the perturbation")
     if step_size is not None and not 0 < step_size < math.inf:
-        raise UserError(f"step_size {step_size}: expected a positive number, in the norm's units")
+        raise UserError(f"step_size {step_size}: expected a number above 0, in units of the norm")
     if not 0 <= momentum < math.inf:
         raise UserError(f"momentum {momentum}: expected a number of at least 0")
     if restarts > 1 and not random_start:
-        raise UserError(f"restarts {restarts} without a random start would repeat one run; use 1")
+        raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
     alpha = threat.eps / 4 if step_size is None else step_size
     search = PgdSearch(
         threat, objectives.resolve(objective), steps, alpha, schedule=schedule, restarts=restarts,
@@ -98,7 +98,7 @@ def pgd(
 
 
 class PgdSearch:
-    """PGD's state: the iterate ``x``, how many steps it has taken (``t``), and the best iterate so far."""
+    """PGD; the state of a row holds the iterate ``x``, the number of steps (``t``) and the best iterate so far."""
 
     targets = 0
     decides_in_float32 = False
@@ -138,7 +138,7 @@ class PgdSearch:
             gradient = gradient * rows["mask"]
         rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]
-        # an adversarial iterate beats one that is not; among equals the higher loss wins
+        # prefer adversarial iterates, then the higher loss
         better = (adversarial & ~rows["found"]) | ((loss > rows["loss"]) & (adversarial >= rows["found"]))
         rows.put("best", better, rows["x"])
         rows.put("loss", better, loss)

@@ -1,4 +1,4 @@
-"""Onto the set that a threat allows, and random points and steepest directions in it, one ε for each row."""
+"""Projection onto the ε-ball, steepest directions and random points, with one ε per row."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,9 +16,10 @@ def project(
     norm: Norm,
     bounds: tuple[float, float],
 ) -> Float[Tensor, "batch *shape"]:
-    """Return the nearest point of the ε-ball for linf; for l2 the ball first, then the bounds.
+    """Project onto the ε-ball, then clip to the bounds.
 
-    Both orders stay in the set: clipping to bounds that hold the clean image never lengthens the change.
+    For linf this is the nearest point of the intersection. Clipping to bounds that contain the clean image never
+    increases the norm of the change.
     """
     eps = per_row(eps, x)
     if norm == "linf":
@@ -47,16 +48,16 @@ def random_point(
     Args:
         clean: centres.
         eps: radii.
-        norm: of the ball.
-        bounds: of a pixel.
-        keys: one random stream a row (see :mod:`antiphase.streams`).
+        norm: norm of the ball.
+        bounds: smallest and largest pixel value.
+        keys: one random stream per row (see :mod:`antiphase.streams`).
     """
     size = clean[0].numel()
     if norm == "linf":
         delta = 2.0 * uniform(keys, size) - 1.0
     else:
         delta = normal(keys, size)
-        # in float64: torch's powers differ in their last bit with a number's place in the tensor
+        # in float64: the last bit of torch's powers depends on the position in the tensor
         radius = (uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
         delta = delta / row_norm(delta, "l2")[:, None] * radius
     x = clean + delta.to(clean.dtype).view_as(clean) * per_row(eps, clean)

@@ -1,4 +1,4 @@
-"""What an attack returns: one entry a sample, every success confirmed."""
+"""The result of an attack: one entry per sample, every success confirmed in float32."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,24 +11,24 @@ from antiphase.attacks.threat import Threat
 
 @dataclass(frozen=True)
 class AttackResult:
-    """The verdicts of one attack at one budget.
+    """The result of one attack under one threat model.
 
     Attributes:
-        attack: its name.
-        threat: norm, budget and bounds.
-        settings: the parameters it ran with, defaults included.
-        ids: the samples' ids, by which their random streams are keyed.
-        label: the class that was attacked: the given label, or the clean prediction.
-        clean_prediction: the class of the clean image.
-        prediction: the class of the adversarial image.
-        success: prediction differs from the attacked class, ‖δ‖ ≤ ε (but for rounding:
-            ``threat.tolerance``) and every pixel is within bounds; confirmed in float32 after the search.
-        adversarial: the adversarial image; where the attack failed, the iterate of highest loss.
-        distance: ‖δ‖ of it, in the threat's norm.
-        forwards, backwards: passes that the sample cost, the first look at the clean image included.
-        warnings: what makes the verdicts doubtful, each a sentence that says what to do about it.
-        stages: of an ensemble, each attack's own result on the samples that it was given.
-        seconds: wall-clock time of the whole call.
+        attack: name of the attack.
+        threat: norm, ε and bounds.
+        settings: parameters of the attack, including defaults.
+        ids: ids of the samples, which key their random streams.
+        label: the attacked class: the given label, or the clean prediction.
+        clean_prediction: predicted class of the clean image.
+        prediction: predicted class of the adversarial image.
+        success: whether the prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.tolerance`` and every
+            pixel within bounds; confirmed in float32 after the search.
+        adversarial: adversarial image, or the iterate of highest loss if the attack failed.
+        distance: ‖δ‖ in the threat's norm.
+        forwards, backwards: number of passes per sample, including the one on the clean image.
+        warnings: reasons to doubt the result, each with what to do about it.
+        stages: for an ensemble, the result of each attack on the samples it was given.
+        seconds: wall-clock time of the call.
     """
 
     attack: str

@@ -1,4 +1,4 @@
-"""Square: random search that needs the model's logits only, one window of the image at a time."""
+"""Square: black-box random search over windows of the image."""
 
 import math
 from typing import Any, Unpack
@@ -27,16 +27,16 @@ from antiphase.attacks.square_moves import (
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
-# When few rows are left, a batch is filled to this many images with further queries of each row, see _Square.step. On
-# a CPU in float32 32 images were fastest (dev/attack-engine.md). In bf16 more are cheaper: rows that wait for float32
-# leave room, and the questions to float32 should fill a batch too.
+# When few rows are left, the batch is filled to this many images with later queries of each row, see _Square.step. On
+# a CPU in float32, 32 images were fastest (dev/attack-engine.md). In bf16 larger batches are better: rows that wait for
+# float32 leave room, and the float32 passes should fill a batch too.
 _FILL = {("cpu", "float32"): 2 * QUANTUM, ("cpu", "bf16"): 8 * QUANTUM}
 _FILL_ELSEWHERE = 64
 AUTOATTACK_QUERIES = 5_000
-_MOST_AHEAD = 16  # queries of a row: most of what lies further ahead is forgotten
-# In low precision, float32 is asked about a proposal unless it seems to lose more than _REACH times the rounding of
-# gains. That rounding is learned from about the last _MEMORY accepted proposals. Float32 is asked about _TOGETHER
-# proposals at once (dev/low-precision.md).
+_MOST_AHEAD = 16  # queries of one row: most of those further ahead are discarded
+# In bf16, a proposal is repeated in float32 unless its loss is lower by more than _REACH times the rounding error of
+# gains, which is estimated from about the last _MEMORY accepted proposals. Proposals are repeated _TOGETHER at a time
+# (dev/low-precision.md).
 _REACH = 0.5
 _MEMORY = 8
 _TOGETHER = 64
@@ -57,53 +57,52 @@ def square(
     budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
-    """Change one random window of the image after the other, and keep what raises the loss.
+    """Change random windows of the image one by one, and keep each change that raises the loss.
 
-    Query 0 is a first image x₀, query t > 0 a proposal x̂, which becomes x where its loss is higher:
+    Query 0 is an initial image x₀, each query t > 0 a proposal x̂ that replaces x if its loss is higher:
 
-    - linf: x₀ has vertical stripes one pixel wide, clean ± ε; x̂ is x with a random window at clean ± ε, the
-      sign drawn for each channel;
-    - l2: x₀ is clean plus a grid of 5 × 5 bumps of length ε in all; x̂ moves the change within one random
-      window to another, adds a bump there, and has length ε before the bounds.
+    - linf: x₀ has vertical stripes one pixel wide at clean ± ε; x̂ is x with a random window set to clean ± ε, with a
+      random sign per channel;
+    - l2: x₀ is clean plus a grid of 5 × 5 bumps of total length ε; x̂ moves the change from one random window to
+      another, adds a bump there, and has length ε before clipping.
 
     Windows are squares that cover a share p of the image: p_init at first, halved after iterations 10, 50,
-    200, 500, 1000, 2000, 4000, 6000 and 8000; an odd side of at least 3 pixels for l2. On an image too
-    narrow for the square a window is as narrow, and longer by as much. A sample falls at the first query
-    that changes the prediction, and otherwise keeps the image of highest loss. ``queries`` queries are as
-    many forward passes at most, and one more confirms the verdict; with ``precision="bf16"`` a query that may
-    be a gain is asked again in float32, which decides. The model's gradient is not used.
+    200, 500, 1000, 2000, 4000, 6000 and 8000, with an odd side of at least 3 pixels for l2. If the image is too narrow
+    for the square, the window is a rectangle of the same area. The search stops at the first query that changes the
+    prediction, otherwise the image of highest loss is kept. It takes at most ``queries`` forward passes, one more to
+    confirm a success and, with ``precision="bf16"``, one in float32 for each possible improvement. It does not use
+    gradients.
 
     Source: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, *Square Attack: a Query-Efficient Black-Box
-    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Every
-    sample draws its own windows, at any place where they fit, and l2 shares ε out by channel as in Algorithm 3;
-    AutoAttack's code draws for the batch, leaves out the last place, and pools the channels.
+    Adversarial Attack via Random Search*, ECCV 2020, Algorithms 1 to 3; the defaults are AutoAttack's. Windows
+    are drawn per sample among all positions, and l2 divides ε among the channels as in Algorithm 3; AutoAttack's code
+    draws once per batch, omits the last position, and pools the channels.
 
     Args:
         model: classifier of images within the threat's bounds.
         images: clean images, of any height and width.
         labels: classes to attack; None attacks the clean predictions.
-        threat: norm, ε (finite) and bounds.
-        queries: forward passes a search may spend, at least 1.
-        p_init: share of the image that the first windows cover, in (0, 1].
-        restarts: how often each search is tried with other draws.
-        targets: how many of the runners-up on the clean image are aimed at, one after the other; None only
-            moves away from the label.
-        objective: what is maximised: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
-            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number a sample.
-        rescale_schedule: whether the halvings, which are given for 10,000 queries, are spread over ``queries``. None
-            does so for fewer than 5,000 queries, AutoAttack's number: with the schedule as it is, a search of 1,000
-            queries ends before its windows are small, and breaks fewer samples. :func:`autoattack` never does so.
-        budgets: an ε for each sample in place of the threat's, none above it.
-        **run: seed, batch size and the like, see :class:`~antiphase.attacks.engine.options.Run`.
+        threat: norm, finite ε and bounds.
+        queries: largest number of queries, at least 1.
+        p_init: share of the image covered by the first windows, in (0, 1].
+        restarts: random restarts per sample (and target class), at least 1.
+        targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
+        objective: loss to maximise: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
+            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number per sample.
+        rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``. None does so for fewer than
+            5,000 queries (AutoAttack's default number): otherwise a search of 1,000 queries ends before its windows are
+            small, and breaks fewer samples. :func:`autoattack` never does so.
+        budgets: one ε per sample, at most the threat's.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.options.Run`.
 
     Raises:
-        UserError: for parameters or images out of range, and for DLR with too few classes.
+        UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
     check_counts(queries=queries, restarts=restarts, targets=targets)
     if not 0 < p_init <= 1:
         raise UserError(f"p_init {p_init}: expected a share of the image, in (0, 1]")
     if threat.eps == math.inf:
-        raise UserError("eps inf: Square needs a finite budget; for the least perturbation use FAB")
+        raise UserError("eps inf: Square needs a finite ε; use FAB to minimise the perturbation")
     if images.ndim != 4:
         raise UserError(f"images of shape {tuple(images.shape)}: Square expects (samples, C, H, W)")
     rescale = rescales(queries, rescale_schedule)
@@ -117,17 +116,17 @@ def square(
 
 
 def rescales(queries: int, asked: bool | None) -> bool:
-    """Return whether the schedule of window sizes is spread over the queries."""
+    """Return whether the schedule of window sizes is scaled to the number of queries."""
     return queries < AUTOATTACK_QUERIES if asked is None else asked
 
 
 class _Square:
-    """How many queries a row has made (``t``) and the image it goes on from, which is ``best``.
+    """Square.
 
-    For linf also the ``low``est and ``high``est image allowed, of which proposals are put together. A search in low
-    precision knows the loss of ``best`` twice: in float32 (``loss``) and as it sees it (``rough``); and by how much
-    a gain that it sees differs from float32's on average (``rounding``). A row ``waits`` where query t is float32's to
-    decide, of which low precision has ``seen`` the loss.
+    State of a row: the number of queries (``t``) and the current image (``best``); for linf the ``low``est and
+    ``high``est image allowed. In low precision also the loss of ``best`` in that precision (``rough``; ``loss`` is in
+    float32), the mean rounding error of a gain (``rounding``), whether query t ``waits`` for a float32 pass, and the
+    loss that low precision has ``seen`` for it.
     """
 
     decides_in_float32 = True
@@ -168,15 +167,15 @@ class _Square:
         rows["done"], rows["waits"] = rows["found"].clone(), rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Ask about several queries of each row at once where rows are few, and accept the first that is better.
+        """Evaluate several queries of each row at once if few rows are left, and accept the first improvement.
 
-        The model takes hardly longer for a batch filled up than for a few rows. Most proposals are rejected, so
-        that each query is asked as if those before it were. The queries after one that is accepted are
-        forgotten, uncounted, and drawn again from the new image: the search is that of one query at a time.
+        A full batch takes hardly longer than a few rows, and most proposals are rejected, so each query assumes that
+        those before it are. Queries after an accepted one are discarded, not counted, and drawn again from the new
+        image: the result equals that of one query at a time.
 
-        A proposal that changes no pixel is rejected, and counted, without asking. Low precision cannot see small
-        gains, and keeps what only seemed one: it sorts out what is clearly worse, and float32 decides on the rest,
-        of many rows at once: until then a row waits where it is.
+        A proposal that changes no pixel is rejected and counted without a pass. Low precision cannot resolve small
+        gains: it rejects only proposals that are clearly worse, and float32 decides on the others, in batches of many
+        rows; until then a row waits.
         """
         low, waits = oracle.precision != "float32", rows["waits"]
         ahead = self._ahead(len(rows) - int(waits.sum()), rows["clean"][0].numel(), oracle)
@@ -189,10 +188,10 @@ class _Square:
         loss = rough
         if low:
             near, rough, until = self._near(rows, asked, rough, adversarial, until)
-            busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have more to ask low precision
+            busy = 2 * int(near.any(1).sum()) <= len(rows)  # most rows have further low-precision queries
             asked, until = _full_batches(near, rows["t"], until, _TOGETHER if busy else 0)
             loss, adversarial = self._answers(rows, x, asked, oracle.in_float32().logits)
-        # an adversarial image beats one that is not; among equals the higher loss wins
+        # prefer adversarial images, then the higher loss
         found = rows["found"][:, None]
         better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
         moved, first = better.any(1), better.int().argmax(1)
@@ -204,7 +203,7 @@ class _Square:
             rows["waits"] = (near & ~asked).any(1) & ~moved
             rows.put("seen", rows["waits"], rough[row, until.clamp(max=ahead - 1)])
             self._learn(rows, moved, rough[row, first], loss[row, first])
-        at = moved.nonzero().flatten()  # few: the others' images need not be copied
+        at = moved.nonzero().flatten()  # few rows: avoid copying the images of the others
         rows["best"][at] = x[at, first[at]]
         rows.put("loss", moved, loss[row, first])
         rows["found"] = rows["found"] | (moved & adversarial[row, first])
@@ -216,7 +215,7 @@ class _Square:
         self, rows: Rows, asked: Bool[Tensor, "batch ahead"], rough: Float[Tensor, "batch ahead"],
         adversarial: Bool[Tensor, "batch ahead"], until: Int64[Tensor, " batch"],
     ) -> tuple[Bool[Tensor, "batch ahead"], Float[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:  # fmt: skip
-        """Return what float32 is to decide, with what low precision said, and how many queries that decides."""
+        """Return the queries for float32 to decide, their low-precision losses, and how many queries they settle."""
         waits, least = rows["waits"], rows["rough"] - _REACH * rows["rounding"]
         near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))
         near[:, 0] |= waits
@@ -227,7 +226,7 @@ class _Square:
         self, rows: Rows, x: Float[Tensor, "batch ahead ..."], asked: Bool[Tensor, "batch ahead"],
         model: Classifier,
     ) -> tuple[Float[Tensor, "batch ahead"], Bool[Tensor, "batch ahead"]]:  # fmt: skip
-        """Return losses, and what changes the prediction; −∞ and False where not asked."""
+        """Return the losses and whether the prediction changes; −∞ and False for queries that were not evaluated."""
         loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
         adversarial = torch.zeros_like(asked)
         row = asked.nonzero()[:, 0]
@@ -241,7 +240,7 @@ class _Square:
         self, rows: Rows, moved: Bool[Tensor, " batch"], rough: Float[Tensor, " batch"],
         loss: Float[Tensor, " batch"],
     ) -> None:  # fmt: skip
-        """Take note of what low precision made of the proposals that are accepted."""
+        """Record the low-precision losses of accepted proposals."""
         first = rows["rough"].isinf()
         error = torch.where(first, rough - loss, (rough - rows["rough"]) - (loss - rows["loss"])).abs()
         weight = torch.where(first, 1.0, 1.0 / _MEMORY)
@@ -249,7 +248,7 @@ class _Square:
         rows.put("rough", moved, rough)
 
     def _ahead(self, count: int, pixels: int, oracle: Oracle) -> int:
-        """Return how many queries are asked at once of each of so many rows."""
+        """Return the number of queries of each row that are evaluated at once."""
         fill = _FILL.get((oracle.device.type, oracle.precision), _FILL_ELSEWHERE)
         fill = min(fill, max(QUANTUM, PIXELS // pixels))
         return max(1, min(-(-fill // max(1, count)), _MOST_AHEAD, self.queries))
@@ -257,7 +256,7 @@ class _Square:
     def _propose(
         self, rows: Rows, t: Int64[Tensor, "batch ahead"]
     ) -> Float[Tensor, "batch ahead channels height width"]:
-        """Return the image that each query asks about."""
+        """Return the image of each query."""
         assert self.windows is not None
         best, key, threat = rows["best"], rows["key"], self.threat
         if threat.norm == "linf":
@@ -273,10 +272,10 @@ def _full_batches(
     asked: Bool[Tensor, "batch ahead"], t: Int64[Tensor, " batch"], until: Int64[Tensor, " batch"],
     least: int = 0,
 ) -> tuple[Bool[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:  # fmt: skip
-    """Put off the questions that would only begin one more quantum, of the rows that are furthest first.
+    """Defer queries that would start another quantum, those of the most advanced rows first.
 
-    All are put off where they are fewer than ``least``. Return what is left of them, and how many queries of each row
-    that decides.
+    All are deferred if they are fewer than ``least``. Return the remaining ones, and how many queries of each row they
+    decide.
     """
     order = t.argsort(stable=True)
     rank = torch.empty_like(asked, dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Where Square looks next: sizes and places of its windows, first images, and proposals for many queries at once.
+"""Proposals of Square: sizes and positions of its windows, initial images, and proposals for many queries at once.
 
-A proposal is a function of the row's image, its key and the number of the query, and of nothing else. All
-arithmetic is elementwise or in integers, so that a row comes out bitwise the same in any company.
+A proposal depends only on the row's image, its key and the number of the query. All arithmetic is elementwise or in
+integers, so that a row is bitwise independent of the rest of its batch.
 """
 
 import math
@@ -16,19 +16,19 @@ from antiphase.attacks.threat import Norm
 from antiphase.streams import sample_keys, uniform
 
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # iterations of 10,000 after which p is halved
-_TILES = 5  # the first l2 change is a grid of so many tiles each way
+_TILES = 5  # tiles per side of the initial l2 change
 _FIXED = 2.0**60  # units of the fixed-point sums, which are at most 4: 2⁶² fits in an int64
-_LEAST_UNIT = 1e-6  # a smaller ε is no match for the rounding of a pixel
+_LEAST_UNIT = 1e-6  # a smaller ε is below the rounding error of a pixel
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of every level, level l being that of the share p_init / 2^l.
+    """The windows of each level l, which cover a share p_init / 2^l of the image.
 
     Attributes:
-        height, width: one a level.
-        after: the last iteration of every level but the final one.
-        bumps: the l2 change of a window, split across its rows and across its columns; padded by zeros.
+        height, width: size in pixels at each level.
+        after: last iteration of each level except the final one.
+        bumps: the l2 change of a window, split along its rows and along its columns, padded with zeros.
     """
 
     height: Int64[Tensor, " levels"]
@@ -44,7 +44,7 @@ def windows(
     norm: Norm,
     clean: Float[Tensor, "batch channels height width"],
 ) -> Windows:
-    """Return the windows for images like ``clean``, on their device and in their type."""
+    """Return the windows for images like ``clean``, with their device and dtype."""
     height, width = clean.shape[2:]
     sizes = [
         window_size(p_init / 2**level, height, width, 1 if norm == "linf" else 3)
@@ -68,10 +68,9 @@ def windows(
 
 
 def window_size(share: float, height: int, width: int, least: int) -> tuple[int, int]:
-    """Return height and width of the window that covers a share of the image: a square where it fits.
+    """Return height and width of the window that covers a share of the image: a square if it fits.
 
-    A square wider than the image is cut to it, and grows the other way so that it covers the share. From
-    ``least`` 3 on, sides are odd.
+    Otherwise it is a rectangle as wide as the shorter side of the image. Sides are odd if ``least`` is at least 3.
 
     >>> window_size(0.8, 28, 28, 1), window_size(0.8, 28, 28, 3), window_size(0.8, 40, 10, 1)
     ((25, 25), (25, 25), (32, 10))
@@ -89,7 +88,7 @@ def bump(height: int, width: int) -> Float64[Tensor, "height width"]:
     """Return a change of length 1: a pyramid in the upper half and its negative in the lower.
 
     At distance d = max(|i − ⌊h/2⌋|, |j − ⌊w/2⌋|) from the centre of an h × w half, the pyramid is
-    Σ_{m=d}^{n} 1/(m + 1)² with n = max(⌊h/2⌋, ⌊w/2⌋), over its length. Of a single row only the lower half exists.
+    Σ_{m=d}^{n} 1/(m + 1)² with n = max(⌊h/2⌋, ⌊w/2⌋), normalised to length 1. A single row has only the lower half.
     """
     halves = [
         _pyramid(height // 2, width),
@@ -113,7 +112,7 @@ def first_linf(
     high: Float[Tensor, "batch channels height width"],
     keys: Int64[Tensor, " batch"],
 ) -> Float[Tensor, "batch channels height width"]:
-    """Return vertical stripes one pixel wide: each column of each channel at its least or greatest values."""
+    """Return vertical stripes one pixel wide: each column of each channel at its lowest or highest allowed values."""
     channels, _, width = low.shape[1:]
     up = _coins(_of_its_own(keys), channels * width).view(-1, channels, 1, width)
     return torch.where(up, high, low)
@@ -125,7 +124,7 @@ def first_l2(
     keys: Int64[Tensor, " batch"],
     bounds: tuple[float, float],
 ) -> Float[Tensor, "batch channels height width"]:
-    """Return a grid of 5 × 5 bumps, each of random direction and, in each channel, sign; in all of length ε."""
+    """Return a grid of 5 × 5 bumps of random direction and of random sign in each channel, of total length ε."""
     batch, channels, height, width = clean.shape
     (rows, tall, top), (columns, wide, left) = _tiling(height), _tiling(width)
     tiles = rows * columns
@@ -154,7 +153,7 @@ def propose_linf(
     t: Int64[Tensor, "batch ahead"],
     at: Windows,
 ) -> Float[Tensor, "batch ahead channels height width"]:
-    """Return ``x`` with one window of each channel at its least or greatest values, for each query ``t``."""
+    """Return ``x`` with one window of each channel at its lowest or highest allowed values, for each query ``t``."""
     channels, height, width = x.shape[1:]
     _, tall, wide, draws = _draw(keys, t, 2 + channels, at)
     top, left = _place(draws[..., 0], height, tall), _place(draws[..., 1], width, wide)
@@ -175,7 +174,7 @@ def propose_l2(
     """Return ``x`` with the change of window V moved to window W, for each query ``t``.
 
     With ν = x − clean, in each channel: ν_W ← a·d/‖d‖ with d = ν_W/‖ν_W‖ ± bump, and ν_V ← 0 elsewhere. The
-    length a takes what is there and an equal share of what x leaves unused of ε:
+    length a keeps the norm of both windows and adds an equal share of the unused budget:
     a² = ‖ν_{V∪W}‖² + (ε² − ‖ν‖²)/channels.
     """
     batch, channels, height, width = x.shape
@@ -185,7 +184,7 @@ def propose_l2(
     top_v, left_v = _place(draws[..., 2], height, tall), _place(draws[..., 3], width, wide)
     across, up = (draws[..., 4] < 0.5).long(), (draws[..., 5:] < 0.5)[..., None]
 
-    # Windows are read and written as lists of pixels, all as long as the largest here: smaller ones repeat
+    # Windows are read and written as lists of pixels of equal length: smaller ones repeat
     # their last row and column, which writes a pixel twice with the same value, and must not count twice.
     row, column, once = _inside(tall, wide)
     i, j = top[..., None] + row, left[..., None] + column
@@ -205,7 +204,7 @@ def propose_l2(
 
     shape = at.bumps[level[..., None], across[..., None], row, column][:, :, None]
     shape = torch.where(up, shape, -shape)
-    # a share of 1e-6 of ε has no direction to speak of, nor has a sum that cancels
+    # below 1e-6 of ε a change or a sum that cancels has no meaningful direction
     d = shape + torch.where(energy > 1e-12, now / energy.sqrt().clamp_min(1e-6).to(x.dtype), 0.0)
     length = _energy(d * once[:, :, None])[..., None].sqrt()
     d = torch.where(length > 1e-3, d / length.clamp_min(1e-3).to(x.dtype), shape)
@@ -233,14 +232,14 @@ def _draw(
 def _place(
     draw: Float[Tensor, "*shape"], length: int, size: Int64[Tensor, "*shape"]
 ) -> Int64[Tensor, "*shape"]:
-    """Return the first pixel of a window: every place where it fits is as likely."""
+    """Return the first pixel of a window, uniform over all positions at which it fits."""
     return (draw * (length - size + 1)).long()
 
 
 def _span(
     length: int, first: Int64[Tensor, "*shape"], size: Int64[Tensor, "*shape"]
 ) -> Bool[Tensor, "*shape length"]:
-    """Return which pixels along an axis lie in a window."""
+    """Return whether each pixel along an axis lies in a window."""
     pixel = torch.arange(length, device=first.device)
     return (pixel >= first[..., None]) & (pixel < (first + size)[..., None])
 
@@ -252,7 +251,7 @@ def _inside(
     Int64[Tensor, "batch ahead pixels"],
     Bool[Tensor, "batch ahead pixels"],
 ]:
-    """List each window's pixels, by row and column from its corner, and whether a pixel is met first."""
+    """List the pixels of each window by row and column from its corner, and whether each occurs for the first time."""
     tallest, widest = torch.stack([tall.amax(), wide.amax()]).tolist()
     pixel = torch.arange(tallest * widest, device=tall.device)
     row, column = pixel // widest, pixel % widest
@@ -273,7 +272,7 @@ def _tiling(length: int) -> tuple[int, int, int]:
 
 
 def _of_its_own(keys: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
-    """Return keys for the first image, which draws more numbers than a query of the rows' own streams."""
+    """Return separate keys for the initial image, which draws more numbers than a query."""
     return sample_keys(keys, torch.zeros_like(keys))
 
 

@@ -1,4 +1,4 @@
-"""What an attacker may do: the norm, the budget and the range of a pixel."""
+"""The threat model of an attack: norm, perturbation budget ε and pixel range."""
 
 import math
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ _ROUNDING = 1e-6  # of x + δ in float32, for pixels up to 1
 
 @dataclass(frozen=True)
 class Threat:
-    """All images within ``eps`` of the clean one, in ``norm``, with every pixel within ``bounds``.
+    """Allow all images with ‖x' − x‖ ≤ ε and every pixel within the bounds.
 
     Args:
-        norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean length of the change).
-        eps: perturbation budget, at least 0, in the pixel's units: 8/255 for 8 of 255 levels of a pixel in [0, 1].
-            Under linf at most the range of a pixel. Infinite for attacks that minimise the norm.
-        bounds: least and greatest value of a pixel.
+        norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean norm of the change).
+        eps: perturbation budget ε, at least 0, in units of the pixel range: 8/255 is 8 levels of an 8-bit image with
+            pixels in [0, 1]. At most the pixel range for linf; infinite for attacks that minimise the norm.
+        bounds: smallest and largest pixel value.
 
     Raises:
-        UserError: for an unknown norm, a budget out of range, or empty bounds.
+        UserError: The norm is unknown, ε is out of range, or the bounds are empty.
     """
 
     norm: Norm = "linf"
@@ -37,29 +37,27 @@ class Threat:
         if self.norm not in ("linf", "l2"):
             raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
         if not isinstance(self.eps, Real) or math.isnan(self.eps) or self.eps < 0:
-            raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in the pixel's units")
+            raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in units of the pixel range")
         if not self.bounds[0] < self.bounds[1]:
-            raise UserError(f"bounds {self.bounds}: expected (least, greatest)")
+            raise UserError(f"bounds {self.bounds}: expected (smallest, largest)")
         whole = self.bounds[1] - self.bounds[0]
         if self.norm == "linf" and whole < self.eps < math.inf:
             example = (
-                f"; for {self.eps:g} of 255 levels give {self.eps:g}/255" if self.bounds == (0, 1) else ""
+                f"; for {self.eps:g} of 255 levels, pass {self.eps:g}/255" if self.bounds == (0, 1) else ""
             )
-            raise UserError(
-                f"eps {self.eps:g}: expected at most {whole:g}, the whole range of a pixel{example}"
-            )
+            raise UserError(f"eps {self.eps:g}: expected at most {whole:g}, the pixel range{example}")
         if self.norm == "l2" and _LONGEST * whole < self.eps < math.inf:
             raise UserError(f"eps {self.eps:g}: expected at most {_LONGEST * whole:g} in norm 'l2'")
 
     @property
     def tolerance(self) -> float:
-        """How far beyond ε the rounding of a pixel may take a sample: 1e-6, times the greatest pixel above 1."""
+        """Rounding error allowed on top of ε: 1e-6, scaled up for pixels above 1."""
         return _ROUNDING * max(1.0, *(abs(bound) for bound in self.bounds))
 
     def distance(
         self, adversarial: Float[Tensor, "batch *shape"], clean: Float[Tensor, "batch *shape"]
     ) -> Float[Tensor, " batch"]:
-        """Return ‖adversarial − clean‖ of each sample."""
+        """Return ‖adversarial − clean‖ for each sample."""
         return row_norm(adversarial - clean, self.norm)
 
     def allows(
@@ -70,12 +68,12 @@ class Threat:
     ) -> Bool[Tensor, " batch"]:
         """Return whether each sample is within ``eps`` + ``tolerance`` of its clean image and within the bounds.
 
-        A NaN is never allowed.
+        Images with a NaN are not.
 
         Args:
-            adversarial: the perturbed images.
-            clean: the clean images.
-            eps: a budget for each sample in place of the threat's own.
+            adversarial: perturbed images.
+            clean: clean images.
+            eps: one ε per sample instead of the threat's.
         """
         flat = adversarial.flatten(1)
         inside = ((flat >= self.bounds[0]) & (flat <= self.bounds[1])).all(1)

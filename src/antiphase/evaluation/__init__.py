@@ -1,4 +1,4 @@
-"""From features and rows to numbers: probes, episodes, ranks, and every rate with its interval."""
+"""Metrics from features and rows: probes, few-shot episodes, retrieval ranks, and rates with intervals."""
 
 from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.mmvp import right_pairs

@@ -1,4 +1,4 @@
-"""Means over training seeds and images at once: every model of a family was measured on the same images."""
+"""Means over training seeds and images that are crossed: every model was measured on the same images."""
 
 import math
 
@@ -10,24 +10,24 @@ from antiphase.evaluation.statistics import Estimate
 
 
 def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float = 0.95) -> Estimate:
-    """Estimate the mean over seeds and samples that were drawn independently and crossed.
+    """Estimate the mean over crossed seeds and samples.
 
-    With x = μ + seed + sample + rest, the variance of the grand mean is σ_seed²/k + σ_sample²/n + σ_rest²/(kn). The
-    variance S of the seeds' means over k holds the first and the last part, that of the samples' means I over n the
-    second and the last; so s² = S + I − R with R the rest's own, at least the larger of S and I. The interval is
-    m ± t·s, Student's t at Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/(n − 1)). Samples that all agree are
-    given the variance of hits with one more on either side, (n + 1)/(n + 2)², as a share of 0 in n is not known to be
-    0. One seed says nothing of other seeds: the interval is over the samples then.
+    With x = μ + seed + sample + residual, the variance of the grand mean is
+    σ_seed²/k + σ_sample²/n + σ_residual²/(kn). With S the variance of the seeds' means divided by k, I that of the
+    samples' means divided by n and R that of the residuals divided by kn, s² = S + I − R, at least the larger of S and
+    I. The interval is m ± t·s, Student's t at Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/(n − 1)). Samples
+    of equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply
+    a rate of 0. With one seed the interval is over the samples only.
 
     Args:
-        values: of each seed (rows) on each sample (columns): hits, or differences of hits, within [−1, 1].
+        values: hits, or differences of hits, within [−1, 1]; one row per seed, one column per sample.
         confidence: level in (0, 1).
 
     Returns:
-        The estimate, n the number of samples; its interval is not cut to [−1, 1].
+        The estimate, with n the number of samples; its interval is not clipped to [−1, 1].
 
     Raises:
-        ValueError: there is no value, or one is not finite.
+        ValueError: There are no values, or one is not finite.
 
     Source: F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics
     Bulletin 2:110–114 (1946); the two-way random-effects model.
@@ -37,7 +37,7 @@ def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float =
     """
     k, n = values.shape
     if not values.size or not np.isfinite(values).all():
-        raise ValueError(f"{k} seeds × {n} samples: expected one of each at least, every value finite")
+        raise ValueError(f"{k} seeds × {n} samples: expected at least one of each, and finite values")
     mean = float(values.mean())
     if n == 1:
         return Estimate(mean, -math.inf, math.inf, 1)

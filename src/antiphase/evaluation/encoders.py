@@ -1,4 +1,4 @@
-"""What a dual encoder makes of held-out pairs while it is trained: numbers for a log, nothing stored."""
+"""Validation of a dual encoder during training: metrics for the log."""
 
 from collections.abc import Sequence
 
@@ -21,17 +21,17 @@ def encoder_numbers(
     model: nn.Module, pairs: PairSet, *, prompts: Sequence[Sequence[str]] | None = None,
     captions: Captions = "all", batch_size: int = 256,
 ) -> dict[str, float]:  # fmt: skip
-    """Return retrieval and, where the set has classes, zero-shot metrics in [0, 1], by their names.
+    """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name.
 
     Args:
         model: a dual encoder in evaluation mode.
         pairs: images with captions.
-        prompts: texts for each class; else ``'a photo of'`` its name.
-        captions: ``"all"`` of an image retrieve it, as CLIP_benchmark has it, or the ``"first"``.
-        batch_size: images or captions at a time; affects no result but by rounding.
+        prompts: texts of each class; ``'a photo of'`` and its name by default.
+        captions: use ``"all"`` captions of an image, as CLIP_benchmark, or only the ``"first"``.
+        batch_size: images or captions per batch; changes results only by rounding.
 
     Raises:
-        UserError: the model encodes no text, or an image cannot be read.
+        UserError: The model does not encode text, or an image cannot be read.
     """
     encoder = as_dual_encoder(model)
     place = encoder.logit_scale.device

@@ -1,4 +1,4 @@
-"""Few-shot classification of frozen features: episodes drawn once for all models, nearest class mean."""
+"""Few-shot classification of frozen features by the nearest class mean, with the same episodes for all models."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,18 @@ from torch import Tensor
 from antiphase.errors import UserError
 from antiphase.streams import generator
 
-_TINY = 1e-12  # a vector shorter than this is not stretched to length 1
-_CPU_BYTES, _OTHER_BYTES = 4 * 2**20, 256 * 2**20  # of features gathered at a time: a CPU's cache holds them
+_TINY = 1e-12  # minimal length for normalisation
+_CPU_BYTES, _OTHER_BYTES = (
+    4 * 2**20,
+    256 * 2**20,
+)  # bytes of features gathered at a time, which fit in a CPU cache
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Small classification tasks: some classes, a few training images of each, a few test images of each.
+    """Small classification tasks: a few classes with a few training (support) and test (query) images each.
 
-    A query of −1 stands for none: its class has fewer test images than were asked for, and has all of them.
+    Queries of −1 are padding, for classes with fewer test images than requested.
     """
 
     classes: Int64[Tensor, "episodes ways"]
@@ -37,32 +40,32 @@ def draw_episodes(
 ) -> Episodes:
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
-    What is drawn depends on the labels, the seed and the sizes alone, so all models get the same episodes. The
-    first k episodes of a longer draw are those of a draw of k.
+    The draw depends only on the labels, the seed and the sizes, so all models get the same episodes. The first k
+    episodes do not depend on the number of episodes.
 
     Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
 
     Args:
-        train_labels: class of each training image; these are the classes that are drawn.
-        test_labels: class of each test image; classes that have no training image are left out.
-        episodes: how many, at least 1.
-        ways: classes of an episode, at least 1.
-        shots: training images of each of them, at least 1.
-        queries: test images of each of them, at least 1; a class with fewer gives all it has.
-        seed: of the draw.
+        train_labels: class of each training image; classes are drawn from these.
+        test_labels: class of each test image; classes without training images are ignored.
+        episodes: number of episodes, at least 1.
+        ways: classes per episode, at least 1.
+        shots: training images per class, at least 1.
+        queries: test images per class, at least 1, or all of a class that has fewer.
+        seed: random seed.
 
     Raises:
-        UserError: a size is below 1, there are fewer classes than ``ways``, a class has fewer than ``shots``
+        UserError: A size is below 1, there are fewer classes than ``ways``, or a class has fewer than ``shots``
             training images or no test image.
     """
     for name, size in (("episodes", episodes), ("ways", ways), ("shots", shots), ("queries", queries)):
         if size < 1:
-            raise UserError(f"{name} {size}: expected 1 or more")
+            raise UserError(f"{name} {size}: expected at least 1")
     train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
     classes, have = train_labels.unique(return_counts=True)
     if len(classes) < ways:
-        raise UserError(f"{len(classes)} classes: expected {ways} or more; draw episodes of fewer ways")
+        raise UserError(f"{len(classes)} classes: expected at least {ways}; use fewer ways")
     known = test_labels[torch.isin(test_labels, classes)]
     asked = torch.searchsorted(classes, known).bincount(minlength=len(classes))
     for label, images, questions in zip(classes.tolist(), have.tolist(), asked.tolist(), strict=True):
@@ -73,7 +76,7 @@ def draw_episodes(
         if not questions:
             raise UserError(f"class {label}: no test image, expected 1 or more; leave it out")
 
-    # In float64 a class of a million is drawn from with a bias of 1e-10.
+    # in float64 the bias of drawing from a class of a million is 1e-10
     draw = generator(seed, "few-shot episodes")
     draws = torch.rand(episodes, ways * (1 + shots + queries), dtype=torch.float64, generator=draw)
     one, two, three = draws.split([ways, ways * shots, ways * queries], dim=1)
@@ -95,13 +98,13 @@ def few_shot_accuracies(
     centre: bool = True,
     normalise: bool = True,
 ) -> Float64[Tensor, " episodes"]:
-    """Return the share of each episode's queries that lie nearest to their own class, in [0, 1], on the CPU.
+    """Return the accuracy of each episode, in [0, 1], on the CPU.
 
     With m the mean of an episode's support, z(x) = (x − m)/‖x − m‖ and S_c the support of class c,
 
         p_c = Σ_{s ∈ S_c} z(s)/|S_c|,    answer(q) = argmin_c ‖z(q) − p_c‖ = argmin_c ‖p_c‖² − 2·z(q)·p_c
 
-    Of classes that are equally near the first counts, where rounding leaves them equal.
+    Ties go to the first class.
 
     Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
     mean taken over the episode's support, as in El Banani et al., CVPR 2023.
@@ -111,14 +114,16 @@ def few_shot_accuracies(
         test: features of the test images, of the same type and on the same device.
         episodes: as drawn by :func:`draw_episodes` for these images' labels.
         centre: subtract m.
-        normalise: divide by the length; a vector of length below 1e-12 stays as it is, times 1e12.
+        normalise: divide by the length, at least 1e-12.
 
     Raises:
-        UserError: a feature is not finite, or an episode names an image that has no features.
+        UserError: A feature is not finite, or an episode contains an image without features.
     """
     for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
         if not features.isfinite().all():
-            raise UserError(f"{name} features: some are NaN or infinite, expected numbers; check the model")
+            raise UserError(
+                f"{name} features with NaN or infinite values: expected finite ones; check the model"
+            )
         if int(used.max()) >= len(features):
             raise UserError(
                 f"{name} image {int(used.max())}: expected 0 to {len(features) - 1}; draw episodes for these images"
@@ -140,7 +145,9 @@ def few_shot_accuracies(
         if normalise:
             s /= torch.linalg.vector_norm(s, dim=2, keepdim=True).clamp_min_(_TINY)
             q /= torch.linalg.vector_norm(q, dim=2, keepdim=True).clamp_min_(_TINY)
-        if not centre:  # no distance changes, but ‖p‖² − 2·q·p would cancel where all have much in common
+        if (
+            not centre
+        ):  # keeps distances, and avoids cancellation in ‖p‖² − 2·q·p if features have a large common part
             _move(s, q)
         prototypes = s.unflatten(1, (ways, shots)).mean(2)
         distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
@@ -153,7 +160,7 @@ def _rows(
     rows: Int64[Tensor, "episodes rows"],
     into: Float[Tensor, "space dim"],
 ) -> Float[Tensor, "episodes rows dim"]:
-    """Return copies of these rows, laid into the memory of ``into``: new memory for each part costs more."""
+    """Return copies of these rows in the memory of ``into``, which is cheaper than allocating it each time."""
     found = torch.index_select(features, 0, rows.flatten(), out=into[: rows.numel()])
     return found.unflatten(0, rows.shape)
 
@@ -168,9 +175,9 @@ def _move(support: Float[Tensor, "episodes rows dim"], queries: Float[Tensor, "e
 def _picks(
     draws: Float64[Tensor, "*rows picks"], sizes: Int64[Tensor, "*rows"]
 ) -> Int64[Tensor, "*rows picks"]:
-    """Return different numbers of 0 … size − 1 in uniform order, one for each uniform draw; −1 when none is left.
+    """Draw numbers from 0 … size − 1 without replacement, one per uniform draw; −1 if none is left.
 
-    The j-th of them is one of the size − j that are left: ⌊draw·(size − j)⌋, moved past those taken before.
+    The j-th is number ⌊draw·(size − j)⌋ of the size − j that are left.
     """
     picks = torch.empty(draws.shape, dtype=torch.int64)
     for j in range(draws.shape[-1]):

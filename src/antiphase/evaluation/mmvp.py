@@ -1,4 +1,4 @@
-"""MMVP-VLM: pairs of images that look alike to CLIP, told apart by a statement each."""
+"""MMVP-VLM: pairs of images that look alike to CLIP, each with its own statement."""
 
 from collections.abc import Mapping
 
@@ -15,10 +15,10 @@ PROMPT = "a photo of "  # the authors' code; put before each statement
 def right_pairs(
     images: Float[Tensor, "pairs 2 embed"], texts: Float[Tensor, "pairs 2 embed"], scale: float = 100.0
 ) -> Bool[Tensor, " pairs"]:
-    """Return for which pairs both statements find their own image.
+    """Return whether both statements of each pair select their own image.
 
-    For each statement t: p(image 1 | t) = softmax over the pair's two images of scale·cos(image, t); it chooses image
-    1 where p > ½, else image 2. A pair counts where statement 1 chooses image 1 and statement 2 image 2.
+    A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of scale·cos(image, t),
+    and image 2 otherwise. A pair is solved if statement 1 selects image 1 and statement 2 image 2.
 
     Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024,
     Section 3, and their ``evaluate_vlm.py``.
@@ -33,12 +33,12 @@ def right_pairs(
 
 
 def joined_answers(pairs: MmvpSet, answers: Mapping[tuple[int, int], bool]) -> Bool[Tensor, " pairs"]:
-    """Return the answers of a file, as :func:`~antiphase.data.mmvp.read_mmvp_answers` reads it, in the set's order.
+    """Return the answers of :func:`~antiphase.data.mmvp.read_mmvp_answers` in the order of the set.
 
-    They are joined by the questions' numbers, never by their order.
+    They are joined by question number.
 
     Raises:
-        UserError: a pair has no answer, or an answer is to none of the pairs.
+        UserError: A pair has no answer, or an answer belongs to no pair.
     """
     odd = next(iter(set(answers) ^ set(pairs.question_ids)), None)
     if odd is not None:

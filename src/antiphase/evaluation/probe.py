@@ -1,7 +1,7 @@
-"""A linear probe of frozen features: logistic regression by L-BFGS, its cost found on a validation split.
+"""Linear probe of frozen features: logistic regression by L-BFGS, with the cost chosen on a validation split.
 
 Protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via Language-Guided Sampling*, CVPR
-2023, and of the code that they released, which H. A. Hammoud and B. Ghanem, *DiffCLIP* (2025), follow.
+2023, and their code, which H. A. Hammoud and B. Ghanem, *DiffCLIP* (2025), follow.
 """
 
 import math
@@ -25,7 +25,7 @@ MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the pro
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear classifier, and the cost that it was fitted at."""
+    """A linear classifier and its cost."""
 
     weight: Float[Tensor, "classes dim"]
     bias: Float[Tensor, " classes"]
@@ -44,21 +44,21 @@ def probe_loss(
     cost: float,
     objective: Objective = "norm",
 ) -> Float[Tensor, ""]:
-    """Return what a probe minimises: the mean cross-entropy and a penalty on the weights, not on the bias.
+    """Return the loss of a probe: the mean cross-entropy and a penalty on the weights, but not on the bias.
 
         L(W, b) = (1/n)·Σᵢ −log softmax(W·xᵢ + b)[yᵢ] + (1/C)·½·‖W‖₂     ("norm")
                   …                                   + (1/C)·½·‖W‖₂²    ("squared")
 
-    over all entries of W. The norm that is not squared is what the authors' code has; the square is the usual one,
-    scikit-learn's at ``C=cost/n``. Autograd takes the norm's gradient at W = 0, where it has none, as 0.
+    over all entries of W. The authors' code uses the norm; its square is usual, and scikit-learn's with ``C=cost/n``.
+    Autograd returns 0 for the gradient of the norm at W = 0, where it is undefined.
 
     Args:
-        features: one row a sample.
+        features: one row per sample.
         labels: classes in [0, classes).
         weight: W.
         bias: b.
-        cost: C, above 0; the penalty is weaker the greater it is.
-        objective: which penalty.
+        cost: C, above 0; a larger cost means a weaker penalty.
+        objective: the penalty, "norm" or "squared".
     """
     norm = torch.linalg.vector_norm(weight)
     penalty = norm if objective == "norm" else norm.square()
@@ -76,24 +76,24 @@ def fit_probe(
 ) -> Probe:
     """Minimise :func:`probe_loss` from W = 0, b = 0: torch's L-BFGS with a strong Wolfe line search.
 
-    It runs in the features' precision, on their device, to torch's tolerances. With "norm", W = 0 is the optimum where
-    ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias, H the cross-entropy. The search, as the authors', takes the penalty's gradient
-    as 0 at its start and finds no way down, so that it stays at W = 0, b = 0, where there
+    It runs in the precision of the features, on their device, with torch's tolerances. With "norm" and cross-entropy H,
+    W = 0 is optimal if ‖∂H/∂W‖₂ ≤ 1/(2C) at the best bias. Like the authors' code, the search starts with a penalty
+    gradient of 0 and stays at W = 0, b = 0 if there
 
         ‖∂H/∂W‖₂/(2C) ≥ ‖∂H/∂W‖₂² + ‖∂H/∂b‖₂²
 
-    With classes of one size these say the same; else such a probe lacks the bias that favours frequent classes.
+    For balanced classes the two conditions agree; otherwise such a probe lacks the bias towards frequent classes.
 
     Args:
-        features: as they come from the encoder, neither centred nor scaled.
+        features: features of the encoder, neither centred nor scaled.
         labels: classes in [0, num_classes).
         num_classes: rows of W.
         cost: C, above 0.
-        objective: which penalty.
-        max_iter: steps of L-BFGS at most.
+        objective: the penalty, "norm" or "squared".
+        max_iter: at most this many steps of L-BFGS.
 
     Raises:
-        UserError: the features are not finite, the labels do not fit them, or the cost is not above 0.
+        UserError: The features are not finite, the labels do not fit, or the cost is not above 0.
     """
     if not cost > 0:
         raise UserError(f"cost {cost}: expected a number above 0")
@@ -116,7 +116,7 @@ def fit_probe(
 def accuracy(
     predictions: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], *, mean_per_class: bool = False
 ) -> float:
-    """Return the share of right predictions, or its mean over the classes that occur among the labels, in [0, 1].
+    """Return the accuracy, or its mean over the classes that occur among the labels, in [0, 1].
 
     >>> accuracy(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 0, 1]), mean_per_class=True)
     0.5
@@ -130,15 +130,15 @@ def accuracy(
 
 
 def hold_out(labels: Int64[Tensor, " n"], seed: int, fraction: float = 0.2) -> Bool[Tensor, " n"]:
-    """Return which samples are held out for validation: ⌊fraction·n_c⌋ of the n_c samples of each class c.
+    """Choose samples for validation uniformly: ⌊fraction·n_c⌋ of the n_c samples of each class c.
 
     Args:
         labels: classes.
-        seed: of the draw, which is uniform over such subsets and depends on the labels and the seed alone.
+        seed: random seed; the draw depends only on it and the labels.
         fraction: in (0, 1].
 
     Raises:
-        UserError: nothing would be held out.
+        UserError: No sample would be held out.
     """
     _, of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
     order = torch.randperm(len(of), generator=generator(seed, "hold out"))
@@ -148,26 +148,26 @@ def hold_out(labels: Int64[Tensor, " n"], seed: int, fraction: float = 0.2) -> B
     held[order] = place < (fraction * counts.double()).long()[of[order]]
     if not held.any():
         raise UserError(
-            f"classes of {int(counts.max())} samples or fewer: expected {math.ceil(1 / fraction)} or more of some "
+            f"classes of at most {int(counts.max())} samples: expected at least {math.ceil(1 / fraction)} in some "
             f"class to hold out {fraction:g} of it; give a validation split"
         )
     return held.to(labels.device)
 
 
 def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, float]]:
-    """Return the best cost in two stages, and the accuracy at each cost that was visited, in that order.
+    """Search the best cost in two stages; return it and the accuracy at each cost visited, in order.
 
-    First all of :data:`COSTS`, of which the first best counts. Then 29 costs, evenly spaced in logarithm over two
-    decades on either side of it and within [1e-6, 1e6], are halved until one is left: of those at 25 %, 50 % and 75 %
-    of the list, where the first is best the lower half stays, else where the last is best the upper half, else
-    the middle. The first best of all that were visited is returned. No cost is visited twice.
+    The first stage visits all :data:`COSTS`. The second halves a list of 29 costs, evenly spaced in logarithm over two
+    decades on either side of the best and within [1e-6, 1e6], until one is left: of the costs at 25 %, 50 % and 75 % of
+    the list, the lower half is kept if the first is best, the upper half if the last is, and the middle otherwise. Ties
+    go to the cost visited first, and no cost is visited twice.
 
     Args:
-        accuracy_at: the accuracy on the validation split of a probe fitted at a cost.
+        accuracy_at: function from a cost to the validation accuracy of its probe.
     """
     found = {cost: accuracy_at(cost) for cost in COSTS}
     middle = math.log10(_best(found))
-    # The authors' rounding too: it decides whether 1e-6 and the round costs between are on the list.
+    # with the authors' rounding, which decides whether 1e-6 and round costs are on the list
     spaced = torch.logspace(middle - 2, middle + 2, 29, dtype=torch.float32)
     costs = spaced[(spaced >= COSTS[0]) & (spaced <= COSTS[-1])].tolist()
     while (count := len(costs)) > 1:
@@ -197,21 +197,21 @@ def search_cost(
     max_iter: int = 1000,
     on_fit: Callable[[], object] | None = None,
 ) -> tuple[float, dict[float, float]]:
-    """Return the cost whose probe of the training split is best on the validation split, by :func:`search`.
+    """Return the cost with the best validation accuracy, by :func:`search`.
 
     Args:
-        train: features to fit, with ``train_labels``.
+        train: training features.
         train_labels: classes in [0, num_classes).
-        validation: features to judge by, with ``validation_labels``.
+        validation: validation features.
         validation_labels: classes in [0, num_classes).
-        num_classes: of the probe.
-        objective: which penalty.
-        mean_per_class: judge by the mean over classes, not over samples.
-        max_iter: steps of L-BFGS at most.
+        num_classes: number of classes.
+        objective: the penalty, "norm" or "squared".
+        mean_per_class: use the mean accuracy over classes.
+        max_iter: at most this many steps of L-BFGS.
         on_fit: called after each fit.
 
     Raises:
-        UserError: as :func:`fit_probe`, for either split.
+        UserError: As :func:`fit_probe`, for either split.
     """
     _check(validation, validation_labels, num_classes)
 
@@ -237,21 +237,21 @@ def train_probe(
     max_iter: int = 1000,
     on_fit: Callable[[], object] | None = None,
 ) -> Probe:
-    """Search the cost on the validation split, then fit training and validation split together at it.
+    """Choose the cost on the validation split, then fit a probe on both splits.
 
     Args:
-        train: features.
+        train: training features.
         train_labels: classes in [0, num_classes).
         validation: features and labels; None holds out a fifth of each class of the training split.
-        num_classes: of the probe.
-        seed: of what is held out.
-        objective: which penalty.
-        mean_per_class: judge costs by the mean over classes, not over samples.
-        max_iter: steps of L-BFGS at most.
-        on_fit: called after each fit, :data:`MOST_FITS` times at most.
+        num_classes: number of classes.
+        seed: random seed for holding out.
+        objective: the penalty, "norm" or "squared".
+        mean_per_class: choose the cost by the mean accuracy over classes.
+        max_iter: at most this many steps of L-BFGS.
+        on_fit: called after each fit, at most :data:`MOST_FITS` times.
 
     Raises:
-        UserError: as :func:`fit_probe` and :func:`hold_out`.
+        UserError: As :func:`fit_probe` and :func:`hold_out`.
     """
     features, labels = train, train_labels
     if validation is None:
@@ -271,15 +271,17 @@ def train_probe(
 
 
 def _best(found: dict[float, float]) -> float:
-    """Return the cost of the greatest accuracy, the first visited among equals."""
+    """Return the cost of the highest accuracy; ties go to the first."""
     return max(found, key=found.__getitem__)
 
 
 def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
     if len(features) != len(labels) or not len(labels):
-        raise UserError(f"{len(labels)} labels for {len(features)} features: expected one each, and some")
+        raise UserError(
+            f"{len(labels)} labels for {len(features)} features: expected one label per feature, and at least one"
+        )
     if not features.isfinite().all():
-        raise UserError("features: some are NaN or infinite, expected numbers; check the model")
+        raise UserError("features with NaN or infinite values: expected finite ones; check the model")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise UserError(f"labels {low} to {high}: expected 0 to {num_classes - 1}; number the classes from 0")

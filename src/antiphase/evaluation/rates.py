@@ -1,10 +1,10 @@
-"""From one row for each attacked image to rates, intervals and paired comparisons.
+"""Rates, intervals and paired comparisons from one row per attacked image.
 
 A row holds ``model``, ``attention`` ("softmax", "differential", "none" or "unknown"), ``seed`` (of the
 training; may be null), ``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id),
 ``label`` (the true one), ``clean_prediction``, ``prediction`` (of the adversarial image), ``success`` (the
 prediction differs from the attacked label, which is the clean prediction), ``felled_by`` (the attack of an
-ensemble that did it, else null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
+ensemble that broke it, or null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,17 +55,17 @@ _KEYS = {"model": pl.String, "attack": pl.String, "norm": pl.String, "eps": pl.F
 def rates(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate the three rates of each model, attack, norm and ε, with 95 % Wilson intervals.
 
-    - ``asr``: flipped / all;
-    - ``asr_correct``: flipped among the correctly classified / correctly classified; left out where a model
-      classifies nothing correctly, since it is then undefined;
-    - ``robust_accuracy``: correctly classified and not flipped / all.
+    - ``asr``: broken / all;
+    - ``asr_correct``: correctly classified and broken / correctly classified; omitted if a model classifies nothing
+      correctly;
+    - ``robust_accuracy``: correctly classified and not broken / all.
 
     Returns:
         Columns ``model, attack, norm, eps, metric, value, low, high, n``; models and attacks in the order of
-        the rows, ε rising.
+        the rows, ε ascending.
 
     Raises:
-        UserError: A sample stands twice under one model, attack, norm and ε, which would count it double.
+        UserError: A sample occurs twice for the same model, attack, norm and ε.
     """
     _refuse_repeats(rows)
     results = []
@@ -86,7 +86,7 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate each model's accuracy on the unattacked images, each image once, with 95 % Wilson intervals.
+    """Estimate the clean accuracy of each model, with 95 % Wilson intervals.
 
     Returns:
         Columns ``model, value, low, high, n``, models in the order of the rows.
@@ -100,28 +100,27 @@ def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
-    """Return a warning for each model whose clean accuracy may be that of guessing, 1 / number of classes.
+    """Return a warning for each model whose clean accuracy is not above chance, 1 / number of classes.
 
     Args:
-        accuracy: as ``clean_accuracy`` returns it.
-        num_classes: of each model.
+        accuracy: frame of ``clean_accuracy``.
+        num_classes: number of classes of each model.
     """
     return [
         f"{row['model']}: clean accuracy {100 * row['value']:.1f} % [{100 * row['low']:.1f}, {100 * row['high']:.1f}] "
         f"on {row['n']} images is not above chance, {100 / num_classes[row['model']]:.3g} %: check that the "
-        "model and the data fit and have the same classes"
+        "model and the data have the same classes"
         for row in accuracy.iter_rows(named=True)
         if row["low"] <= 1 / num_classes[row["model"]]
     ]
 
 
 def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
-    """Compare two models' ASR on the same images: asr(model) − asr(against) for each attack, norm and ε.
+    """Compare the ASR of two models on the same images: asr(model) − asr(against) for each attack, norm and ε.
 
     Returns:
-        Columns ``model, against, attack, norm, eps, difference, low, high, p_value, n``: the interval is
-        Newcombe's for paired proportions (95 %), the p-value McNemar's exact one. Each ε stands for itself:
-        nothing is corrected for their number.
+        Columns ``model, against, attack, norm, eps, difference, low, high, p_value, n``, with Newcombe's 95 % interval
+        for paired proportions and the exact McNemar p-value, not corrected for multiple comparisons.
 
     Raises:
         UserError: A model has no rows, or the two were not attacked on the same images.
@@ -137,7 +136,7 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     if not len(pairs) == len(mine) == len(other):
         raise UserError(
             f"{model!r} and {against!r} share {len(pairs)} of {len(mine)} and {len(other)} attacked images: "
-            "a paired difference needs the same images, attacks and ε for both; attack both with one setting"
+            "expected the same images, attacks and ε for both; attack both with the same settings"
         )
     results = []
     for key, cell in _ordered(pairs).group_by(_CELL, maintain_order=True):
@@ -156,12 +155,12 @@ def summarise_rates(
 
     Args:
         rows: The run's rows.
-        cards: One for each model, in the order of the report: ``name``, ``attention``, ``seed`` (or None) and
-            ``lambda``, each layer's λ (the mean over heads), empty without differential attention.
+        cards: One per model, in the order of the report: ``name``, ``attention``, ``seed`` (or None) and ``lambda``,
+            the λ of each layer (mean over heads), empty without differential attention.
         pairs: (model, against) to compare.
 
     Raises:
-        UserError: As ``rates`` and ``compare`` do, or a card's model has no rows.
+        UserError: As ``rates`` and ``compare``, or the model of a card has no rows.
     """
     accuracy = dict(clean_accuracy(rows).select("model", "value").iter_rows())
     missing = [card["name"] for card in cards if card["name"] not in accuracy]
@@ -186,7 +185,7 @@ def summarise_rates(
 
 
 def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
-    """Sort by model, attack, norm and ε, where models and attacks keep the order of their first rows."""
+    """Sort by model, attack, norm and ε, with models and attacks in the order of their first rows."""
     order = [
         pl.col(c).cast(pl.Enum(rows[c].unique(maintain_order=True))) for c in ("model", "attack", "norm")
     ]
@@ -199,6 +198,6 @@ def _refuse_repeats(rows: pl.DataFrame) -> None:
     if len(repeated):
         model, attack, _, eps, sample = repeated.select(key).row(0)
         raise UserError(
-            f"sample {sample} stands more than once under {model}, {attack}, ε = {eps:g}: expected one row "
-            "for each model, attack, norm, ε and sample; start the run again in an empty folder"
+            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: expected one row "
+            "per model, attack, norm, ε and sample; repeat the run in an empty folder"
         )

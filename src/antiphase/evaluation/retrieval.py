@@ -1,4 +1,4 @@
-"""Image–text retrieval: the rank of each image among a caption's, and of the captions among an image's."""
+"""Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from antiphase.data.pairs import PairSet
 
 Captions = Literal["first", "all"]  # of each image
 
-_HELD = 2**26  # similarities at a time: 256 MB in float32, however many candidates there are
+_HELD = 2**26  # similarities at a time: 256 MB in float32
 
 
 def ranks(
@@ -19,16 +19,15 @@ def ranks(
     owners: Int64[Tensor, " candidates"],
     wanted: Int64[Tensor, " queries"],
 ) -> Int64[Tensor, " queries"]:
-    """Return, for each query, how many candidates stand before the best of those that belong to it.
+    """Return the rank of the best right candidate of each query, starting at 0.
 
-    0 is a hit at 1. Candidates of other owners that are exactly as similar stand before it, so a model that
-    says the same of everything finds nothing.
+    Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing.
 
     Args:
         queries: unit vectors.
         candidates: unit vectors.
-        owners: what each candidate belongs to.
-        wanted: the owner that each query looks for; it has at least one candidate.
+        owners: the owner of each candidate.
+        wanted: the owner that each query looks for, with at least one candidate.
     """
     rows = max(_HELD // max(len(candidates), 1), 1)
     order = owners.argsort()
@@ -36,15 +35,15 @@ def ranks(
     found = []
     for part, want in zip(queries.split(rows), wanted.split(rows), strict=True):
         similar = part @ candidates.T
-        # query and candidate of each entry of `similar` that belongs together
+        # query and candidate of each matching entry of `similar`
         start, end = torch.searchsorted(known, want), torch.searchsorted(known, want, right=True)
         query = torch.arange(len(part), device=want.device).repeat_interleave(end - start)
         first = (end - start).cumsum(0) - (end - start)
         candidate = order[start[query] + torch.arange(len(query), device=want.device) - first[query]]
         own = similar[query, candidate]
         best = torch.full_like(similar[:, 0], -torch.inf).scatter_reduce(0, query, own, "amax")
-        similar[query, candidate] = -torch.inf  # own candidates stand before nobody
-        found.append(len(candidates) - (similar < best[:, None]).sum(1))  # NaN is no hit
+        similar[query, candidate] = -torch.inf  # right candidates are not counted
+        found.append(len(candidates) - (similar < best[:, None]).sum(1))  # NaN is not a hit
     return torch.cat(found)
 
 

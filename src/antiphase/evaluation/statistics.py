@@ -1,4 +1,4 @@
-"""Intervals and tests for proportions: one sample, two proportions on the same samples, means over seeds."""
+"""Intervals and tests: proportions, paired proportions, means over seeds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from scipy import special, stats
 
-_LARGEST_EXPONENT = 700.0  # exp of more is not a float64
+_LARGEST_EXPONENT = 700.0  # exp overflows beyond this
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Estimate:
 def proportion(successes: int, n: int, confidence: float = 0.95) -> Estimate:
     """Estimate a proportion with Wilson's (1927) score interval.
 
-    The interval holds every π for which |p − π| ≤ z·√(π(1 − π)/n); it stays inside [0, 1] and has a width
-    at p = 0 and p = 1 too.
+    The interval contains every π with |p − π| ≤ z·√(π(1 − π)/n); it lies in [0, 1] and has positive width at p = 0 and
+    p = 1.
 
     Args:
         successes: Count in [0, n].
@@ -39,7 +39,9 @@ def proportion(successes: int, n: int, confidence: float = 0.95) -> Estimate:
     0.2775
     """
     if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"a proportion of {successes} in {n}: expected 1 or more samples, 0 to n successes")
+        raise ValueError(
+            f"a proportion of {successes} in {n}: expected at least 1 sample and 0 to n successes"
+        )
     interval = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
     return Estimate(successes / n, float(interval.low), float(interval.high), n)
 
@@ -54,7 +56,7 @@ def paired_difference(
         low  = p₁ − p₂ − √((p₁ − l₁)² − 2φ(p₁ − l₁)(u₂ − p₂) + (u₂ − p₂)²)
         high = p₁ − p₂ + √((u₁ − p₁)² − 2φ(u₁ − p₁)(p₂ − l₂) + (p₂ − l₂)²)
 
-    where φ has n/2 taken off its numerator if that is positive (never below zero). Swapping the arguments
+    where n/2 is subtracted from the numerator of φ if that is positive (down to zero at most). Swapping the arguments
     negates the result.
 
     Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
@@ -91,8 +93,8 @@ def paired_difference(
 def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> float:
     """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
 
-    Under that hypothesis each discordant sample falls on either side with probability ½; where no sample is
-    discordant the value is 1.
+    Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
+    value is 1.
 
     Raises:
         ValueError: The arrays differ in length or are empty.
@@ -105,33 +107,32 @@ def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, 
 def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom.
 
-    The interval may leave the range of the values: ``as_share``, ``as_size`` and ``as_difference`` keep it within.
+    The interval may extend beyond the range of the values; see ``as_share``, ``as_size`` and ``as_difference``.
 
     Args:
-        values: One number for each seed, two or more.
+        values: One number per seed, at least two.
         confidence: Level in (0, 1).
 
     Raises:
-        ValueError: There are fewer than two values, from which no spread can be told.
+        ValueError: There are fewer than two values.
     """
     k = len(values)
     if k < 2:
-        raise ValueError(f"the spread over seeds needs 2 or more values, got {k}")
+        raise ValueError(f"mean over {k} seeds: expected at least 2")
     mean = float(np.mean(values))
     half = float(stats.t.ppf((1 + confidence) / 2, k - 1) * np.std(values, ddof=1) / math.sqrt(k))
     return Estimate(mean, mean - half, mean + half, k)
 
 
 def as_share(estimate: Estimate) -> Estimate:
-    """Return the estimate of a share with an interval within [0, 1].
+    """Restrict the interval of a fraction to [0, 1].
 
-    An interval m ± h that leaves [0, 1] is computed on the logit scale by the delta method instead:
-    logit(m) ± h/(m(1 − m)), mapped back. Means of few seeds near 0 or 1 are skewed; there the logit interval covers
-    the truth as often as it says, the same interval cut at 0 and 1 less often. At m = 0 and m = 1, which have no
-    logit, and where the interval is infinite, it is cut.
+    An interval m ± h beyond [0, 1] is computed on the logit scale by the delta method instead: logit(m) ± h/(m(1 − m)),
+    mapped back. Means of few seeds near 0 or 1 are skewed; the logit interval has its nominal coverage there, a clipped
+    one less. At m = 0 and m = 1, which have no logit, and if it is infinite, the interval is clipped.
 
     Args:
-        estimate: of a share, as a fraction, with an interval that is symmetric about it.
+        estimate: estimate of a fraction with a symmetric interval.
 
     >>> found = as_share(Estimate(0.93, 0.81, 1.05, 3))
     >>> round(found.low, 3), round(found.high, 3)
@@ -148,12 +149,12 @@ def as_share(estimate: Estimate) -> Estimate:
 
 
 def as_size(estimate: Estimate) -> Estimate:
-    """Return the estimate of a norm, a distance or a Lipschitz constant with an interval above 0.
+    """Restrict the interval of a norm, a distance or a Lipschitz constant to values above 0.
 
     An interval m ± h that reaches 0 is computed on the log scale by the delta method instead: m·exp(±h/m).
 
     Args:
-        estimate: of something that is never negative, with an interval that is symmetric about it.
+        estimate: estimate of a nonnegative quantity with a symmetric interval.
 
     >>> found = as_size(Estimate(18.0, -4.8, 40.8, 3))
     >>> round(found.low, 1), round(found.high, 1)
@@ -170,10 +171,9 @@ def as_size(estimate: Estimate) -> Estimate:
 
 
 def as_difference(estimate: Estimate) -> Estimate:
-    """Return the estimate of a difference of shares, or of a cosine, with its interval cut to [−1, 1].
+    """Clip the interval of a difference of fractions, or of a cosine, to [−1, 1].
 
-    Cutting an interval to the values that are possible leaves its coverage as it is. An infinite interval says that
-    nothing is known, and stays.
+    Clipping to the possible values does not change the coverage. Infinite intervals are kept: nothing is known.
     """
     return _cut(estimate, -1.0, 1.0) if math.isfinite(estimate.high) else estimate
 
@@ -190,16 +190,16 @@ def jackknife(
 ) -> Estimate:
     """Estimate a smooth function of means over the samples: ratios of means, angles built from them.
 
-    θ = f(x̄), with θ₍ᵢ₎ the value when sample i is left out: s² = (n − 1)/n·Σ(θ₍ᵢ₎ − θ̄₍.₎)², interval
-    θ ± t·s, Student's t at n − 1 degrees of freedom. One sample has no interval: it is the whole line.
+    θ = f(x̄), with θ₍ᵢ₎ the value without sample i: s² = (n − 1)/n·Σ(θ₍ᵢ₎ − θ̄₍.₎)², interval θ ± t·s, Student's t at
+    n − 1 degrees of freedom. The interval of a single sample is infinite.
 
     Args:
-        parts: what is averaged, a row a sample.
+        parts: quantities to average, one row per sample.
         statistic: f, from means in the last axis to one number each.
         confidence: Level in (0, 1).
 
     Raises:
-        ValueError: There is no sample.
+        ValueError: There are no samples.
 
     Source: J. W. Tukey (1958); B. Efron and C. Stein, "The jackknife estimate of variance", Annals of
     Statistics 9:586–596 (1981).
@@ -222,21 +222,20 @@ def jackknife(
 def mean_over_groups(
     values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"], confidence: float = 0.95
 ) -> Estimate:
-    """Estimate the mean over groups of the mean within each: every class counts alike, however many its samples.
+    """Estimate the mean of group means, in which every class has equal weight.
 
-    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g (n_g − 1 below), interval
-    m ± t·s, Student's t at n − G degrees of freedom. A group whose values are all equal is given the variance that it
-    would have with one more value on either side, (n_g + 1)/(n_g + 2)²: no hit in 15 does not say that there is none.
-    A group of one sample has no variance of its own and is given the mean of the others'. Where no group has two
-    samples the interval is the whole line.
+    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g (divided by n_g − 1), interval
+    m ± t·s, Student's t at n − G degrees of freedom. A group of equal values gets the variance with one more value on
+    either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0. A group of one sample gets the mean
+    variance of the others. If no group has two samples the interval is infinite.
 
     Args:
-        values: hits, shares or differences of such, within [−1, 1].
-        groups: the class of each sample; those that occur count.
+        values: hits, fractions or differences of them, within [−1, 1].
+        groups: the class of each sample.
         confidence: Level in (0, 1).
 
     Raises:
-        ValueError: There is no sample.
+        ValueError: There are no samples.
 
     >>> mean_over_groups(np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 0, 5])).value == (2 / 3 + 1) / 2
     True
@@ -260,10 +259,10 @@ def mean_over_groups(
 def _paired_counts(
     first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]
 ) -> tuple[int, int, int, int]:
-    """Count the samples where both outcomes hold, only the first, only the second, neither."""
+    """Count the samples with both outcomes, only the first, only the second, and neither."""
     if first.shape != second.shape or not first.size:
         raise ValueError(
-            f"paired outcomes of {first.size} and {second.size} samples: expected the same, not 0"
+            f"paired outcomes of {first.size} and {second.size} samples: expected equal numbers of at least 1"
         )
     return (
         int(np.sum(first & second)),

@@ -1,4 +1,4 @@
-"""Prompt ensembles by name, and those of a file."""
+"""Prompt ensembles, by name or from a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,19 +26,19 @@ def class_prompts(
     Section 3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
 
     Args:
-        ensemble: one of ``ENSEMBLES``, templates with ``{}`` in them, one a line, or a file of such.
-        class_names: what is put into the templates.
-        own: the data's own texts for each class.
+        ensemble: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates.
+        class_names: names to insert into the templates.
+        own: texts of the data set for each class.
 
     Raises:
-        UserError: an unknown ensemble, a line without ``{}``, or data that have no texts of their own.
+        UserError: The ensemble is unknown, a template has no ``{}``, or the data set has no texts.
 
     >>> class_prompts("an emoji of {}", ["mug"], None)
     (('an emoji of mug',),)
     """
     if ensemble == OWN:
         if own is None:
-            raise UserError("templates own: the data have no texts of their own; expected 80, 7, 1 or a file")
+            raise UserError("templates own: the data set has no texts; expected 80, 7, 1 or a file")
         return tuple(tuple(texts) for texts in own)
     if ensemble in ENSEMBLES:
         return tuple(tuple(_named(ensemble, name)) for name in class_names)
@@ -62,11 +62,11 @@ def _read(name: str) -> list[str]:
     except (OSError, UnicodeDecodeError):
         known = ", ".join(ENSEMBLES)
         raise UserError(
-            f"templates {name!r}: neither one of {known}, nor a template with {{}} in it, nor a file that can be read"
+            f"templates {name!r}: expected one of {known}, a template with {{}}, or a readable file"
         ) from None
     if not lines:
         raise UserError(
-            f"{path} holds no template: expected one a line, with {{}} in the place of the class's name"
+            f"{path} has no templates: expected one per line, with {{}} in place of the class name"
         )
     return _checked(lines, str(path))
 
@@ -75,6 +75,6 @@ def _checked(lines: list[str], source: str) -> list[str]:
     for number, line in enumerate(lines, 1):
         if "{}" not in line:
             raise UserError(
-                f"{source}: template {number}, {line!r}: expected {{}} in the place of the class's name"
+                f"{source}: template {number}, {line!r}: expected {{}} in place of the class name"
             )
     return lines

@@ -1,4 +1,4 @@
-"""Tables, figures and one self-contained page, drawn from the stored files of a run alone."""
+"""Tables, figures and self-contained pages, made only from the stored files of a run."""
 
 from antiphase.report.runs.page import write_report
 from antiphase.report.runs.tables import console_table

@@ -1,1 +1,1 @@
-"""Studies: tables and figures made from many trainings and measurements, each run once and stored."""
+"""Studies: tables and figures from many trainings and measurements, each run once and stored."""

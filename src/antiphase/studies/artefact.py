@@ -1,4 +1,4 @@
-"""What a study shows: figures and tables as frames of estimates, which the report draws and the site offers as CSV."""
+"""The figures and tables of a study, as data frames of estimates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 ESTIMATES: dict[str, Any] = {
     "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64, "seeds": pl.Int64,
 }  # fmt: skip
-"""Columns of every estimate: the mean, its 95 % interval (null where it has none), samples and training seeds."""
+"""Columns of every estimate: mean, 95 % interval (null if there is none), number of samples and training seeds."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: above it, such as ``"(a) PGD"``.
+        title: title, such as ``"(a) PGD"``.
         x: label of the horizontal axis.
         y: label of the vertical axis.
         points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them) and ``ESTIMATES``.
-        kind: lines with bands, or bars with whiskers beside one another.
-        scale: of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.
-        ticks: names of the positions 0, 1, 2, …; none for numbers.
-        percent: whether values are shares in [0, 1], shown in percent.
-        paper: the paper's numbers, columns ``series, x, value``, drawn hollow and dashed beside ours.
-        level: a horizontal line to compare with, such as 0 for differences.
+        kind: lines with bands, or grouped bars with whiskers.
+        scale: scale of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.
+        ticks: names of the positions 0, 1, 2, …; empty for numbers.
+        percent: whether values are fractions in [0, 1], shown in percent.
+        paper: the paper's numbers, columns ``series, x, value``, drawn with hollow markers and dashed lines.
+        level: a horizontal reference line, such as 0 for differences.
     """
 
     title: str
@@ -45,13 +45,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of one or several panels, in the paper's arrangement.
+    """A figure of one or several panels, arranged as in the paper.
 
     Attributes:
-        name: of its files; letters, digits and "-".
-        caption: one or two sentences: what is seen, over how many images and seeds, what the band is.
-        panels: row by row.
-        columns: panels beside one another.
+        name: file name; letters, digits and "-".
+        caption: what is shown, the number of images and seeds, and what the band is.
+        panels: the panels, row by row.
+        columns: panels per row.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Plot:
 
 @dataclass(frozen=True)
 class Picture:
-    """One field of a sheet of pictures: an image, with a signed map over it.
+    """An image with a signed map over it.
 
     Attributes:
-        title: above it.
-        image: height, width, 3.
-        over: relevance on a grid of patches, any shape; None for the image alone.
+        title: title above the image.
+        image: RGB image, (height, width, 3).
+        over: map on a grid of patches of any shape; None shows only the image.
     """
 
     title: str
@@ -77,7 +77,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures in rows, such as what several models attend to in one image."""
+    """Rows of images, such as the attention of several models in one image."""
 
     name: str
     caption: str
@@ -89,13 +89,13 @@ class Table:
     """A table of estimates.
 
     Attributes:
-        name: of its CSV; letters, digits and "-".
-        title: above it.
+        name: name of its CSV; letters, digits and "-".
+        title: title of the table.
         index: name of the first column.
         cells: columns ``row`` (String), ``column`` (String), ``ESTIMATES`` and ``paper`` (Float64, the paper's number
-            in the same unit, null where it gives none); rows and columns stand in the order of their first cell.
-        percent: whether values are shares in [0, 1], shown in percent.
-        digits: behind the decimal point.
+            in the same unit, or null); rows and columns are in the order of their first cell.
+        percent: whether values are fractions in [0, 1], shown in percent.
+        digits: number of decimals.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Artefact:
-    """What a study's page shows, in this order."""
+    """The figures, tables and galleries of a study, in the order of its page."""
 
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()

@@ -1,6 +1,6 @@
-"""Claims as checked statements over rows: each holds, fails or stays undecided, by the intervals of its checks.
+"""Claims as checked statements: each holds, fails or is undecided, according to the intervals of its checks.
 
-Under the profile ``smoke``, two images and one seed that only show that everything runs, none is judged.
+Under the profile ``smoke`` (two images, one seed) claims are not judged.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,14 @@ Verdict = Literal["holds", "fails", "undecided", "not judged (smoke)", "not run"
 
 @dataclass(frozen=True)
 class Check:
-    """A difference that is said to lie above zero; that of two shares has its interval cut to ±100 points.
+    """A difference that is claimed to be above zero.
 
     Attributes:
         what: the difference in words, such as ``"ASR(DiffViT) − ASR(ViT) at 1/255"``.
-        estimate: of it, with a 95 % interval over seeds and images; None where its rows are missing.
-        unit: ``"points"`` for differences of shares, stored as shares and shown in hundredths; else the value itself.
-        judged: whether it has a verdict; under the profile ``smoke`` it has none.
+        estimate: its estimate with a 95 % interval over seeds and images; None if rows are missing.
+        unit: ``"points"`` for differences of fractions, shown in percentage points with the interval clipped to ±100;
+            empty for other values.
+        judged: whether there is a verdict; False under the profile ``smoke``.
     """
 
     what: str
@@ -34,7 +35,7 @@ class Check:
 
     @property
     def verdict(self) -> Verdict:
-        """``holds`` where the interval lies above 0, ``fails`` where it lies below."""
+        """``holds`` if the interval lies above 0, ``fails`` if it lies below 0."""
         if self.estimate is None:
             return "not run"
         if not self.judged:
@@ -46,15 +47,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper and the checks that it comes to; all of them have to hold.
+    """A statement of a paper and its checks, which all have to hold.
 
-    Nothing is corrected for their number: each interval is 95 % by itself.
+    Intervals are 95 % each, without correction for multiple comparisons.
 
     Attributes:
-        name: a short handle, such as ``"fragile-at-depth-1"``.
-        source: where the paper says so.
-        statement: in one sentence.
-        checks: at least one.
+        name: a short name, such as ``"fragile-at-depth-1"``.
+        source: section or figure of the paper.
+        statement: the claim in one sentence.
+        checks: at least one check.
     """
 
     name: str
@@ -64,9 +65,9 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """``not run`` where rows of a check are missing, else ``fails`` where one fails, ``holds`` where all hold.
+        """``not run`` if rows are missing, otherwise ``fails`` if a check fails, ``holds`` if all hold.
 
-        ``not judged (smoke)`` where there are rows, but of the profile ``smoke``.
+        ``not judged (smoke)`` under the profile ``smoke``.
 
         >>> yes, open_ = (Check("a − b", Estimate(1.0, low, 2.0, 9)) for low in (0.5, -0.5))
         >>> Claim("", "", "", [yes]).verdict, Claim("", "", "", [yes, open_]).verdict

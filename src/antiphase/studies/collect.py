@@ -1,4 +1,4 @@
-"""From a store to what a study shows: its rows, its artefact, its claims, and what they were made with."""
+"""Collect the rows, artefact, claims and provenance of a study from a store."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from antiphase.studies.store import Store
 
 
 def study_rows(cells: Sequence[Cell], store: Store) -> RowsByTable:
-    """Return the rows of the finished cells by table, each with what tells its cell apart."""
+    """Return the rows of the finished cells by table, with the columns that identify their cells."""
     found: dict[str, list[pl.DataFrame]] = {}
     for cell in cells:
         if not store.done(cell) or (rows := store.rows(cell)) is None:
@@ -29,10 +29,10 @@ def study_rows(cells: Sequence[Cell], store: Store) -> RowsByTable:
 
 
 def result(study: Study, profile: Profile, store: Store, command: str) -> Result:
-    """Return what is known of a study under a profile; what its rows do not allow yet is left out.
+    """Return the results of a study under a profile, as far as its finished cells allow.
 
-    Claims are judged when all cells are there: which seeds happen to be finished must not decide one. Under the
-    profile ``smoke`` none is judged.
+    Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
+    never under the profile ``smoke``.
     """
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]

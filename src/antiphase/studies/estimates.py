@@ -1,4 +1,4 @@
-"""From the rows of a study's cells to estimates: means over training seeds and images, differences of them."""
+"""Estimates from the rows of a study: means over training seeds and images, and differences of means."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -26,20 +26,20 @@ def estimates(
     value: pl.Expr,
     kind: Kind = "share",
 ) -> pl.DataFrame:
-    """Return the mean of a value over seeds and samples for each group, with its interval over both.
+    """Average a value over seeds and samples for each group, with an interval over both.
 
     Args:
-        rows: one for each seed and sample of a group, or several, whose mean is taken (heads, layers).
-        by: columns that groups are told apart by; they keep the order of their first rows.
-        value: what is averaged.
-        kind: what the value is, so that its interval stays within its range: a share in [0, 1], a size (norm,
-            distance, Lipschitz constant) above 0, a difference of shares in [−1, 1], or any other number.
+        rows: one row per seed and sample of a group; several (heads, layers) are averaged first.
+        by: columns that define the groups, which keep the order of their first rows.
+        value: column to average.
+        kind: range of the value, and so of its interval: a fraction in [0, 1], a size (norm, distance, Lipschitz
+            constant) above 0, a difference of fractions in [−1, 1], or any number.
 
     Returns:
         Columns ``*by`` and those of ``ESTIMATES``.
 
     Raises:
-        UserError: the seeds of a group were not measured on the same samples.
+        UserError: The seeds of a group were not measured on the same samples.
     """
     found = []
     for key, block in rows.group_by(by, maintain_order=True):
@@ -51,11 +51,11 @@ def estimates(
 
 
 def over(*found: pl.DataFrame, samples: str = "images") -> str:
-    """Say in a caption what intervals are over: how many training seeds and samples.
+    """Return a phrase for captions: the number of training seeds and samples that intervals are over.
 
     Args:
-        *found: columns ``n`` and ``seeds``.
-        samples: what ``n`` counts.
+        *found: frames with columns ``n`` and ``seeds``.
+        samples: the noun for what ``n`` counts.
 
     >>> over(pl.DataFrame({"n": [300, 1000], "seeds": [3, 3]}))
     '3 training seeds and 300 to 1,000 images'
@@ -82,16 +82,16 @@ def difference(
     """Estimate mean(first) − mean(second), paired by training seed and sample.
 
     Args:
-        rows: that both are among.
-        first: columns and the values that choose the rows of the first.
+        rows: rows of both.
+        first: columns and values that select the rows of the first.
         second: the same for the second.
-        value: what is averaged.
+        value: column to average.
 
     Returns:
-        The estimate; None where one of them has no rows, or they share no seed.
+        The estimate; None if one of them has no rows, or they share no seed.
 
     Raises:
-        UserError: the two were not measured on the same seeds and samples.
+        UserError: The two were not measured on the same seeds and samples.
     """
     one, two = (_chosen(rows, which) for which in (first, second))
     if one.is_empty() or two.is_empty():
@@ -103,7 +103,7 @@ def difference(
     matrices = [_matrix(block, value, str(dict(which))) for block, which in ((one, first), (two, second))]
     if set(one[SAMPLE]) != set(two[SAMPLE]):
         raise UserError(
-            f"{dict(first)} and {dict(second)}: measured on other images; run both with one setting"
+            f"{dict(first)} and {dict(second)}: measured on different images; measure both with the same settings"
         )
     return crossed_mean(matrices[0] - matrices[1])
 
@@ -122,7 +122,7 @@ def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
         and block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1
     ):
         raise UserError(
-            f"{what}: several cells would be averaged into one; tell them apart by a column, such as lambda_schedule, "
+            f"{what}: rows of several cells per seed and sample; select one by a column such as lambda_schedule, "
             "attack or eps"
         )
     means = (
@@ -134,7 +134,7 @@ def _matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     seeds, samples = means[SEED].unique(maintain_order=True), means[SAMPLE].unique().sort()
     whole = len(means) == len(seeds) * len(samples)
     matrix = means["value"].to_numpy().astype(np.float64).reshape(len(seeds), -1) if whole else None
-    # as many rows as pairs, each pair once: every seed has every sample
+    # every seed has every sample exactly once
     if matrix is None or not np.isfinite(matrix).all():
         raise UserError(f"{what}: not every seed was measured on the same images, or a value is not finite")
     return matrix

@@ -1,7 +1,7 @@
-"""Where the work is done: in this process, in several of this machine, or on a cluster under SLURM.
+"""Executors: run a study in this process, in several local processes, or on a cluster under SLURM.
 
-One interface: an executor starts some workers, each of which runs the same cells on the same store and takes what is
-free. torchrun needs no executor: the processes that it starts share every cell.
+An executor starts workers that run the same cells on the same store; each takes cells that are free. torchrun needs no
+executor: its processes share every cell.
 """
 
 import os
@@ -18,13 +18,13 @@ _GRACE_SECONDS = 20.0
 
 
 class Executor(Protocol):
-    """Starts workers and says what became of them."""
+    """Start workers and report their outcome."""
 
     def __call__(self, command: Sequence[str], workers: int) -> None:
-        """Run ``command`` in so many workers; return when they are done or handed over.
+        """Run ``command`` in a number of workers; return when they have finished or are submitted.
 
         Raises:
-            UserError: a worker cannot be started, or did not end well.
+            UserError: A worker cannot be started or fails.
         """
         ...
 
@@ -32,16 +32,16 @@ class Executor(Protocol):
 @final
 @dataclass(frozen=True)
 class Local:
-    """Workers beside this process, each with its share of the cores and its own GPU where there are several.
+    """Local processes, each with a share of the cores and, if there are several GPUs, its own GPU.
 
     Attributes:
-        here: what this process does itself, as one of the workers.
+        here: the work of this process, which is one of the workers.
     """
 
     here: Callable[[], Any]
 
     def __call__(self, command: Sequence[str], workers: int) -> None:
-        """Start all workers but one, be the last one, and wait for the others."""
+        """Start all other workers, run as the last one, and wait for the others."""
         import torch
 
         cores = max(1, len(os.sched_getaffinity(0)) // workers)
@@ -61,7 +61,7 @@ class Local:
             _stop(others)
             raise
         if any(codes):
-            raise UserError(f"a worker ended with code {max(codes)}; the same command goes on where it was")
+            raise UserError(f"a worker ended with code {max(codes)}; resume with the same command")
 
 
 def _stop(processes: Sequence[subprocess.Popen]) -> None:
@@ -77,13 +77,13 @@ def _stop(processes: Sequence[subprocess.Popen]) -> None:
 @final
 @dataclass(frozen=True)
 class Slurm:
-    """Jobs of a cluster, by submitit; they are handed over, and the command returns.
+    """Cluster jobs, submitted with submitit.
 
     Attributes:
-        folder: for submitit's files, on a disk that the nodes share; the store's as a rule.
-        settings: as ``AutoExecutor.update_parameters`` takes them: ``timeout_min``, ``slurm_partition``, ….
-        cluster: ``"slurm"``; ``"local"`` runs the jobs on this machine, for trying out.
-        wait: whether to return only when they are done.
+        folder: folder for submitit's files on a shared disk, usually that of the store.
+        settings: arguments of ``AutoExecutor.update_parameters``: ``timeout_min``, ``slurm_partition``, ….
+        cluster: ``"slurm"``, or ``"local"`` to run the jobs on this machine for testing.
+        wait: whether to return only when all jobs have finished.
     """
 
     folder: Path
@@ -92,7 +92,7 @@ class Slurm:
     wait: bool = False
 
     def __call__(self, command: Sequence[str], workers: int) -> None:
-        """Submit one job a worker."""
+        """Submit one job per worker."""
         try:
             import submitit
         except ImportError:
@@ -106,7 +106,7 @@ class Slurm:
         except (RuntimeError, NameError, ValueError, OSError) as error:
             raise UserError(f"--executor slurm: {str(error).strip().splitlines()[0]}") from None
         print(
-            f"jobs {', '.join(job.job_id for job in jobs)}; antiphase study status follows them",
+            f"jobs {', '.join(job.job_id for job in jobs)}; follow them with antiphase study status",
             file=sys.stderr,
         )
         if self.wait:
@@ -115,10 +115,10 @@ class Slurm:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return settings from ``name=value`` words; whole numbers become numbers.
+    """Parse ``name=value`` settings; integers become numbers.
 
     Raises:
-        UserError: for a word without "=".
+        UserError: A setting has no "=".
 
     >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
     {'timeout_min': 240, 'slurm_partition': 'gpu'}

@@ -1,4 +1,4 @@
-"""What makes a cell the same cell: a hash of its result-affecting fields that are not at their defaults."""
+"""The identity of a cell: a hash of its result-affecting fields that are not at their defaults."""
 
 import dataclasses
 import inspect
@@ -11,21 +11,21 @@ from typing import Any
 from antiphase.errors import UserError
 from antiphase.files import digest
 
-_LENGTH = 16  # hexadecimal digits; two of a billion cells meet with a chance of 3 %
+_LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
 
 
 def described(cell: Any) -> dict[str, Any]:
-    """Return what identifies a cell, ready for JSON: its class, its version, its fields that are not at their defaults.
+    """Return class, version and non-default fields of a cell, ready for JSON.
 
-    A cell that it needs stands there by its own identity, so that what changes there changes here too. A field that
-    is added later with a default leaves the identity of older cells as it was.
+    Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
+    not change the identity of existing cells.
 
     Args:
-        cell: a dataclass with class attributes ``version``; every field affects the result.
+        cell: a dataclass with a class attribute ``version``; every field affects the result.
     """
     fields = {}
     for field in dataclasses.fields(cell):
-        if field.metadata.get("identity") is False:  # what a line is called, how long it may take
+        if field.metadata.get("identity") is False:  # labels and cost estimates
             continue
         value = getattr(cell, field.name)
         default = field.default
@@ -39,13 +39,13 @@ def described(cell: Any) -> dict[str, Any]:
 
 
 def identity(cell: Any) -> str:
-    """Return the cell's identity: the beginning of the SHA-256 of :func:`described` as sorted JSON."""
+    """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON."""
     return digest(json.dumps(described(cell), sort_keys=True, allow_nan=False))[:_LENGTH]
 
 
 @lru_cache
 def _source(function: Callable[..., Any]) -> str:
-    """Return the digest of a function's text as it was when first asked: its file may be edited during a run."""
+    """Return the digest of a function's source, cached because its file may be edited during a run."""
     return digest(textwrap.dedent(inspect.getsource(function)))[:_LENGTH]
 
 
@@ -56,8 +56,10 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
-    if inspect.isfunction(value):  # a user's own: when its text changes, so may its result
+    if inspect.isfunction(value):  # a user's own function: its result may change with its source
         return {"function": value.__name__, "source": _source(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UserError(f"{value!r} in a cell: expected numbers, words, tuples, dictionaries, functions or cells")
+    raise UserError(
+        f"{value!r} in a cell: expected numbers, strings, tuples, dictionaries, functions or cells"
+    )

@@ -1,4 +1,4 @@
-"""Where cells run: the store, the device, and models and images that several cells in a row need."""
+"""The environment of cells: the store, the device, and a cache of models and images."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,24 +12,24 @@ from antiphase.studies.store import Store
 
 
 class Loadable(Protocol):
-    """A model that is trained or given."""
+    """A model that is trained by a cell or given."""
 
     def load(self, lab: "Lab") -> nn.Module:
-        """Return it in evaluation mode, with its card."""
+        """Return the model in evaluation mode, and its card."""
         ...
 
 
 @dataclass
 class Lab:
-    """What a cell runs with; nothing of it affects a result.
+    """The environment that a cell runs in; it does not affect results.
 
     Attributes:
-        store: of the cells.
-        device: to run on.
-        batch_size: images through a model at once; None: what each measurement takes by itself.
-        progress: whether to show bars on stderr.
-        process: which of torchrun's processes this is.
-        warnings: what the running cell has to say to readers of its rows.
+        store: store of the cells.
+        device: device to run on.
+        batch_size: images per batch; None uses the default of each measurement.
+        progress: whether to show progress bars on stderr.
+        process: this process among those of torchrun.
+        warnings: warnings of the running cell for readers of its rows.
     """
 
     store: Store
@@ -42,14 +42,14 @@ class Lab:
     _images: dict[str, ImageSet] = field(default_factory=dict)
 
     def model(self, cell: Loadable) -> nn.Module:
-        """Return the model of a finished training, or a given one; the last one stays in memory."""
+        """Return a trained or given model; the last one is cached."""
         if self._model is None or self._model[0] != cell:
             self._model = None
             self._model = (cell, cell.load(self).to(self.device))
         return self._model[1]
 
     def images(self, source: str, split: str, limit: int | None = None, **fit: Any) -> ImageSet:
-        """Return images of a source; a smaller number of them is a fixed random choice."""
+        """Return images of a source; a limit selects a fixed random subset."""
         key = repr((source, split, limit, sorted(fit.items())))
         if key not in self._images:
             if len(self._images) > 3:

@@ -31,7 +31,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     cells, store = chosen.cells, chosen.store
     if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
         raise UserError(
-            "--jobs and --executor are for one process; under torchrun the processes process every cell"
+            "--jobs and --executor are for one process; under torchrun the processes share every cell"
         )
     for study in chosen.studies if options.dry_run else ():
         for line in dry_run(study, chosen.profile):

@@ -1,4 +1,4 @@
-"""What a run would do: which cells are there, which have to be made, and how long that takes."""
+"""The plan of a run: which cells are finished, which are missing, and how long they will take."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from antiphase.studies.identity import identity
 from antiphase.studies.spec import Cell, closure
 from antiphase.studies.store import Store
 
-# floating-point operations a second that small cells come to on one core of this package's makers, by table
+# floating-point operations per second of small cells, measured on one core, by table
 _USUAL = {
     "train": 3e10,
     "attack": 2e10,
@@ -22,14 +22,14 @@ _ELSE = 1e10
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of some studies and where they stand.
+    """The cells of some studies and their state.
 
     Attributes:
-        cells: all of them, needs first.
-        missing: those that a run makes, in that order: what is asked for and not there, and the trainings it needs.
-        damaged: reasons, by identity: made again as well.
-        seconds: that the missing ones take, about, one after the other.
-        known: how many finished cells of the store that expectation comes from; 0: from the package's own figures.
+        cells: all cells, dependencies first.
+        missing: cells that a run will make, in this order: missing measurements and the trainings they need.
+        damaged: reasons, by identity, for cells that will be made again.
+        seconds: estimated time for the missing cells, run one after the other.
+        known: number of finished cells behind that estimate; 0 if it uses built-in figures.
     """
 
     cells: list[Cell]
@@ -40,16 +40,16 @@ class Plan:
 
 
 def make_plan(cells: Sequence[Cell], store: Store) -> Plan:
-    """Look at the store and return what a run of the cells would do.
+    """Compare cells with the store and return what a run would do.
 
-    A training whose weights are gone is made again only where something still needs it; one that is damaged always.
+    A training without weights is repeated only if a missing cell needs it; a damaged one always.
     """
     everything = closure(cells, identity)
     damaged = {identity(cell): why for cell in everything if (why := store.damage(cell)) is not None}
     there = {identity(cell) for cell in everything if store.done(cell)}
     wanted: set[str] = set(damaged)
     asked = {identity(cell) for cell in cells}
-    for cell in reversed(everything):  # what needs comes behind what is needed
+    for cell in reversed(everything):  # dependencies come first
         own = identity(cell)
         if own not in there and (own in asked or own in wanted):
             wanted.add(own)
@@ -60,13 +60,13 @@ def make_plan(cells: Sequence[Cell], store: Store) -> Plan:
 
 
 def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Store) -> float:
-    """Return about how many seconds cells take one after the other, judged by those of ``among`` that are finished."""
+    """Estimate the time of cells in seconds, run one after the other, from the finished cells of ``among``."""
     rates = _rates(among, store)
     return sum(cell.work() / rates.get(cell.table, _USUAL.get(cell.table, _ELSE)) for cell in cells)
 
 
 def _rates(cells: Sequence[Cell], store: Store) -> dict[str, float]:
-    """Return the median operations a second of the cells that were made in one go, by table."""
+    """Return the median operations per second of uninterrupted cells, by table."""
     seen: dict[str, list[float]] = {}
     for cell in cells:
         record = store.record(cell)

@@ -1,4 +1,4 @@
-"""Studies by name: those of the papers that come with the package, and files of a user's own."""
+"""Find studies by name, by paper or by file."""
 
 import difflib
 import importlib
@@ -17,7 +17,7 @@ EVERY = "all"
 
 @lru_cache
 def known_studies() -> dict[str, Study]:
-    """Return the package's studies by name, those of the robustness paper first, in the papers' order."""
+    """Return the studies of the package by name: the robustness paper first, in the order of each paper."""
     found = []
     for module in pkgutil.walk_packages(papers.__path__, f"{papers.__name__}."):
         study = getattr(importlib.import_module(module.name), "study", None)
@@ -38,7 +38,7 @@ def find_studies(names: Sequence[str]) -> list[Study]:
     """Return studies by name, by paper (``robustness``, ``diffclip``), by file, or all.
 
     Raises:
-        UserError: for a name that is none of them, or a file that is no study.
+        UserError: A name is unknown, or a file defines no study.
     """
     known = known_studies()
     found: dict[str, Study] = {}
@@ -47,7 +47,7 @@ def find_studies(names: Sequence[str]) -> list[Study]:
             studies = [load_study(Path(name))]
             if studies[0].name in known:
                 raise UserError(
-                    f"{name}: its study is called {studies[0].name!r}, as one of the papers' is; rename it"
+                    f"{name}: study name {studies[0].name!r} belongs to a study of the papers; rename it"
                 )
         elif name in known:
             studies = [known[name]]
@@ -55,13 +55,13 @@ def find_studies(names: Sequence[str]) -> list[Study]:
             studies = [study for study in known.values() if name in (EVERY, study.paper)]
         if not studies:
             near = difflib.get_close_matches(name, known, n=3)
-            guess = f"did you mean {', '.join(near)}?" if near else "antiphase study list shows them"
-            raise UserError(f"study {name!r}: there is none; {guess} (a file of your own ends in .py)")
+            guess = f"did you mean {', '.join(near)}?" if near else "list them with antiphase study list"
+            raise UserError(
+                f"study {name!r}: unknown; {guess} (for your own study, give a file ending in .py)"
+            )
         for study in studies:
             if found.setdefault(study.name, study) is not study:
-                raise UserError(
-                    f"{name}: its study is called {study.name!r}, as another one is; rename it in the file"
-                )
+                raise UserError(f"{name}: duplicate study name {study.name!r}; rename it in the file")
     return list(found.values())
 
 
@@ -69,10 +69,10 @@ def load_study(path: Path) -> Study:
     """Return the ``study`` of a Python file.
 
     Raises:
-        UserError: there is no such file, or it defines no ``study``.
+        UserError: The file does not exist, or defines no ``study``.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; antiphase study new NAME writes one")
+        raise UserError(f"{path}: no such file; create one with antiphase study new NAME")
     spec = importlib.util.spec_from_file_location(f"antiphase_study_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -80,5 +80,5 @@ def load_study(path: Path) -> Study:
     spec.loader.exec_module(module)
     study = getattr(module, "study", None)
     if not isinstance(study, Study):
-        raise UserError(f"{path}: defines no `study = Study(…)`; antiphase study new NAME shows how")
+        raise UserError(f"{path}: expected `study = Study(…)`; antiphase study new NAME writes an example")
     return study

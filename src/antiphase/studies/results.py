@@ -1,4 +1,4 @@
-"""What is known of a study in a store, as the report takes it."""
+"""The results of a study, as input of the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ class Result:
 
     Attributes:
         name: such as ``"table-1"``.
-        paper: ``"robustness"``, ``"diffclip"``, or the name under which a user's own studies stand.
+        paper: ``"robustness"``, ``"diffclip"``, or the group name of a user's own studies.
         label: the artefact's name in the paper, ``"Table 1"``.
         title: what it shows, in a few words.
         text: the study's docstring.
-        profile: under which it was run.
-        seeds: of training.
-        command: that makes it.
-        done, total: cells.
-        artefact: what the rows come to; None where there are none yet.
-        claims: with their checks.
-        settings: what a reader needs to judge the numbers.
-        versions: of the libraries that made the rows; several where cells differ.
-        hardware: that the cells ran on.
-        seconds: that the cells took, all together.
+        profile: name of the profile.
+        seeds: training seeds.
+        command: command that reproduces the study.
+        done, total: number of finished cells, and of all cells.
+        artefact: figures and tables; None if there are no rows yet.
+        claims: claims with their checks.
+        settings: settings for the reader.
+        versions: library versions; several if cells differ.
+        hardware: hardware that the cells ran on.
+        seconds: total time of the cells.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Running cells: each once, by whichever process gets to it first, each result on disk before the next begins."""
+"""Run cells: each once, by the first process that takes it, with each result on disk before the next cell starts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from antiphase.studies.lab import Lab
 from antiphase.studies.plan import Plan, expected, make_plan
 from antiphase.studies.spec import Cell
 
-_POLL_SECONDS = 1.0  # how often to look whether another process has finished what is waited for
+_POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 
 Step = Literal["run", "busy", "wait", "done", "lost"]
 Say = Callable[[str], None]
@@ -29,32 +29,32 @@ class _Standing:
 
 
 def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> Plan:
-    """Make every cell that is not there, and return the plan as it stands afterwards.
+    """Run all missing cells and return the plan afterwards.
 
-    Several processes may do this on one store at once: a cell is worked on by one of them, the others go on with the
-    next and wait where nothing else is left. Under torchrun the processes share every cell. A cell that cannot be made
-    (a data set that is not there, a loss that is not finite) stops neither the others nor what does not need it.
+    Several processes may share one store: each cell is run by one of them while the others take the next, and wait at
+    the end. Under torchrun the processes share every cell. A cell that fails (missing data, a loss that is not finite)
+    does not stop cells that do not depend on it.
 
     Args:
-        cells: what is asked for; what they need comes by itself.
-        lab: where they run.
-        say: takes lines for a watcher.
+        cells: the requested cells; their dependencies are added.
+        lab: the environment to run in.
+        say: callback for progress messages.
 
     Raises:
-        UserError: cells could not be made, each with its reason; or no room is left on the disk.
+        UserError: Some cells failed, listed with their reasons; or the disk is full.
     """
     with room(lab.store.root):
         plan = make_plan(cells, lab.store)
-        lab.process.wait()  # until all have looked
+        lab.process.wait()  # until all have checked the store
         for cell in plan.missing:
             if (why := plan.damaged.get(identity(cell))) is not None and lab.process.first:
                 with lab.store.claim(cell) as mine:
                     if mine and lab.store.damage(cell):
-                        say(f"{why}: {cell.label} is made again")
+                        say(f"{why}: repeating {cell.label}")
                         lab.store.log("damaged", cell, why=why)
                         lab.store.discard(cell)
         lab.process.wait()
-        # what the first process found missing: while the others looked, another run may have finished a cell
+        # use the first process's plan: another run may have finished a cell in the meantime
         left = _together(lab, lambda: [identity(cell) for cell in plan.missing])
         standing = _Standing([cell for cell in plan.cells if identity(cell) in left])
         while standing.left:
@@ -62,12 +62,12 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
                 time.sleep(_POLL_SECONDS)
     if standing.failed:
         reasons = "; ".join(f"{label}: {why}" for label, why in standing.failed.values())
-        raise UserError(f"{len(standing.failed)} cells were not made: {reasons}")
+        raise UserError(f"{len(standing.failed)} cells failed: {reasons}")
     return make_plan(cells, lab.store)
 
 
 def _one_round(standing: _Standing, lab: Lab, plan: Plan, say: Say) -> bool:
-    """Go through what is left once; return whether anything came of it."""
+    """Go through the remaining cells once; return whether there was progress."""
     moved = False
     for cell in list(standing.left):
         step = _together(lab, lambda cell=cell: _judge(cell, standing, lab))
@@ -83,7 +83,7 @@ def _one_round(standing: _Standing, lab: Lab, plan: Plan, say: Say) -> bool:
 
 
 def _judge(cell: Cell, standing: _Standing, lab: Lab) -> Step:
-    """Say what is to be done about a cell now."""
+    """Return what to do with a cell now."""
     if lab.store.done(cell):
         return "done"
     for need in cell.needs():
@@ -97,7 +97,7 @@ def _judge(cell: Cell, standing: _Standing, lab: Lab) -> Step:
 
 
 def _attempt(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> Step:
-    """Work on a cell, unless another process does."""
+    """Run a cell unless another process does."""
     if not lab.process.first:  # the first process holds the lock for all
         step = _together(lab, lambda: "run")
         return _work(cell, standing, lab, plan, say) if step == "run" else step
@@ -114,13 +114,13 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
     if process.first:
         store.log("begin", cell)
     lab.warnings.clear()
-    whole = not store.folder(cell).exists()  # else a killed run has done a part of it
+    whole = not store.folder(cell).exists()  # otherwise a killed run has done a part
     began = time.monotonic()
     try:
         rows = cell.run(lab, store.folder(cell))
     except UserError as error:
         if process.count > 1:
-            raise  # it may be this process's alone: torchrun ends the others, which would wait for it
+            raise  # only this process may have failed: torchrun then ends the others, which would wait for it
         standing.failed[identity(cell)] = (cell.label, str(error))
         store.log("failed", cell, why=str(error))
         say(f"failed: {cell.label}: {error}")
@@ -141,7 +141,7 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
 
 
 def _together(lab: Lab, judge: Callable[[], Any]) -> Any:
-    """Return what the first process finds, in every process."""
+    """Return the value of the first process in every process."""
     if lab.process.count == 1:
         return judge()
     from accelerate.utils import broadcast_object_list

@@ -1,4 +1,4 @@
-"""What a study is: cells under a profile, and what is drawn and claimed from their rows."""
+"""Studies: cells under a profile, and the figures, tables and claims made from their rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ _SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 @final
 @dataclass(frozen=True)
 class Profile:
-    """How large a study is run.
+    """The scale at which a study is run.
 
     Attributes:
         name: ``smoke`` (seconds, for tests), ``laptop`` (2 cores) or ``paper`` (the paper's data and sizes).
-        seeds: of training.
+        seeds: training seeds.
     """
 
     name: ProfileName
@@ -35,77 +35,78 @@ class Profile:
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
-    """Return a profile with seeds 0, 1, …; 1 for smoke and 3 otherwise, unless given.
+    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise.
 
     Raises:
-        UserError: for an unknown name or no seed.
+        UserError: The name is unknown, or there is no seed.
     """
     if name not in ("smoke", "laptop", "paper"):
         raise UserError(f"profile {name!r}: expected smoke, laptop or paper")
     if seeds is not None and seeds < 1:
-        raise UserError(f"seeds {seeds}: expected 1 or more")
+        raise UserError(f"seeds {seeds}: expected at least 1")
     return Profile(name, tuple(range(_SEEDS[name] if seeds is None else seeds)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(ABC):
-    """One piece of work with one result: a training, or a measurement of one model.
+    """One unit of work with one stored result: a training, or a measurement of one model.
 
-    A subclass is a frozen dataclass whose fields all affect the result; device, workers and batch size are the lab's.
+    Subclasses are frozen dataclasses whose fields all affect the result; device, workers and batch size belong to the
+    lab.
     """
 
-    version: ClassVar[int]  # raise it when the same fields come to mean another result
+    version: ClassVar[int]  # increase when the same fields give another result
 
     @property
     @abstractmethod
     def table(self) -> str:
-        """Under what name its rows stand; the beginning of its folder's name."""
+        """Name of the table of its rows, and prefix of its folder."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What it is, for a line of progress."""
+        """Description for progress messages."""
 
     @abstractmethod
     def needs(self) -> tuple["Cell", ...]:
-        """Return the cells that have to be there first."""
+        """Return the cells that must be finished first."""
 
     def content(self) -> dict[str, str]:
-        """Return what else it depends on that no field tells: the images in a folder."""
+        """Return further inputs that no field describes, such as the images in a folder."""
         return {}
 
     @abstractmethod
     def factors(self) -> dict[str, Any]:
-        """Return what its rows are told apart by in a study: columns that are the same in all of them."""
+        """Return constant columns that identify its rows in a study."""
 
     @abstractmethod
     def work(self) -> float:
-        """Return about how many floating-point operations it takes, for the plan."""
+        """Estimate the number of floating-point operations, for the plan."""
 
     @abstractmethod
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Do it; go on from what a killed run left in ``folder``. Return the rows, if it has rows.
+        """Run the cell, resuming from what a killed run left in ``folder``; return its rows, if it has any.
 
         Raises:
-            UserError: for data or weights that cannot be had, or a result that is not finite.
+            UserError: Data or weights are not available, or a result is not finite.
         """
 
 
 @final
 @dataclass(frozen=True)
 class Study:
-    """A table or figure: which cells it expands to, what is drawn from their rows and what is claimed of them.
+    """A table or figure of a paper: its cells, and what is drawn and claimed from their rows.
 
     Attributes:
-        name: as the command line takes it.
-        paper: ``"robustness"``, ``"diffclip"``, or a name of your own to group studies by.
-        label: the artefact's name in the paper.
-        title: what it shows, in a few words.
-        text: the module's docstring: the artefact, the paper's numbers, the cost, the command.
-        cells: from a profile to the cells whose rows it draws; what they need comes by itself.
-        draw: from the rows to figures and tables.
-        claims: from the rows to checked statements.
-        settings: from a profile to what a reader needs to know of it.
+        name: name on the command line.
+        paper: ``"robustness"``, ``"diffclip"``, or a group name of your own.
+        label: name of the artefact in the paper.
+        title: short title.
+        text: docstring of the module: the artefact, the paper's numbers, the cost, the command.
+        cells: function from a profile to the cells to measure; their dependencies are added.
+        draw: function from the rows to figures and tables.
+        claims: function from the rows to claims.
+        settings: function from a profile to the settings shown on the page.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Study:
 
 
 def closure(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[Cell]:
-    """Return the cells and all that they need, each once, needs first."""
+    """Return the cells and their dependencies, each once, dependencies first."""
     found: dict[str, Cell] = {}
 
     def add(cell: Cell) -> None:

@@ -1,8 +1,8 @@
-"""Cells on disk, each in a folder of its own, whole or not there: rows, checkpoints and what made them.
+"""Cells on disk, each in its own folder with its rows, checkpoints and provenance.
 
-A folder ``cells/TABLE-IDENTITY`` is finished when its ``done.json`` is there and every file that it lists has the
-digest that it says. Whoever works on a cell holds a lock on it, which the system takes away with the process, so that
-a killed run leaves nothing to clean up and two runs share one store.
+A folder ``cells/TABLE-IDENTITY`` is finished if it has a ``done.json`` and every file listed there has the recorded
+digest. A process that runs a cell holds a file lock, which the system releases when the process ends: killed runs need
+no clean-up, and several runs can share a store.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from antiphase.studies.identity import described, identity
 
 DONE_FILE = "done.json"
 ROWS_FILE = "rows.parquet"
-WORK_FOLDER = "work"  # what a measurement keeps until it is finished
+WORK_FOLDER = "work"  # partial results of a measurement
 
 
 class Storable(Protocol):
-    """What the store asks of a cell, beside its identity."""
+    """The interface of a cell to the store."""
 
     @property
     def table(self) -> str:
@@ -45,15 +45,15 @@ class Store:
     """A folder of cells.
 
     Attributes:
-        root: made if missing.
+        root: the folder; created if missing.
     """
 
     root: Path
-    # what this process has read already: time of change, size, digest
+    # cache: modification time, size, digest
     _whole: dict[Path, tuple[int, int, str]] = field(default_factory=dict, repr=False)
 
     def folder(self, cell: Storable) -> Path:
-        """Return the folder of a cell, there or not."""
+        """Return the folder of a cell, which may not exist."""
         return self.root / "cells" / f"{cell.table}-{identity(cell)}"
 
     def done(self, cell: Storable) -> bool:
@@ -61,11 +61,11 @@ class Store:
         return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
 
     def record(self, cell: Storable) -> dict[str, Any] | None:
-        """Return what was written of a finished cell: seconds, work, versions, hardware, warnings."""
+        """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
         return _read(self.folder(cell) / DONE_FILE)
 
     def damage(self, cell: Storable) -> str | None:
-        """Return which file of a finished cell is not what it was, and why; None where all are."""
+        """Return a description of a damaged file of a finished cell, or None."""
         path = self.folder(cell) / DONE_FILE
         if not path.exists():
             return None
@@ -76,18 +76,18 @@ class Store:
             if not file.exists():
                 return f"{file}: is missing"
             if self._digest(file) != expected:
-                return f"{file}: is damaged (its SHA-256 is not the one that was written down)"
+                return f"{file}: is damaged (its SHA-256 differs from the recorded one)"
         return None
 
     def discard(self, cell: Storable) -> None:
-        """Take a damaged cell away, so that it is made again from the beginning."""
+        """Delete a damaged cell, so that it is repeated from the beginning."""
         folder = self.folder(cell)
         gone = folder.with_name(f".gone-{os.getpid()}-{folder.name}")
-        folder.rename(gone)  # at once: what is left of it must not pass for a finished training
+        folder.rename(gone)  # first: the rest must not pass for a finished training
         shutil.rmtree(gone, ignore_errors=True)
 
     def finish(self, cell: Storable, rows: pl.DataFrame | None, about: dict[str, Any]) -> None:
-        """Write the rows and, last of all, what finishes the cell."""
+        """Write the rows, then the record that marks the cell as finished."""
         folder = self.folder(cell)
         if rows is not None:
             with replacing(folder / ROWS_FILE) as temporary:
@@ -96,17 +96,17 @@ class Store:
         own = [path for path in paths if path.parts[0] != WORK_FOLDER and path.suffix != ".part"]
         files = {str(path): self._digest(folder / path) for path in own}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
-        # last: until then a killed run goes on from it
+        # last: until then a killed run resumes from it
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
 
     def rows(self, cell: Storable) -> pl.DataFrame | None:
-        """Return the rows of a finished cell; None for a training."""
+        """Return the rows of a finished cell, or None for a training."""
         path = self.folder(cell) / ROWS_FILE
         return pl.read_parquet(path) if path.exists() else None
 
     @contextlib.contextmanager
     def claim(self, cell: Storable) -> Iterator[bool]:
-        """Yield whether this process alone may work on the cell, until the end of the block."""
+        """Try to lock a cell within a block; yield whether this process holds the lock."""
         path = self.root / "locks" / f"{cell.table}-{identity(cell)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -118,19 +118,21 @@ class Store:
             yield True
 
     def busy(self, cell: Storable) -> bool:
-        """Whether some process works on the cell."""
+        """Return whether a process is running the cell."""
         if not (self.root / "locks" / f"{cell.table}-{identity(cell)}").exists():
             return False
         with self.claim(cell) as mine:
             return not mine
 
     def log(self, event: str, cell: Storable, **about: Any) -> None:
-        """Add a line to ``log.jsonl``: what was done to which cell, when, by which process."""
+        """Append an event, its cell, time and process to ``log.jsonl``."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, "cell": f"{cell.table}-{identity(cell)}",
             "label": cell.label, "process": f"{os.uname().nodename}:{os.getpid()}",
         }  # fmt: skip
-        with (self.root / "log.jsonl").open("a", encoding="utf-8") as file:  # one write: lines do not mix
+        with (self.root / "log.jsonl").open(
+            "a", encoding="utf-8"
+        ) as file:  # a single write keeps lines of several processes apart
             file.write(json.dumps(line | about, ensure_ascii=False) + "\n")
 
     def _digest(self, path: Path) -> str:

@@ -1,1 +1,1 @@
-"""What every attack shares: rows, batches, schedules, verdicts and checks. An attack is a ``Search``; see ``run``."""
+"""The engine of all attacks: batches, schedules, verdicts and checks. An attack implements ``Search``; see ``run``."""

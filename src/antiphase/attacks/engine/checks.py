@@ -1,4 +1,4 @@
-"""Signs that an attack's numbers say less than they seem to: gradient masking and friends.
+"""Checks for gradient masking and other signs that attack results are unreliable.
 
 Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Sections 3 and 4; F. Croce, M. Hein,
 *Reliable Evaluation of Adversarial Robustness …*, ICML 2020, Section 2.
@@ -9,30 +9,30 @@ from torch import Tensor
 
 from antiphase.attacks.engine.oracle import QUANTUM, Oracle
 
-_RELATIVE = 1e-3  # of the largest logit: what rounding may change
-_SHARE = 0.5  # of searches: more is not chance
-_FLAT = 0.05  # of gradients: who is masked stands, and is asked about again and again
-_BLACK_BOX_GAIN = 0.01  # of all samples
+_RELATIVE = 1e-3  # tolerated rounding error, relative to the largest logit
+_SHARE = 0.5  # share of failed searches above which to warn
+_FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the count
+_BLACK_BOX_GAIN = 0.01  # share of all samples
 
 
 def inspect_model(oracle: Oracle, images: Tensor) -> list[str]:
-    """Return what is doubtful about a model's answers, whatever the attack.
+    """Return warnings about a model's logits that concern every attack.
 
-    It is asked three times about the first 16 images at most: twice alike, and once in other company.
+    The model is run three times on at most 16 images: twice on the same batch, and once in another batch.
 
     Args:
-        oracle: of the model.
+        oracle: oracle of the model.
         images: clean images.
     """
     some = images[:QUANTUM].to(oracle.device)
     first, second = oracle.verdict(some), oracle.verdict(some)
     scale = _RELATIVE * float(first.abs().amax().clamp_min(1e-6))
     if float((first - second).abs().amax()) > scale:
-        if oracle.passes > 1:  # its expected logits are attacked already
+        if oracle.passes > 1:  # its mean logits are attacked already
             return []
         return [
-            "the model is randomised: the same images gave different logits, and a verdict is luck; attack "
-            'the expected logits (passes=20, autoattack version="rand") or fix the randomness'
+            "the model is randomised: the same images gave different logits, so results are not reproducible; attack "
+            'the mean logits (passes=20, autoattack version="rand") or remove the randomness'
         ]
     warnings = []
     alone = oracle.verdict(some[:1])
@@ -40,72 +40,72 @@ def inspect_model(oracle: Oracle, images: Tensor) -> list[str]:
     company = oracle.verdict(torch.cat([some[:1], inverted[1 - QUANTUM :]]))[:1]
     if float((alone - first[:1]).abs().amax()) > scale or float((company - first[:1]).abs().amax()) > scale:
         warnings.append(
-            "the model's logits of an image depend on the other images of its batch: verdicts depend on the batch "
-            "too; put layers that look at the batch (BatchNorm) in evaluation mode, or attack with batch_size=1"
+            "the logits of an image depend on the other images in its batch, and so do the results; put "
+            "layers such as BatchNorm in evaluation mode, or attack with batch_size=1"
         )
     total = first.sum(1)
     if bool(((first >= 0).all(1) & ((total - 1.0).abs() < 1e-4)).all()):
         warnings.append(
-            "the model returns probabilities, not logits: cross-entropy of them saturates and hides gradients; "
-            "leave out the model's last softmax"
+            "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients; "
+            "remove the final softmax of the model"
         )
     return warnings
 
 
 def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
-    """Return what is doubtful about the gradients that a search was given.
+    """Return warnings about the gradients of a search.
 
     Args:
-        oracle: that counted them.
-        failed: searches that found nothing.
-        stuck: those of them whose loss never rose above its start.
+        oracle: oracle that counted the gradients.
+        failed: number of searches that failed.
+        stuck: number of those whose loss never rose above its initial value.
     """
     warnings, seen = [], oracle.seen
     if seen["broken"]:
         warnings.append(
-            f"{seen['broken']} of {seen['asked']} gradients held NaN or infinity and counted as zero: look for a "
-            "division by zero, a logarithm or root of zero, or an overflow in the model"
+            f"{seen['broken']} of {seen['asked']} gradients were NaN or infinite and were set to zero: look for a "
+            "division by zero, a logarithm or square root of zero, or an overflow in the model"
         )
     if seen["flat"] > _FLAT * seen["asked"]:
         warnings.append(
             f"{seen['flat']} of {seen['asked']} gradients were zero: the model masks them (quantised input, argmax, "
-            "saturated softmax), so a high robust accuracy says nothing; attack with square, or through a smooth "
-            "stand-in for what masks"
+            "saturated softmax), so a high robust accuracy is not reliable; attack with square, or replace the "
+            "masking operation with a smooth approximation"
         )
     if failed and stuck > _SHARE * failed and seen["flat"] <= _SHARE * seen["asked"]:
         warnings.append(
-            f"the loss never rose in {stuck} of {failed} searches that failed: the gradients mislead; try more "
-            "steps of a smaller size, objective='dlr' or 'margin', or square"
+            f"the loss never rose in {stuck} of {failed} failed searches: the gradients are misleading; try more "
+            "steps with a smaller step size, objective='dlr' or 'margin', or square"
         )
     return warnings
 
 
 def black_box_wins(white_box: int, black_box: int, samples: int) -> list[str]:
-    """Return a warning where a search without gradients succeeds where those with gradients failed.
+    """Return a warning if a black-box attack breaks samples that gradient-based attacks failed to break.
 
     Args:
-        white_box: samples that fell to attacks by gradient.
-        black_box: samples that fell to Square after those had failed.
-        samples: all.
+        white_box: number of samples broken by gradient-based attacks.
+        black_box: number of samples broken by Square after those had failed.
+        samples: number of all samples.
     """
     if black_box <= max(1, _BLACK_BOX_GAIN * samples):
         return []
     return [
-        f"Square, which sees no gradient, felled {black_box} samples that stood after the attacks by gradient "
-        f"({white_box} of {samples}): gradients are masked; look for steps that do not differentiate"
+        f"Square, which uses no gradients, broke {black_box} samples that the gradient-based attacks failed to break "
+        f"(they broke {white_box} of {samples}): gradients are masked; look for operations that are not differentiable"
     ]
 
 
 def falling_asr(eps: list[float], asr: list[float]) -> list[str]:
-    """Return a warning for each larger budget at which fewer samples fell.
+    """Return a warning for each ε at which fewer samples were broken than at the one before.
 
     Args:
-        eps: budgets, ascending.
+        eps: ε in ascending order.
         asr: attack success rate at each.
     """
     return [
-        f"ASR falls from {low:.3f} at ε = {small:.5g} to {high:.3f} at ε = {large:.5g}: a larger ball holds the "
-        "smaller one, so the search failed; use nested budgets, more steps or restarts"
+        f"ASR falls from {low:.3f} at ε = {small:.5g} to {high:.3f} at ε = {large:.5g}, though the larger ε allows "
+        "every smaller perturbation; use nested budgets, more steps or restarts"
         for small, large, low, high in zip(eps, eps[1:], asr, asr[1:], strict=False)
         if high < low
     ]

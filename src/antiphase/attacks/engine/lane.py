@@ -1,4 +1,4 @@
-"""A batch at work in one precision: filled from its schedule, moved by the search, emptied of what has ended."""
+"""One batch in one precision: refilled from its schedule, advanced by the search, and emptied of finished rows."""
 
 import torch
 
@@ -7,34 +7,34 @@ from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.engine.schedule import Schedule
 from antiphase.attacks.engine.search import Search
 
-_PATIENCE = 20  # steps that an ended search waits for others to be confirmed with
+_PATIENCE = 20  # steps that a finished search waits for others, to be confirmed in one batch
 
 
 class Lane:
-    """The rows that one oracle's answers move.
+    """The batch of one oracle.
 
     Args:
-        oracle: that the search asks.
-        size: rows at once.
-        early_stop: whether a row ends as soon as its search has found something.
+        oracle: oracle of the search.
+        size: largest number of rows.
+        early_stop: whether a row ends as soon as its search succeeds.
     """
 
     def __init__(self, oracle: Oracle, size: int, early_stop: bool) -> None:
         self.oracle, self.size, self.early_stop = oracle, size, early_stop
-        self.schedule = Schedule(early_stop)  # of the items that begin here
-        self.waiting = Rows()  # come from another lane
-        self.batch, self.tried = Rows(), Rows()  # at work; ended and not yet confirmed
-        self.waited = 0  # steps since the first of those
-        self.together = min(QUANTUM, size)  # rows that are confirmed in one pass, or a multiple
+        self.schedule = Schedule(early_stop)  # items that start here
+        self.waiting = Rows()  # moved here from another lane
+        self.batch, self.tried = Rows(), Rows()  # running; finished but not confirmed
+        self.waited = 0  # steps since the first of the latter
+        self.together = min(QUANTUM, size)  # confirm a multiple of this many rows at once
 
     @property
     def filled(self) -> float:
-        """What is here to do, as a share of what fits, up to 1."""
+        """Share of the batch that is occupied, at most 1."""
         rows = len(self.waiting) + len(self.batch) + len(self.tried) + len(self.schedule)
         return min(1.0, rows / self.size)
 
     def next(self) -> list[tuple[int, int]]:
-        """Let those in who wait; return (item, position) of the rows that may start beside them."""
+        """Move waiting rows into the batch; return (item, position) of the rows that may start as well."""
         room = self.size - len(self.batch)
         if len(self.waiting) and room > 0:
             self.batch = self.batch.join(self.waiting.take(slice(room)))
@@ -42,18 +42,18 @@ class Lane:
             room = self.size - len(self.batch)
         if room < 1:
             return []
-        # rows that would only be padding cost nothing on a CPU; others do, but less than in a smaller batch later
+        # rows in place of padding are free on a CPU; on a GPU, rows now cost less than in a smaller batch later
         spare = -len(self.batch) % QUANTUM if self.oracle.device.type == "cpu" else room
         return self.schedule.next(room, min(spare, room), room)
 
     def start(self, rows: Rows, search: Search) -> None:
-        """Let new rows in."""
+        """Add new rows to the batch."""
         rows = Rows({name: tensor.to(self.oracle.device) for name, tensor in rows.items()})
         search.start(rows)
         self.batch = self.batch.join(rows)
 
     def step(self, search: Search) -> None:
-        """Move every row once."""
+        """Advance every row by one step."""
         if not len(self.batch):
             return
         search.step(self.batch, self.oracle)
@@ -63,7 +63,7 @@ class Lane:
             self.batch = self.batch.take(~ready)
 
     def ended(self) -> Rows:
-        """Take out the rows to be confirmed now: none while it pays to wait for more."""
+        """Remove and return the rows to confirm now; none while waiting for more is cheaper."""
         count = len(self.tried)
         self.waited = self.waited + 1 if count else 0
         if not len(self.batch):  # nothing to wait for, and rows that stay together share their passes
@@ -79,7 +79,7 @@ class Lane:
         return ended
 
     def leave(self) -> Rows:
-        """Take out the rows that want to go on in float32."""
+        """Remove and return the rows that must continue in float32."""
         leaving = self.batch.get("exact")
         if leaving is None or not leaving.any():
             return Rows()
@@ -87,12 +87,12 @@ class Lane:
         return rows
 
     def resume(self, rows: Rows) -> None:
-        """Let rows go on whose example the verdict refused."""
+        """Continue rows whose example was not confirmed."""
         rows["found"] = torch.zeros_like(rows["found"])
         self.batch = self.batch.join(rows)
 
     def drop(self, last: torch.Tensor) -> None:
-        """Drop the rows whose item comes after the last that can count, given for each sample."""
+        """Drop rows whose item comes after the last that can count, given per sample."""
         last = last.to(self.oracle.device)
         for name in ("waiting", "batch", "tried"):
             rows: Rows = getattr(self, name)

@@ -1,4 +1,4 @@
-"""What every attack takes beside its own parameters, and what stands for what is not given."""
+"""Options that every attack takes in addition to its own parameters, and their defaults."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ Finished = Callable[[Tensor, dict[str, Tensor]], None]
 
 
 class RunOptions(TypedDict, total=False):
-    """Keyword arguments that every attack accepts; their meaning and defaults are those of :class:`Run`."""
+    """Keyword arguments of every attack; see :class:`Run` for meaning and defaults."""
 
     seed: int
     ids: Int64[Tensor, " samples"] | None
@@ -30,27 +30,25 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Run:
-    """How a search is carried out.
+    """Set how an attack is executed.
 
     Attributes:
-        seed: of every random draw.
-        ids: one int64 a sample, none twice, the key of its random stream; positions where not given.
-        batch_size: how many searches run at once; does not affect verdicts. The model sees a multiple of 16 rows.
-        early_stop: whether a sample ends at its first confirmed adversarial example; if not, the whole
-            budget is spent and the best example is kept.
-        precision: of the search: ``"float32"``, or ``"bf16"`` for the passes that torch autocasts. Verdicts
-            are confirmed in float32 either way, and a search that fails in bf16 by no more than its rounding is
-            made again in float32. Of the attacks that follow the boundary, FAB ends in float32, and Carlini and
-            Wagner's is in float32 throughout; Square asks float32 about all that may be a gain.
-        compile: whether the search asks a ``torch.compile``-d model. Verdicts come from the model as it is.
-        passes: of a randomised model for one answer, whose mean logits are attacked and judged (A. Athalye, N. Carlini,
-            D. Wagner, *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
-        progress: whether to show a progress bar on stderr; a text is shown beside it.
-        on_finished: called with the positions of samples whose verdict has just become known, and the
-            arrays of the result so far.
+        seed: random seed, from 0 to 2⁶³ − 1.
+        ids: one unique int64 per sample, the key of its random stream; positions by default.
+        batch_size: searches run at once; does not affect results. The model sees a multiple of 16 images.
+        early_stop: stop a sample at its first confirmed adversarial example. Otherwise all steps are taken and the best
+            example is kept.
+        precision: precision of the search, ``"float32"`` or ``"bf16"`` (autocast). Successes are confirmed in float32
+            in both, and bf16 searches that fail within rounding error are repeated in float32. FAB takes its last
+            steps in float32, Carlini-Wagner all of them, and Square confirms each possible improvement in float32.
+        compile: run the search on the ``torch.compile``-d model; successes are confirmed on the original.
+        passes: for randomised models, forward passes whose mean logits are attacked (A. Athalye, N. Carlini, D. Wagner,
+            *Obfuscated Gradients Give a False Sense of Security*, ICML 2018, Section 4.2).
+        progress: show a progress bar on stderr, with this text if one is given.
+        on_finished: called with the positions of newly finished samples and the result arrays so far.
 
     Raises:
-        UserError: for a batch size or passes below 1, or an unknown precision.
+        UserError: The batch size or number of passes is below 1, or the precision is unknown.
     """
 
     seed: int = 0
@@ -70,20 +68,20 @@ class Run:
 
 
 def read_options(options: Mapping[str, Any], attack: str) -> Run:
-    """Return the options of a run.
+    """Validate the options of an attack.
 
     Args:
-        options: as the attack was given them.
-        attack: its name, for the message.
+        options: options as given to the attack.
+        attack: name of the attack, for error messages.
 
     Raises:
-        TypeError: there is one that no attack takes.
-        UserError: a value is out of range.
+        TypeError: An option is unknown.
+        UserError: A value is out of range.
     """
     known = [field.name for field in fields(Run)]
     if odd := [name for name in options if name not in known]:
         raise TypeError(
-            f"attack {attack}: unexpected keyword argument {odd[0]!r}; expected one of its own parameters or "
+            f"attack {attack}: unexpected keyword argument {odd[0]!r}; expected a parameter of the attack or one of "
             f"{', '.join(known)}"
         )
     return Run(**options)

@@ -1,4 +1,4 @@
-"""The model as the attacks see it: evaluation mode, padded batches, every pass counted by sample."""
+"""The model under attack: in evaluation mode, with padded batches and passes counted per sample."""
 
 import contextlib
 import copy
@@ -17,31 +17,31 @@ from antiphase.errors import UserError
 from antiphase.precision import Precision
 
 Classifier = Callable[[Tensor], Tensor]
-Loss = Callable[[Tensor], Tensor]  # from the rows' logits to one number a row
+Loss = Callable[[Tensor], Tensor]  # from logits to one number per row
 
-# A matrix product may round a row differently in other company. Multiples of this many rows, with MKL told to be
-# strict (see the package's __init__), kept rows bitwise the same on some processors and nearly so on others
+# A matrix product may round a row differently in another batch. With batches of a multiple of this many rows, and MKL's
+# strict mode (see the package's __init__), rows are bitwise equal on some processors and nearly equal on others
 # (dev/attack-engine.md).
 QUANTUM = 16
-PIXELS = 2**21  # of the images asked about at once, which keeps a ViT-B at 224×224 to about 2 GB
+PIXELS = 2**21  # pixels per batch, which keeps a ViT-B at 224×224 to about 2 GB
 
 
 class Oracle:
-    """Answers an attack's questions about a model: the search's in its own precision, verdicts in float32.
+    """Evaluate a model for an attack: the search in its own precision, verdicts in float32.
 
-    The search asks for no more than the logits (:func:`~antiphase.attention.modes.outputs_only`); verdicts come from
-    the model as it is.
+    The search computes only the logits (:func:`~antiphase.attention.modes.outputs_only`); verdicts use the unmodified
+    model.
 
     Args:
-        model: from images ``(batch, C, H, W)`` to logits ``(batch, classes)``.
-        precision: of the search's passes.
-        compile: whether the search's passes go through ``torch.compile``.
-        passes: of the model for one answer, the mean of their logits; each is counted.
-        device: where a model without parameters is asked.
+        model: model from images ``(batch, C, H, W)`` to logits ``(batch, classes)``.
+        precision: precision of the search.
+        compile: whether the search uses ``torch.compile``.
+        passes: forward passes whose logits are averaged; each is counted.
+        device: device of a model without parameters.
 
     Attributes:
-        seen: how many gradients were ``"asked"`` for, one a row, and how many of them were ``"flat"`` (zero everywhere)
-            or ``"broken"`` (with a NaN or an infinity, which count as zero).
+        seen: number of gradients that were ``"asked"`` for, and of those that were ``"flat"`` (zero everywhere) or
+            ``"broken"`` (with NaN or infinite values, set to zero).
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Oracle:
         self.seen: Counter[str] = Counter()
 
     def in_float32(self) -> Self:
-        """Return an oracle whose search is in float32 and not compiled; what is seen counts for both."""
+        """Return an oracle with a float32 search that is not compiled; both share the counts in ``seen``."""
         exact = copy.copy(self)
         exact.precision, exact._searched = "float32", self.model
         return exact
 
     def verdict(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits of the model as it is, in float32; not counted."""
+        """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad():
             padded = _pad(x)
             return self._ask(self.model, padded)[: len(x)]
@@ -78,14 +78,14 @@ class Oracle:
             return self._search(_pad(x))[: len(x)]
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits of one image a row, without a graph; count a forward pass for each row."""
+        """Return the logits without a graph; count one forward pass per row."""
         rows["forwards"] = rows["forwards"] + self.passes
         return self.logits(x)
 
     def gradient(
         self, rows: Rows, x: Float[Tensor, "batch *shape"], loss: Loss
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch classes"], Float[Tensor, "batch *shape"]]:
-        """Return the loss of one image a row, the logits and the gradient; count one pass each way."""
+        """Return losses, logits and gradients; count one forward and one backward pass per row."""
         (values,), logits, (gradient,) = self.gradients(rows, x, [loss])
         return values, logits, gradient
 
@@ -94,18 +94,20 @@ class Oracle:
     ) -> tuple[
         list[Float[Tensor, " batch"]], Float[Tensor, "batch classes"], list[Float[Tensor, "batch *shape"]]
     ]:
-        """Return several losses, the logits and each loss's gradient: one forward, one backward a loss."""
+        """Return several losses, the logits and the gradient of each loss, with one forward pass in all."""
         count = len(x)
         x = _pad(x).detach().requires_grad_(True)
         values: list[Tensor] = []
         gradients: list[Tensor] = []
-        with torch.enable_grad(), outputs_only():  # backward too: what is checkpointed is computed again
+        with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
             logits = self._search(x)[:count]
             if torch.is_inference_mode_enabled():
-                raise UserError("no gradients inside torch.inference_mode(): call the attack outside of it")
+                raise UserError(
+                    "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
+                )
             if not logits.requires_grad:
                 raise UserError(
-                    "the model's logits have no gradient by its images: use square, which needs none"
+                    "the logits do not depend differentiably on the images: use square, which needs no gradients"
                 )
             for index, loss in enumerate(losses):
                 value = one_each(loss(logits), logits)
@@ -132,13 +134,13 @@ class Oracle:
             if self.weights in (None, x.dtype):
                 raise
             raise UserError(
-                f"the model cannot take images of {x.dtype} by its weights of {self.weights}: convert one of them "
-                f"(images.float(), model.double()); it said: {str(error).splitlines()[0]}"
+                f"images of {x.dtype} for a model with weights of {self.weights}: convert one of them "
+                f"(images.float(), model.double()); the model raised: {str(error).splitlines()[0]}"
             ) from error
         return torch.stack([first, *others]).mean(0) if others else first
 
     def _sound(self, gradient: Tensor) -> Tensor:
-        """Take note of gradients that lead nowhere."""
+        """Count gradients that are zero or not finite."""
         steepest = gradient.detach().flatten(1).abs().amax(1)  # NaN where any is
         self.seen["asked"] += len(steepest)
         if bool((steepest > 0).logical_and(steepest.isfinite()).all()):
@@ -150,7 +152,7 @@ class Oracle:
 
 
 def _pad(x: Tensor) -> Tensor:
-    """Repeat the first row until their number is a multiple of the quantum; a copy, which a model may write to."""
+    """Pad with copies of the first row to a multiple of the quantum; return a copy that the model may write to."""
     missing = -len(x) % QUANTUM
     return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x.clone()
 
@@ -160,7 +162,7 @@ def _checked(logits: Any, x: Tensor) -> Tensor:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UserError(f"the model returned {shape}: expected logits of shape ({len(x)}, classes)")
     if not torch.isfinite(logits).all():
-        raise UserError("the model returned NaN or infinite logits: the attack stopped")
+        raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
     return logits.to(x.dtype)
 
 
@@ -169,9 +171,9 @@ def attacked(
     model: Classifier, precision: Precision = "float32", compile: bool = False, passes: int = 1,
     device: torch.device | None = None,
 ) -> Iterator[Oracle]:  # fmt: skip
-    """Put the model in evaluation mode and spare its weights' gradients while it is under attack.
+    """Put the model in evaluation mode, without gradients of its weights, for the duration of an attack.
 
-    The arguments are those of :class:`Oracle`.
+    See :class:`Oracle` for the arguments.
     """
     if not isinstance(model, nn.Module):
         yield Oracle(model, precision, compile, passes, device)

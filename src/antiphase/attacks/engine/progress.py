@@ -1,4 +1,4 @@
-"""The progress of an attack, for people who watch."""
+"""Progress bar of an attack."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextlib.contextmanager
 def bar(name: str, total: int, progress: bool | str) -> Iterator[Callable[[int, int], None]]:
-    """Show samples decided and the success rate so far, on stderr."""
+    """Show the number of finished samples and the success rate so far, on stderr."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("ASR {task.fields[asr]}"),

@@ -1,4 +1,4 @@
-"""Tensors that belong together row by row: the state of a batch under attack."""
+"""The state of a batch under attack: named tensors with one row per search."""
 
 from typing import Self
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Rows(dict[str, Tensor]):
-    """Named tensors whose first axis is the same batch of samples."""
+    """Named tensors that share their first axis."""
 
     def __len__(self) -> int:
         """Number of rows (not of names)."""
@@ -18,14 +18,14 @@ class Rows(dict[str, Tensor]):
         return type(self)({name: tensor[index] for name, tensor in self.items()})
 
     def join(self, other: Self) -> Self:
-        """Return these rows followed by the other's, which have the same names unless there are none."""
+        """Return these rows followed by the other's, which must have the same names unless one is empty."""
         if not len(self) or not len(other):
             return self if len(self) else other
         return type(self)({name: torch.cat([tensor, other[name]]) for name, tensor in self.items()})
 
     @classmethod
     def stack(cls, parts: list[Self]) -> Self:
-        """Return the rows of all parts, one part after the other; all have the same names."""
+        """Concatenate parts with the same names."""
         return (
             parts[0]
             if len(parts) == 1
@@ -33,11 +33,11 @@ class Rows(dict[str, Tensor]):
         )
 
     def put(self, name: str, mask: Tensor, values: Tensor) -> None:
-        """Replace a tensor's rows where ``mask`` holds by the same rows of ``values``."""
+        """Replace the rows of a tensor selected by ``mask`` with those of ``values``."""
         old = self[name]
         self[name] = torch.where(per_row(mask, old), values, old)
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:
-    """Shape one value a row so that it broadcasts over the rows of ``like``."""
+    """Reshape one value per row so that it broadcasts over ``like``."""
     return values.view(-1, *[1] * (like.ndim - 1))

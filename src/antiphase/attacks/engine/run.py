@@ -1,4 +1,4 @@
-"""The engine: gives every sample its verdict, by any :class:`~antiphase.attacks.engine.search.Search`."""
+"""Run a :class:`~antiphase.attacks.engine.search.Search` on every sample."""
 
 import time
 from typing import Any
@@ -27,21 +27,20 @@ def run_search(
     options: RunOptions,
     budgets: Tensor | None = None,
 ) -> AttackResult:
-    """Attack every sample and return the verdicts.
+    """Attack every sample.
 
     Args:
-        model: a classifier of images within the threat's bounds.
-        images: ``(samples, C, H, W)``.
-        labels: the classes to attack; None attacks the clean predictions.
-        threat: what is allowed.
+        model: classifier of images within the threat's bounds.
+        images: clean images, ``(samples, C, H, W)``.
+        labels: classes to attack; None attacks the clean predictions.
+        threat: norm, ε and bounds.
         search: the attack.
-        settings: its parameters, for the record.
-        options: seed, batch size and the like.
-        budgets: an ε for each sample in place of the threat's, none above it.
+        settings: parameters of the attack, for the record.
+        options: seed, batch size and others.
+        budgets: one ε per sample, at most the threat's.
 
     Raises:
-        UserError: for images outside the bounds, labels or ids that do not fit, or a model whose logits
-            are not finite.
+        UserError: Images are outside the bounds, labels or ids do not fit, or the model's logits are not finite.
     """
     began = time.monotonic()
     chosen = read_options(options, search.name)

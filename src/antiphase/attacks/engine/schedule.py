@@ -1,8 +1,8 @@
-"""Which item of which sample runs next, and in which order what ended is taken note of.
+"""The order in which the items of all samples run and count.
 
-A sample's items (targets, restarts) count in their order: the first that succeeds decides, and later ones
-are as if they had never run. They may still run ahead of their turn, when rows would otherwise stand
-empty: their outcomes wait until every earlier item has failed.
+The items (targets, restarts) of a sample count in order: the first success decides, and later items are ignored. They
+may still run early, to fill rows that would otherwise be empty; their outcomes are held back until every earlier item
+has failed.
 """
 
 import heapq
@@ -10,36 +10,34 @@ from collections.abc import Sequence
 
 
 class Schedule:
-    """The items of every sample still standing.
+    """The pending items of all undecided samples.
 
     Args:
-        early_stop: whether a success ends a sample; if not, all items count.
+        early_stop: whether the first success decides a sample; otherwise all items count.
     """
 
     def __init__(self, early_stop: bool) -> None:
         self.early_stop = early_stop
-        self.items: dict[int, Sequence[int]] = {}  # of each sample that is not decided
-        # a heap of (position, turn): who has begun goes on before others begin, so that verdicts come all the time
+        self.items: dict[int, Sequence[int]] = {}  # items of each undecided sample
+        # a heap of (position, turn): samples that have begun come first, so that results arrive steadily
         self.due: list[tuple[int, int]] = []
-        self.started: dict[int, int] = {}  # of samples at work: items begun
-        self.turn: dict[
-            int, int
-        ] = {}  # of samples at work: whose outcome counts next, as a place in their items
-        self.outcomes: dict[int, dict[int, bool]] = {}  # by that place, where they ended ahead of their turn
+        self.started: dict[int, int] = {}  # for running samples: items begun
+        self.turn: dict[int, int] = {}  # for running samples: index of the item that counts next
+        self.outcomes: dict[int, dict[int, bool]] = {}  # outcomes by index of items that ended early
         self.ended = self.succeeded = 0  # items
 
     def add(self, position: int, items: Sequence[int]) -> None:
-        """Let a sample wait with its items, at least one, in the order in which they count."""
+        """Add a sample with its items (at least one), in the order in which they count."""
         self.items[position] = items
         heapq.heappush(self.due, (position, 0))
 
     def next(self, room: int, spare: int = 0, likely: int = 0) -> list[tuple[int, int]]:
-        """Return up to ``room`` (item, position) whose turn has come, then some ahead of theirs.
+        """Return at most ``room`` (item, position) that are due, then some that run early.
 
         Args:
             room: rows for items that are due.
-            spare: rows to fill at any rate: what nothing is due for gets items ahead of their turn.
-            likely: rows to fill with items ahead of their turn as long as these are as likely as not to count.
+            spare: rows to fill in any case, with early items if none is due.
+            likely: rows to fill with early items that are at least as likely as not to count.
         """
         chosen: list[tuple[int, int]] = []
         while self.due and len(chosen) < room:
@@ -52,8 +50,8 @@ class Schedule:
         return chosen
 
     def _ahead(self, spare: int, likely: int) -> list[tuple[int, int]]:
-        """Return items ahead of their turn, of the samples that have the fewest running first."""
-        # an item counts if all its sample's before it fail; who succeeds does so early, and little is lost by hoping
+        """Return early items, of the samples with the fewest running items first."""
+        # an item counts if all before it fail; samples that succeed do so early, so little is wasted
         fails = 1 - self.succeeded / (self.ended + 1) if self.early_stop else 1.0
         heap = [
             (begun - self.turn[position], begun, position)
@@ -73,9 +71,9 @@ class Schedule:
         return chosen
 
     def end(self, position: int, item: int, success: bool) -> tuple[list[int], bool]:
-        """Note an item's outcome; return the items that count now, in order, and whether that decides the sample.
+        """Record an outcome; return the items that count now, in order, and whether the sample is decided.
 
-        An item of a sample already decided counts for nothing.
+        Items of decided samples are ignored.
         """
         if position not in self.turn:
             return [], False
@@ -98,5 +96,5 @@ class Schedule:
         return counted, decided
 
     def __len__(self) -> int:
-        """How many samples have an item due."""
+        """Number of samples with an item due."""
         return len(self.due)

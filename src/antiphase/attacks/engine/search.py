@@ -1,4 +1,4 @@
-"""What an attack is to the engine: a state for each row, and a step that moves all rows at once."""
+"""The interface of an attack to the engine: a state per row, and a step that advances all rows."""
 
 from typing import Protocol
 
@@ -7,22 +7,19 @@ from antiphase.attacks.engine.rows import Rows
 
 
 class Search(Protocol):
-    """One attack's search for an adversarial example, many rows at a time.
+    """The search of an attack, for many rows at a time.
 
-    The engine hands over rows with ``clean`` (the image), ``label`` (the attacked class), ``eps`` (the
-    budget), ``item`` (which try of the sample: every target of the first restart, then the second, and behind all
-    of them those that are tried once more in float32),
-    ``restart``, ``target`` (the class that ranked next after the label on the clean image, then the one
-    after it, …), ``key`` (the random stream of seed, sample, attack and item), ``forwards`` and
-    ``backwards`` (passes so far).
+    The engine provides rows with ``clean`` (the image), ``label`` (the attacked class), ``eps``, ``item`` (number of
+    the search of this sample: all targets of the first restart, then of the second, …, then the repeats in float32),
+    ``restart``, ``target`` (a class, in the order of the clean logits), ``key`` (the random stream of seed, sample,
+    attack and item), ``forwards`` and ``backwards`` (passes so far).
 
     Attributes:
-        name: of the attack; part of the key of its random streams.
-        targets: how many other classes are tried one by one; 0 for an untargeted attack. A model with
-            fewer classes has fewer targets.
-        restarts: how many tries a sample has (with each target).
-        decides_in_float32: whether a search in low precision leaves it to float32 what it keeps, so that what
-            failed by a hair is not tried again.
+        name: name of the attack; part of the key of its random streams.
+        targets: number of target classes, at most the number of other classes; 0 if untargeted.
+        restarts: random restarts per sample (and target class).
+        decides_in_float32: whether a search in low precision decides in float32 what it keeps, so that near failures
+            are not repeated.
     """
 
     name: str
@@ -31,11 +28,11 @@ class Search(Protocol):
     decides_in_float32: bool
 
     def start(self, rows: Rows) -> None:
-        """Add the search's own state: at least ``best`` (image), ``loss`` (of it), ``found`` and ``done``."""
+        """Add the state of the search: at least ``best`` (an image), its ``loss``, ``found`` and ``done``."""
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Ask the model once and move every row.
+        """Advance every row by one step.
 
-        Sets ``found`` where ``best`` is adversarial, and ``done`` where the budget is spent. A search in low
-        precision may set ``exact`` where it wants to go on in float32. Rows must not look at each other.
+        Set ``found`` if ``best`` is adversarial and ``done`` if the search has ended. A search in low precision may set
+        ``exact`` to continue in float32. Rows must be independent of each other.
         """

@@ -1,13 +1,12 @@
-"""Samples at work: keeps a batch full of those still standing until each has its verdict.
+"""Run all searches of an attack in full batches until every sample is decided.
 
-The rows of a search start from a schedule, a row leaves as soon as its verdict is known, and the batch is
-refilled. A sample may have several items (targets, restarts): they count in their order until one succeeds, or all
-of them where the best is wanted (``early_stop=False``). Where rows would stand empty, items run ahead of
-their turn; what they cost counts only if their turn comes.
-Because rows never look at each other and random draws are keyed by sample, a verdict depends neither on
-the batch size nor on the order of the samples.
-The items that low precision failed by no more than its rounding are tried once more, in float32 and in a batch of
-their own, before their sample counts as standing.
+Searches start from a schedule, leave the batch as soon as they are decided, and are replaced. The items of a sample
+(targets, restarts) count in order until one succeeds, or all of them with ``early_stop=False``. Rows that would be
+empty run items early; their passes count only if the items do. Since rows are independent and random draws are keyed by
+sample, results depend neither on the batch size nor on the order of the samples.
+
+Searches in low precision that fail within rounding error are repeated in float32, in a separate batch, before the
+sample counts as robust.
 """
 
 from collections import Counter
@@ -25,16 +24,16 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 
-_ROWS = 128  # at once where nothing is said
+_ROWS = 128  # default batch size
 _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
-_ROWS_OF_FLOAT32_ON_CPU = 64  # where more are no faster (dev/attack-engine.md)
-# A search in low precision may have failed by rounding (dev/low-precision.md) where its best example is
-_ROUNDINGS = 2  # times the error of its logits short of another class, or nearer, and
-_REACH = 1.02  # times ε away, or nearer
+_ROWS_OF_FLOAT32_ON_CPU = 64  # larger batches are no faster (dev/attack-engine.md)
+# A search in low precision is repeated in float32 (dev/low-precision.md) if the margin of its best example is at least
+_ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
+_REACH = 1.02  # times ε
 
 
 class Work:
-    """Samples waiting, samples in the batch, and what is known of each."""
+    """The searches of all samples and their results so far."""
 
     def __init__(
         self, oracle: Oracle, images: Tensor, labels: Tensor | None, threat: Threat, budgets: Tensor,
@@ -52,7 +51,7 @@ class Work:
         )
         if logits.shape[1] < 2:
             raise UserError(
-                f"the model returned logits of shape {tuple(logits.shape)}: expected two classes or more"
+                f"the model returned logits of shape {tuple(logits.shape)}: expected at least two classes"
             )
         clean = logits.argmax(1)
         label = clean if labels is None else labels.cpu().long()
@@ -90,7 +89,7 @@ class Work:
             self._report(self.results["success"].nonzero().flatten())
 
     def advance(self) -> bool:
-        """Take one step, settle what is decided; return whether anything was left to do."""
+        """Take one step and record what is decided; return whether there was anything to do."""
         self.exact.waiting = self.exact.waiting.join(self.main.leave())
         lane = max(self.exact, self.main, key=lambda lane: lane.filled)
         if not lane.filled:
@@ -104,9 +103,9 @@ class Work:
         return True
 
     def _confirm(self, tried: Rows, lane: Lane) -> None:
-        """Ask the model in float32 about rows whose search has ended."""
+        """Confirm the result of finished searches in float32."""
         tried["forwards"] = tried["forwards"] + lane.oracle.passes
-        # a search in low precision may have failed by a hair: what is done is asked again in any case
+        # failed searches are checked too: in low precision they may have failed by rounding
         verdict = Rows(tried)
         logits = lane.oracle.verdict(tried["best"])
         verdict["prediction"] = logits.argmax(1)
@@ -119,14 +118,14 @@ class Work:
             verdict["near"][failed] = self._near(tried.take(failed), logits[failed])
             verdict["forwards"] = verdict["forwards"] + lane.oracle.passes * failed
         over = tried["done"] | verdict["success"]
-        if not over.all():  # adversarial in the search's precision alone
+        if not over.all():  # adversarial only in the precision of the search
             lane.resume(tried.take(~over))
         self._settle(verdict.take(over))
         for lane in (self.main, self.exact):
             lane.drop(self.last)
 
     def _near(self, rows: Rows, exact: Tensor) -> Tensor:
-        """Return which failed searches ended so near to a success that rounding may have failed them."""
+        """Return whether each failed search may have failed by rounding."""
         rounding = (self.main.oracle.logits(rows["best"]) - exact).abs().amax(1)
         close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
         reach = _REACH * rows["eps"] + self.threat.tolerance
@@ -149,9 +148,9 @@ class Work:
         lane.start(rows, self.search)
 
     def _settle(self, rows: Rows) -> None:
-        """Take note of the rows that ended, each sample's in the order of its items."""
+        """Record finished rows, those of each sample in the order of its items."""
         rows = Rows({name: rows[name].cpu() for name in _SETTLED if name in rows})
-        waves: list[list[Rows]] = []  # of rows that may be recorded at once: one a sample
+        waves: list[list[Rows]] = []  # rows to record at once: at most one per sample
         depth: Counter[int] = Counter()
         ended: list[int] = []
         outcomes = zip(
@@ -182,7 +181,7 @@ class Work:
         self._report(torch.tensor(decided, dtype=torch.int64))
 
     def _tried_again(self, position: int) -> bool:
-        """Let a sample that stands try once more, in float32, what low precision failed by a hair."""
+        """Schedule float32 repeats of the near failures of a robust sample; return whether there are any."""
         again = [item + self.items for item in self.near.pop(position, [])]
         if not again or self.results["success"][position]:
             return False

@@ -1,4 +1,4 @@
-"""Tables of what single attacks did: the norms at which samples fell, and which attack of an ensemble felled them."""
+"""Tables of minimal perturbations, and of how many images each attack of an ensemble broke."""
 
 import polars as pl
 
@@ -8,7 +8,7 @@ from antiphase.report.style.wording import attack_label, eps_label
 
 
 def norm_sheets(run: StoredRun) -> list[Sheet]:
-    """Tabulate the ε at which the ASR reaches each level: models down, levels across. Empty for other attacks."""
+    """Tabulate the ε at which the ASR reaches each level: one row per model, one column per level."""
     if not run.norms:
         return []
     frame = pl.DataFrame(run.norms)
@@ -23,7 +23,7 @@ def norm_sheets(run: StoredRun) -> list[Sheet]:
 
 
 def felled_sheets(run: StoredRun) -> list[Sheet]:
-    """Tabulate how many images each attack of an ensemble felled: models and attacks down, ε across."""
+    """Tabulate how many images each attack of an ensemble broke: one row per model and attack, one column per ε."""
     counts = run.felled
     if counts.is_empty():
         return []
@@ -32,16 +32,9 @@ def felled_sheets(run: StoredRun) -> list[Sheet]:
     for (model, attack), block in counts.group_by(["model", "felled_by"], maintain_order=True):
         found = dict(block.select("eps", "n").iter_rows())
         rows.append((Field(f"{model}: {attack}", kind="name"), *(Field(str(found.get(e, 0))) for e in eps)))
-    columns = ("images felled by", *map(eps_label, eps))
-    return [
-        Sheet(
-            "felled",
-            "The attack that did it, in the order of trying",
-            columns,
-            tuple(rows),
-            counts.write_csv(),
-        )
-    ]
+    columns = ("images broken by", *map(eps_label, eps))
+    title = "Number of images broken by each attack, in the order in which the attacks run"
+    return [Sheet("felled", title, columns, tuple(rows), counts.write_csv())]
 
 
 def _norm_cell(row: dict) -> Field:

@@ -19,17 +19,17 @@ from antiphase.report.style.wording import percent, points
 from antiphase.runs.certify import curve
 
 _CURVE_POINTS = 257
-_TABLE_COLUMNS = 6  # as many radii as fit beside a name in 80 characters
+_TABLE_COLUMNS = 6  # radii that fit next to a name in 80 characters
 
 
 def curve_figure(rows: pl.DataFrame, summary: dict[str, Any]) -> Figure:
-    """Draw certified accuracy over the radius, a line with its Wilson band for each model.
+    """Draw certified accuracy over the radius, one line with its 95 % Wilson band for each model.
 
-    The axis ends where all votes agree, beyond which the number of samples certifies nothing.
+    The axis ends at the largest radius that the number of noise samples can certify.
 
     Args:
-        rows: of :func:`antiphase.runs.certify.certify`.
-        summary: of the same.
+        rows: rows of :func:`antiphase.runs.certify.certify`.
+        summary: its summary.
     """
     smoothing = summary["smoothing"]
     colors = {name: family.color for family in families(summary["models"]) for name in family.models}
@@ -74,14 +74,14 @@ def write_figure(figure: Figure, out: Path) -> None:
 
 
 def certificate_table(summary: dict[str, Any]) -> Table:
-    """Lay the certified accuracies out for a console of 80 columns, with their intervals and differences."""
+    """Tabulate certified accuracies, intervals and differences for a console of 80 columns."""
     smoothing, models = summary["smoothing"], summary["models"]
     radii = [at["radius"] for at in models[0]["certified_accuracy"]]
     shown = radii[:: -(-len(radii) // _TABLE_COLUMNS)]
     n = models[0]["clean_accuracy"]["n"]
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title=f"σ = {smoothing['sigma']:g}: certified at L2 radius, % of {n:,} images [95% interval]",
+        title=f"σ = {smoothing['sigma']:g}: certified at L2 radius, % of {n:,} images [95 % interval]",
     )  # fmt: skip
     table.add_column("", overflow="fold")
     for r in shown:

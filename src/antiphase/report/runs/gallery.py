@@ -1,4 +1,4 @@
-"""The tiles that the report shows of a run's gallery."""
+"""The gallery of a report: clean image, perturbation and adversarial image for each sample and model."""
 
 import base64
 import io
@@ -10,12 +10,12 @@ from PIL import Image
 
 from antiphase.runs.gallery import AttackGallery
 
-_SMALL = 96  # pixels a side below which an enlarged image is shown with hard pixels
+_SMALL = 96  # images of at most this many pixels per side are enlarged without smoothing
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One model's attack on one sample: three images as data URIs and what the model said."""
+    """One model's attack on one sample: three images as data URIs, and the predicted classes."""
 
     model: str
     clean: str
@@ -36,13 +36,13 @@ class Card:
 
 
 def magnification(gallery: AttackGallery) -> int:
-    """Return the whole factor by which the gallery's largest perturbation just spans the range from grey."""
+    """Return the integer factor that stretches the largest perturbation from grey to black or white."""
     largest = max(float(np.abs(images - gallery.clean).max(initial=0.0)) for images in gallery.adversarial)
     return max(int(0.5 / largest + 1e-3), 1) if largest else 1
 
 
 def cards(gallery: AttackGallery) -> list[Card]:
-    """Lay the gallery out, one card for each sample; perturbations are magnified and centred on grey."""
+    """Return one card for each sample; perturbations are magnified and centred on grey."""
     factor = magnification(gallery)
 
     def name(index: int) -> str:
@@ -72,12 +72,12 @@ def cards(gallery: AttackGallery) -> list[Card]:
 
 
 def has_hard_pixels(gallery: AttackGallery) -> bool:
-    """Tell whether the images are so small that an enlargement should keep its pixels square."""
+    """Return whether the images are small enough to be enlarged without smoothing."""
     return max(gallery.clean.shape[-2:]) <= _SMALL
 
 
 def data_uri(image: Float[np.ndarray, "channels height width"]) -> str:
-    """Encode an image of one or three channels, cut to [0, 1], as a PNG data URI."""
+    """Encode an image of one or three channels, clipped to [0, 1], as a PNG data URI."""
     pixels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)).save(

@@ -1,13 +1,13 @@
 """The headline of a report: the answer first, then its number with the interval, then the condition.
 
-The rule. Title, sentences and large numbers of a headline are about two models (or two families, averaged over their
-training seeds), the first attack of the run, and one ε. The 95 % intervals of the difference at all ε are read:
+A headline compares two models (or two families, averaged over their training seeds) under the first attack of the run,
+and quotes one ε. It depends on the 95 % intervals of the difference at all ε:
 
-- Where some exclude zero, the title says on which side they lie. The quoted ε is one of them: the one nearest to the
-  middle of the list (the smaller of two), not the one with the largest difference.
-- Where none does, the two cannot be told apart, and the quoted ε is the middle of the list (the lower of two).
+- If some exclude zero, the title says on which side they lie. The quoted ε is the one of them nearest to the middle of
+  the list (the smaller of two), not the one with the largest difference.
+- If none does, the title says that the two cannot be told apart, and the quoted ε is the middle one (the lower of two).
 
-The sentences say at which ε the interval excludes zero, for the first attack and for every other one on the page.
+The sentences below list, for every attack, the ε at which the interval excludes zero.
 """
 
 import re
@@ -32,7 +32,7 @@ from antiphase.report.style.wording import (
 
 @dataclass(frozen=True)
 class Rate:
-    """One model's or family's rate, written out."""
+    """The rate of one model or family, formatted."""
 
     name: str
     color: str
@@ -42,7 +42,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Headline:
-    """One sentence, the sentences below it, and the rates that it is about, in percent."""
+    """A title, the sentences below it, and the rates that they quote, in percent."""
 
     title: str
     lead: str
@@ -51,10 +51,10 @@ class Headline:
 
 
 def headlines(run: StoredRun) -> list[Headline]:
-    """State what the run shows, one headline for each two models that were compared.
+    """State what the run shows, one headline for each pair of models or families.
 
-    Pairs that stand for training seeds of the same two families are averaged, and the interval is that over
-    the seeds; a single pair has its paired interval.
+    Pairs of the same two families are averaged over their training seeds and get Student's t interval over the seeds;
+    a single pair gets its paired interval.
     """
     owner = {model: family.name for family in run.families for model in family.models}
     means = run.mean_comparisons
@@ -76,8 +76,8 @@ def _of_models(run: StoredRun, model: str, against: str, frame: pl.DataFrame) ->
     accuracy = dict(run.accuracy.select("model", "value").iter_rows())
     lead = (
         f"The attack changes {rates[0].percent} % of the predictions of {model} and {rates[1].percent} % of "
-        f"{against}’s (exact McNemar {p_text(at['p_value'])}). {_elsewhere(frame)}"
-        f"On clean images they are right in {percent(accuracy[model])} % and {percent(accuracy[against])} %."
+        f"{against} (exact McNemar {p_text(at['p_value'])}). {_elsewhere(frame)}"
+        f"Their clean accuracies are {percent(accuracy[model])} % and {percent(accuracy[against])} %."
     )
     title = _title(model, against, own, f"{at['n']:,} images, {_condition(run)}")
     return Headline(title, lead, eps_label(at["eps"]), rates)
@@ -98,9 +98,9 @@ def _of_families(run: StoredRun, family: str, against: str, frame: pl.DataFrame)
     ]
     lead = (
         f"The attack changes on average {rates[0].percent} % of the predictions of {family} and "
-        f"{rates[1].percent} % of {against}’s. The interval is Student’s t over the seeds; over the images, for "
+        f"{rates[1].percent} % of {against}. The interval is Student’s t over the training seeds; over the images, for "
         f"these weights, it is {points_interval(at['difference'], at['image_low'], at['image_high'])}. "
-        f"{_elsewhere(frame)}On clean images they are right in {clean[0]} % and {clean[1]} %."
+        f"{_elsewhere(frame)}Their mean clean accuracies are {clean[0]} % and {clean[1]} %."
     )
     title = _title(
         family, against, own, f"{at['n']} seeds, {run.accuracy['n'].max():,} images, {_condition(run)}"
@@ -114,10 +114,10 @@ def _without_twin(run: StoredRun) -> Headline:
     at = _middle(frame)
     rate = _rate(run, model, (model,), at["eps"])
     label = attack_label(*run.results.select("attack", "norm").row(0))
-    title = f"{label} changes {rate.percent} % of {model}’s predictions at ε = {eps_label(at['eps'])}"
+    title = f"{label} changes {rate.percent} % of the predictions of {model} at ε = {eps_label(at['eps'])}"
     lead = (
-        f"95 % interval {rate.interval} %, from {at['n']:,} images. No two models were "
-        "compared in this run, so nothing here tells what the attention contributes."
+        f"95 % interval {rate.interval} %, from {at['n']:,} images. This run compares no "
+        "two models, so it does not show the effect of the attention."
     )
     return Headline(title, lead, eps_label(at["eps"]), (rate,))
 
@@ -139,7 +139,7 @@ def _title(model: str, against: str, frame: pl.DataFrame, condition: str) -> str
 
 
 def _elsewhere(frame: pl.DataFrame) -> str:
-    """Say for every attack at which ε the interval excludes zero; nothing where one ε is all there is."""
+    """List for every attack the ε at which the interval excludes zero; return nothing if there is only one ε."""
     if len(frame) == 1:
         return ""
     blocks = frame.group_by(["attack", "norm"], maintain_order=True)
@@ -147,7 +147,7 @@ def _elsewhere(frame: pl.DataFrame) -> str:
         f"Under {attack_label(str(attack), str(norm))} the 95 % interval of the difference {_signs(block)}."
         for (attack, norm), block in blocks
     ]
-    return f"{' '.join(said)} Nothing is corrected for the number of ε. "
+    return f"{' '.join(said)} Intervals are not corrected for the number of ε. "
 
 
 def _signs(frame: pl.DataFrame) -> str:
@@ -169,7 +169,7 @@ def _below(frame: pl.DataFrame) -> list[float]:
 
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
-    """Return the row of the ε that a headline is about."""
+    """Return the row of the ε that a headline quotes."""
     rows = frame.sort("eps").rows(named=True)
     middle = (len(rows) - 1) // 2
     decided = [at for at, row in enumerate(rows) if row["low"] > 0 or row["high"] < 0]

@@ -1,4 +1,4 @@
-"""Quantities by layer: a line for each family, its seeds thin beside it."""
+"""Figures of quantities by layer: one line for each family, and thin lines for its seeds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Panel:
     """One quantity: columns ``model, layer, value, low, high``, the layer counted from 0.
 
     Attributes:
-        title: above it.
-        label: of the vertical axis.
-        frame: its numbers.
+        title: title of the panel.
+        label: label of the vertical axis.
+        frame: the values to draw.
         zero: a level to mark, such as 0 for a cosine.
-        log: whether the axis is logarithmic.
-        axis: of the horizontal axis.
-        share: whether the quantity lies between 0 and 1, and its axis with it.
-        within: keeps the interval over training seeds within the range of the quantity.
+        log: whether the vertical axis is logarithmic.
+        axis: label of the horizontal axis.
+        share: whether the vertical axis spans 0 to 1.
+        within: restricts the interval over training seeds to the range of the quantity.
     """
 
     title: str
@@ -42,8 +42,8 @@ class Panel:
 def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
     """Draw panels one below the other.
 
-    A family of one model is a line with its interval over the samples; one of several is a thin line for each
-    seed and a thick one for their mean, with the interval of Student's t over the seeds.
+    A single model is a line with its interval over the samples. A family of several is a thin line for each seed and a
+    thick one for their mean, with Student's t interval over the seeds.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 3.0 * len(panels)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Maps of several models over the same images, side by side, as in Figures 2 and 6 of DiffCLIP."""
+"""Attention maps of several models on the same images, side by side, as in Figures 2 and 6 of DiffCLIP."""
 
 import textwrap
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from antiphase.evaluation.localisation import enlarge
 from antiphase.report.style.figures import STYLE, as_pdf, as_png
 from antiphase.runs.look import MapColumn
 
-MOST_ROWS = 60  # a taller picture is beyond what viewers open
+MOST_ROWS = 60  # viewers fail to open taller images
 _WRITERS = {".png": as_png, ".pdf": as_pdf}
-_ONE_SIGN, _SIGNED = "magma_r", "RdBu_r"  # both light at 0: there one sees the image
-_DEEPEST = 0.82  # of the scale of one sign, which ends in black: the image is to be seen there too
-_DARKEST = 0.7  # of the grey image, so that colours show on black too
+_ONE_SIGN, _SIGNED = "magma_r", "RdBu_r"  # both light at 0, so that the image shows
+_DEEPEST = 0.82  # of the one-signed scale, which ends in black: keep the image visible
+_DARKEST = 0.7  # brightness of the grey image: colours must show on black too
 _SHOWN = 384  # pixels a side of what is drawn
 
 # in inches
@@ -38,27 +38,27 @@ def look_figure(
     masks: Sequence[Bool[np.ndarray, "height width"]] | None = None,
     note: str = "",
 ) -> Figure:
-    """Draw a row for each image and text: the image, then each column's map over it.
+    """Draw one row for each image and text: the image, then the map of each column over it.
 
-    A map is enlarged bilinearly, divided by its own largest absolute value, which stands below it, and
-    multiplied as a colour on the image in light grey: where it is 0 one sees the image alone. Maps of one sign
-    go from light to dark in a perceptually uniform scale, signed ones from blue by white to red.
+    Each map is enlarged bilinearly, divided by its largest absolute value (printed below it) and multiplied as a colour
+    on the image in light grey, so that the image alone is visible where the map is 0. Maps of one sign use a
+    perceptually uniform scale from light to dark, signed maps a scale from blue through white to red.
 
     Args:
-        images: square, in [0, 1].
-        texts: queries.
-        columns: at least one.
-        masks: of the object, one an image: its outline is drawn.
+        images: square images in [0, 1].
+        texts: the queries.
+        columns: at least one column of maps.
+        masks: object masks, one per image, drawn as outlines.
         note: a sentence for the footer.
 
     Raises:
-        UserError: more rows than a figure can hold.
+        UserError: There are more rows than a figure can hold.
     """
     check_rows(len(images), len(texts))
     methods = list(dict.fromkeys(column.method for column in columns))
     signed = {c.method for c in columns if c.maps.min() < 0}
     titles = [_title(column, len(methods) > 1) for column in columns]
-    sentences = [f"Maps: {', '.join(methods)}.", "Each is scaled to its own largest absolute value.", note]
+    sentences = [f"Maps: {', '.join(methods)}.", "Each map is scaled to its largest absolute value.", note]
     words = textwrap.fill(
         " ".join(filter(None, sentences)), int((1 + len(columns)) * (_CELL + _GAP) * _LETTERS)
     )
@@ -188,23 +188,23 @@ def _shortened(text: str, width: int, lines: int) -> str:
 
 
 def check_rows(images: int, texts: int) -> None:
-    """Raise where a figure would be too tall.
+    """Check that a figure would not be too tall.
 
     Raises:
         UserError: more rows than a figure can hold.
     """
     if images * texts > MOST_ROWS:
         raise UserError(
-            f"{images} images and {texts} texts make {images * texts} rows: expected {MOST_ROWS} at most; draw "
+            f"{images} images and {texts} texts make {images * texts} rows: expected at most {MOST_ROWS}; draw "
             "several figures"
         )
 
 
 def check_suffix(path: Path) -> None:
-    """Raise unless a figure can be written to such a file.
+    """Check that a figure can be written to the path.
 
     Raises:
-        UserError: another suffix than .png or .pdf, or a folder.
+        UserError: The suffix is not .png or .pdf, or the path is a folder.
     """
     if path.suffix.lower() not in _WRITERS:
         raise UserError(f"{path}: expected a file that ends in {' or '.join(_WRITERS)}")
@@ -213,7 +213,7 @@ def check_suffix(path: Path) -> None:
 
 
 def figure_bytes(figure: Figure, path: Path) -> bytes:
-    """Return a figure as the file's suffix says: PNG at 200 dots an inch, or PDF with its fonts in it."""
+    """Return a figure as PNG at 200 dots per inch or as PDF with embedded fonts, by the suffix of the file."""
     check_suffix(path)
     with matplotlib.rc_context(
         {"pdf.fonttype": 42}

@@ -18,21 +18,21 @@ from antiphase.report.style.wording import eps_label, settings_text
 
 # metric: (name, name on a tab, definition)
 _RATES = {
-    "asr": ("Attack success rate", "ASR", "changed / all"),
+    "asr": ("Attack success rate", "ASR", "broken / all"),
     "asr_correct": (
-        "Attack success rate among the correctly classified",
-        "ASR of the correct",
-        "correct before and changed / correct before",
+        "Attack success rate on correctly classified images",
+        "ASR, correct only",
+        "correct and broken / correct",
     ),
-    "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct before and not changed / all"),
+    "robust_accuracy": ("Robust accuracy", "Robust accuracy", "correct and not broken / all"),
 }
 
 
 def write_report(directory: Path) -> Path:
-    """Write ``report.html`` into a run directory, with ``asr.svg``, ``asr.png`` and ``asr.pdf`` beside it.
+    """Write ``report.html``, ``asr.svg``, ``asr.png`` and ``asr.pdf`` into a run directory.
 
-    Everything is drawn from ``summary.json``, ``rows.parquet``, ``run.json`` and, where there is one,
-    ``gallery.safetensors``; the same files give the same bytes. The page fetches nothing.
+    The page is self-contained. It depends only on ``summary.json``, ``rows.parquet``, ``run.json`` and, if present,
+    ``gallery.safetensors``: the same files give the same bytes.
 
     Returns:
         The path of the page.
@@ -77,9 +77,9 @@ def _shown(setting: Any) -> Any:
 
 
 def drawn(chapter: Chapter) -> dict[str, Any]:
-    """Return a chapter as the templates take it."""
+    """Return a chapter in the form that the templates expect."""
     figures = [
-        (embedded(figure, name, f"{chapter.title}: {name}; the numbers are below"), caption)
+        (embedded(figure, name, f"{chapter.title}: {name}; the table below has the numbers"), caption)
         for name, figure, caption in chapter.figures
     ]
     return {"title": chapter.title, "words": chapter.words, "figures": figures, "sheets": chapter.sheets}
@@ -87,7 +87,9 @@ def drawn(chapter: Chapter) -> dict[str, Any]:
 
 def _figure(run: StoredRun, metric: str) -> dict[str, Any]:
     figure = rate_figure(run.results, run.mean_results, run.families, metric)
-    return embedded(figure, metric, f"{_RATES[metric][0]} over ε for each model; the numbers are below")
+    return embedded(
+        figure, metric, f"{_RATES[metric][0]} over ε for each model; the table below has the numbers"
+    )
 
 
 def _gallery(gallery: AttackGallery, run: StoredRun) -> Mapping[str, Any]:

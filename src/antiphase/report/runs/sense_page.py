@@ -1,4 +1,4 @@
-"""The page of a sensitivity run, and its table for the console."""
+"""The page of a sensitivity run, and its console tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,7 @@ _COLUMNS = {
 
 
 def write_sense_report(directory: Path) -> Path:
-    """Write ``report.html`` and its figures into the directory of a sensitivity run.
-
-    Everything is drawn from the Parquet files, ``summary.json`` and ``run.json``.
+    """Write ``report.html`` into the directory of a sensitivity run, from its stored files.
 
     Returns:
         The path of the page.
@@ -56,15 +54,15 @@ def write_sense_report(directory: Path) -> Path:
 
 
 def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the finding in a title and a few sentences: of the first differential family, at the pixels.
+    """Return title and lead: how the gradients of A1 and A2 align in the first layer, at the pixels.
 
-    Of several layers it speaks of the first, where the paper sees the most (Figure 5).
-    A family of several models has the mean over
-    its training seeds and Student's t interval, one model its interval over the images.
+    They are about the first differential family, and the first layer since the paper sees the strongest effect there
+    (Figure 5). Several models get the mean over training seeds and Student's t interval, a single model its interval
+    over the images.
     """
     model = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
     if model is None or "alignment" not in summary:
-        return f"How sensitive the attention of {summary['models'][0]['name']} is", "The numbers are below."
+        return f"Sensitivity of the attention of {summary['models'][0]['name']}", "See the tables below."
     family = next(group for group in families(summary["models"]) if model in group.models)
     alignment = _over_seeds(summary["alignment"], family)
     layers = sorted({layer for layer, _ in alignment})
@@ -72,34 +70,33 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     cosine, share, rho = (alignment[first, metric] for metric in ("cosine", "below", "rho"))
     which = f"layer {first + 1} of {family.name}" if len(layers) > 1 else family.name
     if cosine.high < 0:
-        title = f"The gradients of the two maps oppose each other in {which}"
+        title = f"The gradients of A1 and A2 oppose each other in {which}"
     elif cosine.low > 0:
-        title = f"The gradients of the two maps lie alongside each other in {which}"
+        title = f"The gradients of A1 and A2 point in similar directions in {which}"
     else:
-        title = f"Whether the gradients of the two maps oppose each other is undecided in {which}"
+        title = f"It is undecided whether the gradients of A1 and A2 oppose each other in {which}"
     over = f", mean of {len(family.models)} seeds" if len(family.models) > 1 else ""
     lead = (
-        f"At the pixels, cosθ = {_interval(cosine, 3)}{over}, below 0 in {100 * share.value:.0f} % of images and "
-        f"heads; ρ = {_interval(rho, 2)}. The subtraction leaves "
-        f"{alignment[first, 'amplification'].value:.2f} times the "
-        "gradient of the positive map alone."
+        f"With respect to the pixels, cosθ = {_interval(cosine, 3)}{over}, below 0 for {100 * share.value:.0f} % of "
+        f"images and heads; ρ = {_interval(rho, 2)}. The gradient of A1 − λ·A2 is "
+        f"{alignment[first, 'amplification'].value:.2f} times as large as that of A1 alone."
     )
     explained = _over_seeds(summary["explanation"], family)
     if (first, "relative") in explained:
         parts = {name: explained[first, f"by_{name}"].value for name in ("gamma", "rho", "cosine")}
         words = {
-            "gamma": "the positive map’s own gradient (γ)", "rho": "the second map’s size (ρ)", "cosine": "the angle",
+            "gamma": "the gradient of A1 (γ)", "rho": "the size of A2’s gradient (ρ)", "cosine": "the angle (cosθ)",
         }  # fmt: skip
         most = max(parts, key=lambda name: abs(parts[name]))
         ratio = explained[first, "relative"]
         low, value, high = (number(math.exp(each), 2) for each in (ratio.low, ratio.value, ratio.high))
-        lead += f" Against its twin’s the layer’s map is {value} times as sensitive ({low} to {high}); "
-        lead += f"the largest part in that is {words[most]}."
+        lead += f" The map is {value} times as sensitive ({low} to {high}) as that of the standard twin; "
+        lead += f"{words[most]} contributes most."
     return title, lead
 
 
 def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple[int, str], Estimate]:
-    """Return the estimates of a family at the pixels by layer and metric."""
+    """Return the estimates of a family with respect to the pixels, by layer and metric."""
     found: dict[tuple[int, str], list[Estimate]] = {}
     for row in rows:
         if row["model"] in family.models and row["site"] == "pixels":
@@ -124,10 +121,10 @@ def _interval(estimate: Estimate, digits: int) -> str:
 
 
 def sense_table(summary: Mapping[str, Any]) -> Table:
-    """Lay the alignment of each layer out for a console of 80 columns: values, intervals below."""
+    """Tabulate the alignment by layer for a console of 80 columns."""
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title="Alignment by layer [95% interval over images]",
+        title="Gradient alignment by layer [95 % interval over images]",
     )  # fmt: skip
     table.add_column("", overflow="fold", min_width=14)
     for label in _COLUMNS.values():
@@ -144,11 +141,11 @@ def sense_table(summary: Mapping[str, Any]) -> Table:
 
 
 def lipschitz_table(summary: Mapping[str, Any]) -> Table:
-    """Lay the local Lipschitz constants out: models, layers and logits down, estimators across."""
+    """Tabulate local Lipschitz constants: one row per model and layer or logits, one column per estimator."""
     frame = pl.DataFrame(summary.get("lipschitz", []), infer_schema_length=None)
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title="Local Lipschitz constant, L2 → L2, by the pixels",
+        title="Local Lipschitz constant with respect to the pixels, L2 → L2",
     )  # fmt: skip
     names = [estimator.name for estimator in all_estimators() if estimator.console]
     table.add_column("model", overflow="fold")

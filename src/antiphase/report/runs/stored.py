@@ -27,12 +27,12 @@ RUN_KEYS = (
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a report is drawn from.
+    """The content of a run directory that a report needs.
 
-    ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``;
-    ``mean_results`` and ``mean_comparisons`` average them over training seeds, and are empty where there
-    is one seed of everything. ``norms`` are the summary's, of attacks that look for the nearest adversarial
-    example; ``felled`` counts, for an ensemble, the images that fell to each of its attacks.
+    ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``.
+    ``mean_results`` and ``mean_comparisons`` average them over training seeds; they are empty if no family has several
+    seeds. ``norms`` holds minimal perturbations, for attacks that look for the nearest adversarial example; ``felled``
+    counts the images that each attack of an ensemble broke.
     """
 
     models: list[dict[str, Any]]
@@ -50,7 +50,7 @@ class StoredRun:
 
 
 def read_run(directory: Path) -> StoredRun:
-    """Read ``summary.json``, ``run.json``, ``rows.parquet`` and, where there is one, ``gallery.safetensors``.
+    """Read ``summary.json``, ``run.json``, ``rows.parquet`` and, if present, ``gallery.safetensors``.
 
     Raises:
         UserError: A file is missing, cannot be read, or lacks a field.
@@ -90,7 +90,7 @@ def read_run(directory: Path) -> StoredRun:
 def _over_seeds_and_images(
     comparisons: pl.DataFrame, groups: list[Family], rows: pl.DataFrame
 ) -> pl.DataFrame:
-    """Average over the pairs of two families, with the interval over seeds and the one over images."""
+    """Average over the pairs of two families, with intervals over seeds and over images."""
     means = family_comparisons(comparisons, groups)
     names = {family.name: family.models for family in groups}
     frames = []
@@ -104,7 +104,7 @@ def _over_seeds_and_images(
 
 
 def _felled(rows: pl.DataFrame) -> pl.DataFrame:
-    """Count by the attack that felled an image, where several attacks were tried."""
+    """Count the images that each attack broke, for runs of several attacks."""
     fallen = rows.filter(pl.col("felled_by").is_not_null() & (pl.col("felled_by") != pl.col("attack")))
     keys = ["model", "felled_by", "eps"]
     return fallen.group_by(keys, maintain_order=True).agg(n=pl.len().cast(pl.Int64)).sort("model", "eps")
@@ -130,7 +130,7 @@ def read_attack_rows(path: Path) -> pl.DataFrame:
     """Read the rows of an audit.
 
     Raises:
-        UserError: if they cannot be read, lack a column, or are none.
+        UserError: The file cannot be read, lacks a column, or is empty.
     """
     try:
         rows = pl.read_parquet(path)
@@ -148,6 +148,4 @@ def read_attack_rows(path: Path) -> pl.DataFrame:
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     reason = str(error).splitlines()[0]
-    return UserError(
-        f"{path} cannot be read ({reason}): expected the folder of a finished run; give its path"
-    )
+    return UserError(f"{path} cannot be read ({reason}): expected the folder of a finished run")

@@ -23,11 +23,11 @@ from antiphase.report.style.wording import (
     points_range,
 )
 
-_CONSOLE_COLUMNS = 5  # as many ε as fit beside a name in 80 characters
+_CONSOLE_COLUMNS = 5  # ε that fit next to a name in 80 characters
 
 
 def models_sheet(run: StoredRun) -> Sheet:
-    """List the models: name, attention, training seed, clean accuracy with its interval, range of λ."""
+    """Tabulate name, attention, training seed, clean accuracy and range of λ of each model."""
     colors = _colors(run.families)
     accuracy = {row["model"]: row for row in run.accuracy.iter_rows(named=True)}
     rows = []
@@ -53,7 +53,7 @@ def models_sheet(run: StoredRun) -> Sheet:
 
 
 def rate_sheets(run: StoredRun, metric: str) -> list[Sheet]:
-    """Tabulate one rate for each attack and norm: models down, ε across, family means below their models."""
+    """Tabulate one rate for each attack and norm: one row per model or family mean, one column per ε."""
     colors = _colors(run.families)
     results, means = (frame.filter(pl.col("metric") == metric) for frame in (run.results, run.mean_results))
     sheets = []
@@ -76,7 +76,7 @@ def rate_sheets(run: StoredRun, metric: str) -> list[Sheet]:
 
 
 def difference_sheets(run: StoredRun) -> list[Sheet]:
-    """Tabulate the paired differences of ASR for each attack and norm: pairs down, ε across."""
+    """Tabulate the paired differences of ASR for each attack and norm: one row per pair, one column per ε."""
     colors = _colors(run.families)
     sheets = []
     for (attack, norm), block in run.comparisons.group_by(["attack", "norm"], maintain_order=True):
@@ -99,7 +99,7 @@ def difference_sheets(run: StoredRun) -> list[Sheet]:
 
 
 def lambda_sheet(run: StoredRun) -> Sheet | None:
-    """Tabulate λ layer by layer, or return None where no model has one."""
+    """Tabulate λ by layer; return None if no model has one."""
     colors = _colors(run.families)
     models = [model for model in run.models if model["lambda"]]
     if not models:
@@ -118,13 +118,13 @@ def lambda_sheet(run: StoredRun) -> Sheet | None:
         values, schema={"model": pl.String, "layer": pl.Int64, "lambda": pl.Float64}, orient="row"
     )
     columns = ("model", *(f"layer {layer}" for layer in range(1, depth + 1)))
-    return Sheet("lambda", "Mean over the heads of each layer", columns, tuple(rows), table.write_csv())
+    return Sheet("lambda", "λ, mean over the heads of each layer", columns, tuple(rows), table.write_csv())
 
 
 def console_table(summary: Mapping[str, Any]) -> Table:
-    """Lay a summary out for a console of 80 columns: ASR in percent with intervals, then paired differences.
+    """Tabulate a summary for a console of 80 columns: ASR in percent with intervals, then paired differences.
 
-    More than five ε are spread over several blocks, one below the other.
+    More than five ε are split into several blocks.
     """
     outer = Table.grid(padding=(0, 0, 1, 0))
     results = [result for result in summary["results"] if result["metric"] == "asr"]
@@ -135,7 +135,7 @@ def console_table(summary: Mapping[str, Any]) -> Table:
         for block in range(blocks):
             part = eps[block * len(eps) // blocks : (block + 1) * len(eps) // blocks]
             n = max(result["n"] for result in mine)
-            title = f"{attack_label(attack, norm)}: attack success rate, % of {n:,} images [95% interval]"
+            title = f"{attack_label(attack, norm)}: attack success rate, % of {n:,} images [95 % interval]"
             outer.add_row(Group(Text(title, "bold"), _console_block(summary, mine, attack, part)))
     return outer
 
@@ -180,7 +180,7 @@ def _rate_cell(entry: Mapping[str, Any] | None, kind: str = "") -> Field:
 
 
 def _difference_cell(entry: Mapping[str, Any] | None) -> Field:
-    """Grey out what the interval does not tell from zero."""
+    """Grey the difference out if its interval includes zero."""
     if entry is None:
         return Field("–")
     notes = [points_range(entry["low"], entry["high"])]

@@ -1,4 +1,4 @@
-"""The axes of a study's panels: which numbers and names stand where, and from where to where they go."""
+"""Axes of the panels of a study: ticks, labels and limits."""
 
 import math
 import textwrap
@@ -18,13 +18,13 @@ LETTER = 0.075
 
 
 def number_axis(axes: Axes, panel: Panel, places: Sequence[float], width: float) -> None:
-    """Set the horizontal axis of a panel of lines: a tick at each place where there is room for all of them.
+    """Set the horizontal axis of a panel of lines, with a tick at every point if there is room.
 
     Args:
-        axes: of the panel.
-        panel: that is drawn there.
-        places: where it has points.
-        width: of the panel in inches.
+        axes: axes of the panel.
+        panel: the panel.
+        places: positions of its points.
+        width: width of the panel in inches.
     """
     if panel.ticks:
         named_ticks(axes, range(len(panel.ticks)), panel.ticks, width)
@@ -39,7 +39,7 @@ def number_axis(axes: Axes, panel: Panel, places: Sequence[float], width: float)
     gaps = np.diff(measured) / (measured[-1] - measured[0]) if len(places) > 1 else np.ones(1)
     labels = numbers(panel, places)
     room = LETTER * (1 + max(map(len, labels), default=0)) / (width - 0.8)
-    if gaps.min(initial=1.0) > room:  # each label has its place
+    if gaps.min(initial=1.0) > room:  # there is room for every label
         axes.set_xticks(places, labels)
         axes.minorticks_off()
     elif panel.scale == "linear":
@@ -48,7 +48,7 @@ def number_axis(axes: Axes, panel: Panel, places: Sequence[float], width: float)
 
 
 def named_ticks(axes: Axes, places: Sequence[float], names: Sequence[str], width: float) -> None:
-    """Write names below positions: broken between words where they fit so, else slanted and shortened."""
+    """Write names below positions, broken between words if they fit, otherwise slanted and shortened."""
     letters = max(4, int((width - 0.8) / max(len(places), 1) / LETTER))
     broken = [textwrap.wrap(name, letters, break_long_words=False) for name in names]
     if all(len(lines) <= 3 and max(map(len, lines), default=0) <= letters for lines in broken):
@@ -65,7 +65,7 @@ def named_ticks(axes: Axes, places: Sequence[float], names: Sequence[str], width
 
 
 def limits(panel: Panel, points: pl.DataFrame, paper: pl.DataFrame | None) -> tuple[float, float]:
-    """Return the ends of the vertical axis: all values, and their intervals where these are not out of proportion."""
+    """Return the limits of the vertical axis: all values, and their intervals unless these are much wider."""
     values = floats(points["value"])
     if paper is not None:
         values = np.r_[values, floats(paper["value"])]
@@ -91,13 +91,13 @@ def limits(panel: Panel, points: pl.DataFrame, paper: pl.DataFrame | None) -> tu
 
 
 def positions(panel: Panel) -> list[float]:
-    """Return where a panel has points, its own or the paper's."""
+    """Return the positions of all points, ours and the paper's."""
     paper = [] if panel.paper is None else panel.paper["x"].to_list()
     return sorted({*panel.points["x"].to_list(), *paper})
 
 
 def numbers(panel: Panel, places: Sequence[float]) -> list[str]:
-    """Write the places of a panel, ε in 255ths where all of them are such."""
+    """Format the positions of a panel, ε in 255ths if all are multiples of 1/255."""
     if panel.scale != "eps":
         return [f"{place:g}".replace("-", "−") for place in places]
     fractions = [eps_label(place) for place in places]
@@ -105,32 +105,32 @@ def numbers(panel: Panel, places: Sequence[float]) -> list[str]:
 
 
 def x_label(panel: Panel) -> str:
-    """Name the unit of ε where the label leaves it open."""
+    """Return the label of the horizontal axis, with the unit of ε."""
     if panel.scale != "eps" or "255" in panel.x:
         return panel.x
     return f"{panel.x}, in {'255ths' if _of_255(positions(panel)) else 'units'} of the pixel range"
 
 
 def y_label(panel: Panel) -> str:
-    """Name the values of a panel, with their unit where the label leaves it open."""
+    """Return the label of the vertical axis, with its unit."""
     open_ = panel.percent and "%" not in panel.y and "point" not in panel.y
     return f"{panel.y} (%)".strip() if open_ else panel.y
 
 
 def ends(points: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the intervals, NaN for both where one is missing or infinite."""
+    """Return the ends of the intervals; both are NaN if one is missing or infinite."""
     low, high = floats(points["low"]), floats(points["high"])
     none = ~(np.isfinite(low) & np.isfinite(high))
     return np.where(none, math.nan, low), np.where(none, math.nan, high)
 
 
 def floats(column: pl.Series) -> np.ndarray:
-    """Return a column as floats, NaN where it has none."""
+    """Return a column as floats, with NaN for missing values."""
     return column.cast(pl.Float64).fill_null(math.nan).to_numpy()
 
 
 def shortened(text: str, letters: int) -> str:
-    """Leave the middle of a long name out.
+    """Omit the middle of a long name.
 
     >>> shortened("a" * 20 + "b" * 40, 12)
     'aaaa…bbbbbbb'

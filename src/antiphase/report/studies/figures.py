@@ -1,4 +1,4 @@
-"""The figures of a study: panels in the paper's arrangement, the paper's own numbers hollow and dashed beside ours."""
+"""Figures of a study: panels arranged as in the paper, with the paper's numbers as hollow markers and dashed lines."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -35,24 +35,24 @@ from antiphase.studies.artefact import Panel, Plot
 
 PAPER = "the paper"
 _PAPER_DASHES = (2.2, 1.6)
-_LONGEST = 40  # letters of a name in a legend
+_LONGEST = 40  # letters of a legend label
 _RULE = "#e4e3de"
 _HALO = "#55575c"
-_WIDTHS = {1: 5.0, 2: 4.6, 3: 3.55}  # of a panel in inches, by the number beside one another
-_LONG = 9.2  # of a panel of many bars
-_MANY = 14  # bars
-_NARROW = 3.7  # one below the other, for a phone
+_WIDTHS = {1: 5.0, 2: 4.6, 3: 3.55}  # width of a panel in inches, by panels per row
+_LONG = 9.2  # width of a panel of many bars
+_MANY = 14  # number of bars that need a wide panel
+_NARROW = 3.7  # stacked panels, for a phone
 
 
 def plot_figure(plot: Plot, *, narrow: bool = False) -> Figure:
-    """Draw a plot: lines with interval bands, or bars with whiskers, each series alike in all panels.
+    """Draw a plot of lines with interval bands or bars with whiskers.
 
-    An interval that is missing or infinite is not drawn; one that is much wider than the values differ is cut at
-    the frame. There is one legend for all where no panel has series of its own.
+    Missing and infinite intervals are not drawn; intervals much wider than the spread of the values are cut at the
+    frame. Panels with the same series share one legend.
 
     Args:
-        plot: as the study gives it.
-        narrow: panels below one another, for a narrow screen.
+        plot: the plot of the study.
+        narrow: whether to stack the panels, for a narrow screen.
     """
     columns = 1 if narrow else min(plot.columns, len(plot.panels))
     rows = -(-len(plot.panels) // columns)
@@ -74,12 +74,12 @@ def plot_figure(plot: Plot, *, narrow: bool = False) -> Figure:
         if shared:
             _legend(figure, plot.panels, styles, width * columns)
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the same places in every format, found once
+        figure.set_layout_engine("none")  # compute the layout once for all formats
     return figure
 
 
 def _crowded(plot: Plot) -> bool:
-    """Return whether bars need more room than half a page gives."""
+    """Return whether the bars need the full width of the page."""
     counts = [
         len(panel.points) + (0 if panel.paper is None else len(panel.paper))
         for panel in plot.panels
@@ -94,7 +94,7 @@ def _series(panel: Panel) -> list[str]:
 
 
 def _shared(panels: Sequence[Panel]) -> bool:
-    """Return whether one legend serves all: a panel has the series of all, or bars leave no room for their own."""
+    """Return whether all panels share one legend: one has all series, or bars leave no room for separate legends."""
     own = [set(_series(panel)) for panel in panels]
     return any(panel.kind == "bar" for panel in panels) or (len(own) > 1 and set().union(*own) in own)
 
@@ -182,7 +182,7 @@ def _bars(
 
 
 def _labels(panels: Sequence[Panel]) -> list[str]:
-    """Return the names of all series, and the paper's last where it has numbers."""
+    """Return the names of all series; the paper's come last."""
     names = list(dict.fromkeys(name for panel in panels for name in _series(panel)))
     return [*names, PAPER] if any(panel.paper is not None and len(panel.paper) for panel in panels) else names
 

@@ -1,4 +1,4 @@
-"""Sheets of pictures with signed maps over them, small enough to stand in a page several times over."""
+"""Sheets of images with signed maps over them, small enough to embed several in a page."""
 
 import base64
 import io
@@ -19,24 +19,24 @@ from antiphase.report.style.figures import STYLE
 from antiphase.studies.artefact import Gallery, Picture
 
 PIXELS = 500_000
-"""Of all pictures of a page together."""
+"""Largest number of pixels of all images of a page."""
 _SIDE, _GAP, _EDGE = 1.45, 0.1, 0.06  # inches
 _LINE, _BAR = 0.16, 0.42
-_LETTERS = 20  # of a title in one line
-_COLORS = 128  # of one picture: heat over grey needs few, and the files shrink to a third
+_LETTERS = 20  # letters per line of a title
+_COLORS = 128  # colours of one image: enough for heat over grey, a third of the file size
 _QUALITY = 82
-_LOSSLESS = 1.4  # how much larger than as JPEG a picture may be that is kept as it is
+_LOSSLESS = 1.4  # keep images losslessly up to this multiple of their JPEG size
 
 
 def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
-    """Draw a grid of pictures; a map is enlarged bilinearly and divided by its own largest absolute value.
+    """Draw a grid of images with maps, each enlarged bilinearly and divided by its largest absolute value.
 
-    Where a map is 0 one sees the image in light grey; below 0 it is blue, above 0 red. An image without a map keeps
-    its own colours.
+    Positive values are red, negative values blue; where a map is 0 the image shows in light grey. Images without a map
+    keep their colours.
 
     Args:
-        gallery: as the study gives it; rows may differ in length.
-        pixels: of all pictures together, so that many are drawn coarser than few.
+        gallery: the gallery of the study; rows may differ in length.
+        pixels: number of pixels of all images together.
     """
     columns = max((len(row) for row in gallery.rows), default=1)
     count = sum(map(len, gallery.rows))
@@ -67,7 +67,7 @@ def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
 
 
 def lighter(svg: str) -> str:
-    """Return an SVG document with its pictures at a fraction of their size: drawings with a palette, others as JPEG."""
+    """Shrink the images of an SVG document: those with few colours to a palette, others to JPEG."""
 
     def again(found: re.Match[str]) -> str:
         picture = Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGB")
@@ -93,7 +93,7 @@ def _with_palette(picture: Image.Image) -> bytes:
 
 
 def few_colors(png: bytes) -> bytes:
-    """Return a PNG with 256 colours of its own, a third of its size."""
+    """Return a PNG reduced to 256 colours, a third of its size."""
     picture = Image.open(io.BytesIO(png))
     buffer = io.BytesIO()
     picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
@@ -107,7 +107,7 @@ def _pixels(picture: Picture, side: int) -> UInt8[np.ndarray, "height width 3"]:
     tall, wide = picture.image.shape[:2]
     if picture.over is None:
         shown = Image.fromarray(np.ascontiguousarray(picture.image))
-        side = min(side, max(tall, wide))  # never more than it has
+        side = min(side, max(tall, wide))  # never more than the original
     else:
         heat = paint(picture.image / 255.0, np.nan_to_num(picture.over), signed=True)
         shown = Image.fromarray((255 * heat).round().astype(np.uint8))
@@ -124,7 +124,7 @@ def _scale(figure: Figure, width: float, height: float) -> None:
     bar.ax.tick_params(length=0, pad=2)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     left = (_EDGE + 1.65) / width
-    words = "each map to its own largest absolute value"
+    words = "each map scaled to its largest absolute value"
     figure.text(left, 0.31 / height, words, va="center", fontsize=7.5, color="#77797e")
 
 

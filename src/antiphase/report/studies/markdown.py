@@ -23,7 +23,7 @@ from antiphase.studies.results import Result
 
 
 def markdown_claims(results: Sequence[Result]) -> str:
-    """Return a table of all claims for each paper: what is claimed, where, whether it holds and by what."""
+    """Return a table of claims for each paper: statement, source, verdict and estimates."""
     parts = []
     for paper, its in by_paper(results).items():
         rows = [
@@ -38,16 +38,16 @@ def markdown_claims(results: Sequence[Result]) -> str:
                 for statement, source, verdict, estimates, study in rows
             ]
             table = _table(
-                ("claim", "source", "verdict", "estimates [95% interval]", "study"), lines, numeric=False
+                ("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines, numeric=False
             )
             parts += [f"### {_escaped(paper_title(paper))}", f"{counts}.", table]
     return _joined(parts)
 
 
 def markdown_summary(results: Sequence[Result]) -> str:
-    """Return each study under a heading: its tables, the paper's numbers beside ours.
+    """Return the tables of each study under a heading, with the paper's numbers next to ours.
 
-    The points of its plots stand there where it has no table, which would say the same.
+    A study without tables shows the points of its plots instead.
     """
     parts = []
     for result in results:
@@ -126,7 +126,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = 
 
 
 def _escaped(text: str) -> str:
-    """Let no character of a name act as markup, nor break a table's line."""
+    """Escape markup and characters that would break a table row."""
     marks = r"[\\`*|~$\[\]<]|(?<!\w)_|_(?!\w)"
     return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
 

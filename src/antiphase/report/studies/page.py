@@ -1,4 +1,4 @@
-"""The page of one study: figures, tables, maps, claims with their checks, and what it takes to make them again."""
+"""The page of one study: figures, tables, maps, claims with their checks, and how to reproduce them."""
 
 import base64
 import html
@@ -22,8 +22,8 @@ from antiphase.report.style.prose import paragraphs, prose
 from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot
 from antiphase.studies.results import Result
 
-_HALF = 6  # inches: a wider figure takes the whole width of the page
-_HEAVY = 400_000  # bytes from which on the picture of a gallery stays out of its page
+_HALF = 6  # inches; wider figures get the full width of the page
+_HEAVY = 400_000  # bytes; larger images of a gallery are not embedded
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ def study_page(
     """Return the page of a study.
 
     Args:
-        templates: of the report.
-        result: of the study.
-        file: that the page is going to be, without ``.html``; the downloads are named after it.
-        before: the study before this one.
-        after: the study after it.
+        templates: the templates of the report.
+        result: the result of the study.
+        file: file name of the page without ``.html``, also used for its downloads.
+        before: the previous study.
+        after: the next study.
     """
 
     def name(part: str) -> str:
@@ -78,7 +78,7 @@ def study_page(
 
 def _plot(plot: Plot, file: str, place: int) -> dict[str, Any]:
     figure = plot_figure(plot)
-    drawn = embedded(figure, f"p{place}", _described(f"{plot.name}: the points are in the CSV below"))
+    drawn = embedded(figure, f"p{place}", _described(f"{plot.name}; its points are in the CSV below"))
     narrow = as_svg(plot_figure(plot, narrow=True))
     csv = f"data:text/csv;charset=utf-8,{quote(plot_csv(plot))}"
     return drawn | {
@@ -93,7 +93,7 @@ def _plot(plot: Plot, file: str, place: int) -> dict[str, Any]:
 
 def _gallery(gallery: Gallery, file: str, place: int, pixels: int) -> dict[str, Any]:
     figure = gallery_figure(gallery, pixels)
-    description = _described(f"{gallery.name}: pictures with maps over them")
+    description = _described(f"{gallery.name}: images with maps over them")
     svg = lighter(as_svg(figure))
     downloads = {
         "svg": _uri("image/svg+xml", svg.encode()),
@@ -116,18 +116,18 @@ def _uri(kind: str, content: bytes) -> str:
 
 
 def _remarks(plot: Plot) -> list[str]:
-    """Say what the marks of a figure mean, where its caption cannot know."""
+    """Explain markers and missing intervals of a figure."""
     said = []
     drawn = any(panel.paper is not None and len(panel.paper) for panel in plot.panels)
     if drawn and "dashed" not in plot.caption:
-        said.append("Hollow and dashed: the paper’s numbers.")
+        said.append("Hollow markers and dashed lines are the paper’s numbers.")
     if any(_lacks_interval(panel) for panel in plot.panels):
-        said.append("Where no band or whisker is drawn, there is no interval or it has no end.")
+        said.append("Points without a band or whisker have no finite interval.")
     return said
 
 
 def _sentences(*texts: str) -> str:
-    """Join texts, each with a full stop at its end."""
+    """Join sentences, adding missing full stops."""
     return " ".join(text if text[-1] in ".!?…" else f"{text}." for text in texts if text)
 
 
@@ -137,12 +137,12 @@ def _lacks_interval(panel: Panel) -> bool:
 
 
 def _made(result: Result) -> list[tuple[str, Sequence[tuple[str, str]]]]:
-    """Return the facts below a page, in groups."""
+    """Return the settings listed at the end of a page, in groups."""
     run = [
         ("profile", result.profile),
         ("training seeds", ", ".join(map(str, result.seeds)) or "–"),
         ("cells", f"{result.done:,} of {result.total:,}"),
-        ("time of all cells", duration(result.seconds) if result.done else "–"),
+        ("total time of all cells", duration(result.seconds) if result.done else "–"),
         *(("hardware", name) for name in result.hardware),
     ]
     groups = [

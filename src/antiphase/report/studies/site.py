@@ -1,4 +1,4 @@
-"""A folder of pages from the results of studies: an overview of claims and artefacts, and a page for each study."""
+"""A site from the results of studies: an overview of claims and studies, and a page for each study."""
 
 import re
 from collections import Counter
@@ -20,19 +20,18 @@ from antiphase.studies.results import Result
 def write_site(results: Sequence[Result], out: Path) -> Path:
     """Write ``index.html`` and ``<paper>-<name>.html`` for each study into a folder.
 
-    Pages follow one another paper by paper. They fetch nothing and link to each other alone; the same results give
-    the same bytes. Where one study is there under several profiles, their names follow in the names of its pages.
-    Pages of studies that are not among the results are left alone.
+    Pages are self-contained apart from links to each other; the same results give the same bytes. If a study has
+    results under several profiles, the names of its pages end with the profile. Pages of other studies are kept.
 
     Args:
-        results: of the studies.
-        out: the folder; made if it is not there.
+        results: results of the studies.
+        out: the folder; created if missing.
 
     Returns:
         The path of the overview.
 
     Raises:
-        ValueError: two results are of the same study under the same profile.
+        ValueError: Two results have the same study and profile.
     """
     grouped = by_paper(results)
     ordered = [result for its in grouped.values() for result in its]
@@ -75,13 +74,13 @@ def _plain(name: str) -> str:
 
 
 def _headline(results: Sequence[Result]) -> str:
-    """Return what came out in a sentence."""
+    """Summarise the verdicts in one sentence."""
     claims = [claim for result in results for claim in result.claims]
     if not claims:
         return f"{len(results)} {'study' if len(results) == 1 else 'studies'} of differential attention"
     found = Counter(claim.verdict for claim in claims)
     if len(claims) == found["not run"]:
-        return f"{len(claims)} claims, none of them tried yet"
+        return f"{len(claims)} claims, none tested yet"
     tried = len(claims) - found["not run"]
     if tried == found["not judged (smoke)"]:
         return f"{tried} claim{'' if tried == 1 else 's'}, none judged: smoke only shows that the studies run"
@@ -96,7 +95,7 @@ def _headline(results: Sequence[Result]) -> str:
         for verdict, one, many in verbs
         if found[verdict] or verdict != "undecided"
     ]
-    return f"Of {tried} claim{'' if tried == 1 else 's'} tried, {', '.join(parts[:-1])} and {parts[-1]}"
+    return f"Of {tried} claim{'' if tried == 1 else 's'} tested, {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _paper(paper: str, results: Sequence[Result], pages: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tables of a study's page, and everything that it draws as CSV: in long form, with all digits."""
+"""Tables of a study's page, and CSV files of its tables, figures and claims with all digits."""
 
 import math
 from collections.abc import Sequence
@@ -44,11 +44,11 @@ _CONSOLE = {
 
 @dataclass(frozen=True)
 class StudyField(Field):
-    """A field that can be sorted by and may lead to a page.
+    """A field with a sort key and an optional link.
 
     Attributes:
-        value: what it is sorted by, in full; None to sort by its text.
-        href: of the page, relative; none for no link.
+        value: the sort key; None sorts by the text.
+        href: relative link, or empty.
     """
 
     value: float | None = None
@@ -56,7 +56,7 @@ class StudyField(Field):
 
     @property
     def key(self) -> str:
-        """The value as JavaScript reads it."""
+        """The sort key for JavaScript."""
         if self.value is None or math.isnan(self.value):
             return ""
         return (
@@ -65,11 +65,11 @@ class StudyField(Field):
 
 
 def table_sheet(table: Table, file: str = "") -> Sheet:
-    """Lay a table of estimates out: the value, below it its interval, below that the paper's number.
+    """Lay out a table of estimates: each value with its interval and the paper's number below.
 
     Args:
-        table: as the study gives it.
-        file: name of its CSV; the table's own by default.
+        table: the table of the study.
+        file: name of its CSV; by default that of the table.
     """
     cells = {(cell["row"], cell["column"]): cell for cell in table.cells.iter_rows(named=True)}
     columns = list(dict.fromkeys(table.cells["column"].to_list()))
@@ -86,15 +86,15 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
 
 
 def table_note(table: Table) -> str:
-    """Say what the numbers of a table are: their unit, what is below them, over how many samples and seeds."""
+    """Describe the numbers of a table: unit, intervals, number of samples and seeds."""
     words = ["in percent"] if table.percent else []
     if table.cells["low"].is_not_null().any():
-        words.append("95% intervals in brackets")
+        words.append("95 % intervals in brackets")
     return "; ".join(filter(None, [*words, basis(table.cells)]))
 
 
 def plot_csv(plot: Plot) -> str:
-    """Return the points of all panels, the paper's numbers beside ours."""
+    """Return the points of all panels as CSV, with the paper's numbers next to ours."""
     frames = []
     for panel in plot.panels:
         joined = panel.points.with_columns(pl.col("x").cast(pl.Float64))
@@ -113,11 +113,11 @@ def plot_csv(plot: Plot) -> str:
 
 
 def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet]:
-    """Tabulate all claims, one line each with its verdict: one sheet, or none where nothing is claimed.
+    """Tabulate all claims with their verdicts; return one sheet, or none if there are no claims.
 
     Args:
-        results: of the studies.
-        pages: the file of each, relative.
+        results: results of the studies.
+        pages: relative path of the page of each study.
     """
     rows = []
     for result, page in zip(results, pages, strict=True):
@@ -152,17 +152,17 @@ def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
         )
         for check in claim.checks
     )
-    columns = ("difference that is to lie above 0", "estimate [95% interval]", "n", "verdict")
+    columns = ("difference, claimed to be above 0", "estimate [95 % interval]", "n", "verdict")
     frame = _check_frame([(result, claim, check) for check in claim.checks])
     return Sheet(file, claim.statement, columns, rows, frame.write_csv())
 
 
 def console_claims(results: Sequence[Result]) -> ConsoleTable:
-    """Lay all claims out for a console of 80 columns: verdict, claim and source, estimates, study."""
+    """Tabulate all claims for a console of 80 columns."""
     table = ConsoleTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("verdict", no_wrap=True)
     table.add_column("claim", ratio=3, overflow="fold")
-    table.add_column("estimates [95% interval]", ratio=2, overflow="fold")
+    table.add_column("estimates [95 % interval]", ratio=2, overflow="fold")
     table.add_column("study", overflow="fold")
     for paper, its in by_paper(results).items():
         claims = [claim for result in its for claim in result.claims]
@@ -179,7 +179,7 @@ def console_claims(results: Sequence[Result]) -> ConsoleTable:
 
 
 def claims_csv(results: Sequence[Result]) -> str:
-    """Return every check of every claim with all digits, shares as shares."""
+    """Return every check of every claim as CSV with all digits; rates are fractions."""
     return _check_frame(
         [(result, claim, check) for result in results for claim in result.claims for check in claim.checks]
     ).write_csv()

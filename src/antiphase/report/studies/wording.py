@@ -1,4 +1,4 @@
-"""How the numbers of studies are written: no more digits than their interval supports."""
+"""Formatting of the numbers of studies, with no more digits than their interval supports."""
 
 import math
 from collections import Counter
@@ -14,12 +14,12 @@ PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",
 }
-_SHOWN = 3  # checks of a claim whose estimates stand in one line
-_PER_SHARE = 100.0  # estimates in points are stored as shares
+_SHOWN = 3  # checks of a claim whose estimates are shown in one line
+_PER_SHARE = 100.0  # estimates in points are stored as fractions
 
 
 def paper_title(paper: str) -> str:
-    """Return the title of one of the two papers, or the name under which other studies stand."""
+    """Return the title of a paper, or the given name of other groups of studies."""
     return PAPERS.get(paper, paper)
 
 
@@ -32,7 +32,7 @@ def by_paper(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def written(value: float | None, digits: int, sign: bool = False) -> str:
-    """Write a number with a real minus and no negative zero; a dash where there is none.
+    """Format a number with a minus sign (−) and without negative zero; None and NaN are a dash.
 
     >>> [written(value, 1) for value in (-0.04, -1.26, None, float("inf"))]
     ['0.0', '−1.3', '–', '∞']
@@ -50,7 +50,7 @@ def written(value: float | None, digits: int, sign: bool = False) -> str:
 
 
 def bracketed(low: float | None, high: float | None, digits: int) -> str:
-    """Write an interval in brackets; nothing where there is none.
+    """Format an interval in brackets; return an empty string if an end is missing.
 
     >>> bracketed(-1.0, 5.94, 1), bracketed(None, None, 1)
     ('[−1.0, 5.9]', '')
@@ -60,7 +60,7 @@ def bracketed(low: float | None, high: float | None, digits: int) -> str:
 
 
 def supported(value: float | None, low: float | None, high: float | None) -> int:
-    """Return how many digits behind the point an interval supports: two of its half-width, else three in all.
+    """Return the number of decimals: two significant digits of the half-width, or three of the value without interval.
 
     >>> supported(0.1234, 0.08, 0.16), supported(123.4, None, None), supported(3412.0, 3000.0, 3800.0)
     (3, 0, 0)
@@ -74,7 +74,7 @@ def supported(value: float | None, low: float | None, high: float | None) -> int
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, percent: bool) -> str:
-    """Write a value and its interval in one line, shares in percent with one decimal.
+    """Format a value and its interval in one line, fractions in percent with one decimal.
 
     >>> with_interval(0.41, 0.35, 0.47, percent=True), with_interval(0.1234, 0.08, 0.16, percent=False)
     ('41.0 [35.0, 47.0]', '0.123 [0.080, 0.160]')
@@ -85,12 +85,12 @@ def with_interval(value: float | None, low: float | None, high: float | None, pe
 
 
 def in_percent(value: float | None, percent: bool) -> float | None:
-    """Return a share in percent where shares are meant."""
+    """Convert a fraction to percent if ``percent`` is set."""
     return 100 * value if percent and value is not None else value
 
 
 def published_digits(values: Iterable[float | None], percent: bool, least: int) -> int:
-    """Return with how many digits a paper gave its numbers, at least ``least``.
+    """Return the number of decimals of a paper's numbers, at least ``least``.
 
     >>> published_digits([0.8498, 0.87, None], True, 1), published_digits([27.6], False, 0)
     (2, 1)
@@ -101,7 +101,7 @@ def published_digits(values: Iterable[float | None], percent: bool, least: int) 
 
 
 def estimate_text(check: Check) -> str:
-    """Write the estimate of a check and its interval.
+    """Format the estimate of a check and its interval.
 
     >>> from antiphase.evaluation.statistics import Estimate
     >>> estimate_text(Check("a − b", Estimate(0.0241, -0.0102, 0.0594, 300)))
@@ -111,9 +111,9 @@ def estimate_text(check: Check) -> str:
 
 
 def estimate_parts(check: Check) -> tuple[str, ...]:
-    """Write the estimate of a check, signed and with its unit, and its interval.
+    """Format the estimate of a check, signed and with its unit, and its interval.
 
-    An end that is not 0 is not rounded to it, since that is what the verdict goes by.
+    Nonzero ends are not rounded to 0, since the verdict depends on their signs.
 
     >>> from antiphase.evaluation.statistics import Estimate
     >>> estimate_parts(Check("a − b", Estimate(0.0241, 0.0003, 0.0594, 300)))
@@ -132,7 +132,7 @@ def estimate_parts(check: Check) -> tuple[str, ...]:
 
 
 def estimates_line(claim: Claim) -> str:
-    """Write the estimates of a claim's checks in one line, first those that its verdict goes by."""
+    """Format the estimates of a claim's checks in one line, starting with those that decide the verdict."""
     checks = sorted(claim.checks, key=lambda check: check.verdict != claim.verdict)
     told = [estimate_text(check) for check in checks if check.estimate is not None]
     more = len(claim.checks) - min(len(told), _SHOWN)
@@ -161,7 +161,7 @@ def tally(claims: Sequence[Claim]) -> str:
 
 
 def basis(frame: pl.DataFrame) -> str:
-    """Say over how many samples and training seeds estimates are, or nothing.
+    """State the number of samples and training seeds behind estimates, if known.
 
     >>> basis(pl.DataFrame({"n": [1000, 300], "seeds": [3, 3]}))
     'n = 300 to 1,000, 3 seeds'
@@ -178,7 +178,7 @@ def basis(frame: pl.DataFrame) -> str:
 
 
 def missing_cells(result: Result) -> str:
-    """Say what a study lacks; nothing where it is whole."""
+    """State how many cells of a study are missing; return an empty string if it is complete."""
     if result.done >= result.total:
         return ""
     cells = f"{result.total:,} cell{'s' if result.total != 1 else ''}"
@@ -186,5 +186,7 @@ def missing_cells(result: Result) -> str:
         return f"None of the {cells} has been run yet."
     done = f"{result.done:,} of {cells} {'is' if result.done == 1 else 'are'} done"
     return (
-        f"{done}: numbers below are of those." if result.artefact else f"{done}: too few for any number yet."
+        f"{done}: the numbers below are based on those."
+        if result.artefact
+        else f"{done}: too few for any number yet."
     )

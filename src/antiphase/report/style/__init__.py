@@ -1,1 +1,1 @@
-"""What all pages share: words, colours, figures, templates, tables."""
+"""Shared by all pages: wording, colours, figures, templates and tables."""

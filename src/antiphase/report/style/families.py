@@ -1,4 +1,4 @@
-"""Models that differ only in their training seed form a family: one colour, one mean."""
+"""Families of models that differ only in their training seed: each has one colour and one mean."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ import polars as pl
 
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share, mean_over_seeds
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the first family of either attention has
-# the same colour in every report.
+# Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
+# report.
 _FIRST = {"softmax": "#0072B2", "differential": "#D55E00"}
 _FURTHER = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
@@ -25,7 +25,7 @@ class Family:
 
 
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
-    """Group the models of a summary: the same attention and the same name but for the seed at its end.
+    """Group the models of a summary by attention and name without the seed at its end.
 
     >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
     >>> families(models)
@@ -42,14 +42,14 @@ def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
     for (attention, stem, _), names in groups.items():
         color = first.pop(attention, None) or further[0]
         if color == further[0]:
-            further.append(further.pop(0))  # round again when there are more families than colours
+            further.append(further.pop(0))  # reuse colours if there are more families
         shared = stem if stems.count(stem) == 1 else f"{stem}, {attention}"
         found.append(Family(shared if len(names) > 1 else names[0], color, tuple(names)))
     return found
 
 
 def seed_counts(groups: Sequence[Family]) -> str:
-    """Return how many training seeds the families of several models have; nothing where there are none.
+    """Return the number of training seeds per family, as a number or range; empty if all have one.
 
     >>> seed_counts([Family("a", "", ("a-0", "a-1")), Family("b", "", ("b-0", "b-1", "b-2")), Family("c", "", ("c",))])
     '2 to 3'
@@ -63,16 +63,16 @@ def seed_counts(groups: Sequence[Family]) -> str:
 def over_seeds(
     frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
-    """Average ``column`` in each group of two or more rows, one row a seed, with Student's t interval.
+    """Average ``column`` over each group of at least two rows, one row per seed, with Student's t interval.
 
     Args:
         frame: the rows.
-        keys: columns that groups are told apart by.
-        column: what is averaged.
-        within: keeps the interval within the range of the column's values.
+        keys: columns that define the groups.
+        column: column to average.
+        within: restricts the interval to the range of the values.
 
     Returns:
-        Columns ``*keys, value, low, high, n``, groups in the order of the rows; smaller groups are left out.
+        Columns ``*keys, value, low, high, n``, groups in the order of the rows, without smaller groups.
     """
     means = []
     for key, group in frame.group_by(keys, maintain_order=True):
@@ -98,7 +98,7 @@ def family_results(results: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFr
 def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFrame:
     """Average the paired differences of each two families over their pairs.
 
-    Only pairs that share no model count as seeds of their own; where some do, there is no mean.
+    Pairs must be independent: there is no mean if two pairs share a model.
 
     Returns:
         Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
@@ -117,11 +117,10 @@ def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> p
 
 
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
-    """Average the paired differences of ASR over the pairs image by image: the interval for these weights.
+    """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
 
-    With dᵢ the mean over the pairs of (first model fell) − (second model fell) at image i, the interval is
-    d̄ ± 1.96·s/√n over the n images, cut to [−1, 1]. It tells what other images would
-    change, not what other seeds would.
+    With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is
+    d̄ ± 1.96·s/√n over the n images, clipped to [−1, 1].
 
     Returns:
         Columns ``attack, norm, eps, image_low, image_high``.

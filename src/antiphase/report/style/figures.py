@@ -1,4 +1,4 @@
-"""The figures of a run: matplotlib through its object interface, with no global state and no clock."""
+"""Figures of a run, drawn with matplotlib's object interface: deterministic and without global state."""
 
 import io
 import re
@@ -23,7 +23,7 @@ STYLE: Any = {
     "text.color": "#33353a",
     "xtick.color": "#55575c",
     "ytick.color": "#55575c",
-    "svg.hashsalt": "antiphase",  # else the ids in a file differ from run to run
+    "svg.hashsalt": "antiphase",  # makes the ids in a file reproducible
 }
 MARKERS = "osD^vP"
 _AXIS = {"asr": "attack success rate (%)", "robust_accuracy": "robust accuracy (%)"}
@@ -32,8 +32,8 @@ _AXIS = {"asr": "attack success rate (%)", "robust_accuracy": "robust accuracy (
 def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Family], metric: str) -> Figure:
     """Draw a rate over ε with its 95 % intervals, one panel for each attack and norm.
 
-    A family of one model is a line with its Wilson band. A family of several is a thin line for each seed and
-    a thick one for their mean, with the band of Student's t over the seeds.
+    A single model is a line with its Wilson band. A family of several is a thin line for each seed and a thick one for
+    their mean, with Student's t band over the seeds.
 
     Args:
         results: The frame of ``antiphase.evaluation.rates.rates``.
@@ -70,12 +70,12 @@ def as_svg(figure: Figure) -> str:
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
-    """Prepare an SVG document to stand inside a page: no prologue, its own ids, scalable, described in words.
+    """Prepare an SVG document for embedding in a page: without prologue, with unique ids, scalable and labelled.
 
     Args:
-        svg: As from ``as_svg``.
-        name: A word that no other figure of the page has; letters, digits, "-" and "_".
-        description: What a screen reader says; plain words without quotes or markup.
+        svg: An SVG document of ``as_svg``.
+        name: A name unique on the page; letters, digits, "-" and "_".
+        description: Text for screen readers, without quotes or markup.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r'\bid="', f'id="{name}-', body)
@@ -86,7 +86,7 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as PNG, 200 dots an inch, on white."""
+    """Return the figure as PNG at 200 dots per inch, on white."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=200)
     return buffer.getvalue()
@@ -113,12 +113,12 @@ def _draw_family(axes: Axes, family: Family, marker: str, results: pl.DataFrame,
     axes.plot(shown["eps"], 100 * shown["value"], marker, ls="-", ms=4.5, label="family", **line)
     if len(shown) > 1:
         axes.fill_between(shown["eps"], low, high, color=family.color, alpha=0.16, lw=0)
-    else:  # a band over a single ε has no width
+    else:  # a band needs at least two ε
         axes.vlines(shown["eps"], low, high, **line)
 
 
 def legend_label(family: Family) -> str:
-    """Name a family in a legend, shortened where it is long."""
+    """Return the legend label of a family, shortened if it is long."""
     name = family.name if len(family.name) <= 36 else f"{family.name[:10]}…{family.name[-25:]}"
     return name if len(family.models) == 1 else f"{name}, mean of {len(family.models)} seeds"
 

@@ -1,4 +1,4 @@
-"""The templates of the pages, and figures embedded in them."""
+"""Templates of the pages, and embedding of figures."""
 
 import base64
 import re
@@ -12,7 +12,7 @@ from antiphase.report.style.figures import as_pdf, as_png, as_svg, inline_svg
 
 
 def environment() -> Environment:
-    """Return the templates, with what they use."""
+    """Return the template environment with its filters."""
     found = Environment(
         loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -21,12 +21,12 @@ def environment() -> Environment:
 
 
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
-    """Return a figure for a page: inline, and as files to take away.
+    """Return a figure for a page: inline SVG and downloads.
 
     Args:
-        figure: what is drawn.
-        name: that no other figure of the page has; letters, digits, "-" and "_".
-        description: what a screen reader says.
+        figure: the figure.
+        name: a name unique on the page; letters, digits, "-" and "_".
+        description: text for screen readers.
     """
     svg = as_svg(figure)
     files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
@@ -43,5 +43,5 @@ def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
 
 
 def _breakable(text: str) -> Markup:
-    """Let a path-like name break after its separators, where it would else run out of a narrow screen."""
+    """Allow line breaks after the separators of path-like names, for narrow screens."""
     return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))

@@ -1,4 +1,4 @@
-"""A study's docstring as HTML: paragraphs, lists, indented commands and tables between bars; all else stays text."""
+"""Convert the docstring of a study to HTML: paragraphs, lists, indented commands and pipe tables."""
 
 import inspect
 import re
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup, escape
 
 _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
-_RULED = re.compile(r"[\s|:-]*-[\s|:-]*")  # the line below a table's head
+_RULED = re.compile(r"[\s|:-]*-[\s|:-]*")  # the line below the header of a table
 _NUMBER = re.compile(r"[-−+±]?[\d.,]+( ?%)?|[-–—]?")
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return a docstring's blocks, which empty lines separate; a table, list or command is a block by itself."""
+    """Split a docstring into blocks at empty lines; tables, lists and commands are separate blocks."""
     found: list[list[str]] = []
     last = ""
     for line in inspect.cleandoc(text).splitlines():
@@ -27,7 +27,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def prose(blocks: Sequence[str]) -> Markup:
-    """Return blocks as of :func:`paragraphs` as HTML, everything in them escaped."""
+    """Return blocks of :func:`paragraphs` as escaped HTML."""
     return Markup("\n").join(_WRITERS[_kind(block.splitlines()[0], "")](block) for block in blocks)
 
 

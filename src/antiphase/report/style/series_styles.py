@@ -1,4 +1,4 @@
-"""How a series looks in a study's figures: told apart in colour, by readers who see fewer colours, and in grey."""
+"""Styles of the series in a study's figures, distinguishable with colour blindness and in greyscale."""
 
 import colorsys
 import re
@@ -20,7 +20,7 @@ _FURTHER = ("#009E73", "#56B4E9", "#CC79A7", "#E69F00", "#000000", "#0072B2", "#
 _MARKERS = "osD^vPX<>"
 _DASHES = ((), (5.0, 1.6), (6.0, 1.4, 1.4, 1.4), (9.0, 2.5), (4.0, 1.2, 1.2, 1.2, 1.2, 1.2))
 _HATCHES = ("", "///", "xx", "---", "\\\\\\", "||")
-_LIGHT = 0.3  # relative luminance above which a colour is too pale for a line on white
+_LIGHT = 0.3  # relative luminance above which lines on white are too pale
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Style:
     """Colour, marker, dashes and hatch of one series.
 
     Attributes:
-        color: of lines and fills.
-        edge: of whiskers and outlines: the same hue, dark enough on white.
-        marker: of matplotlib.
-        dashes: on and off in points; none for a solid line.
-        hatch: of bars, as matplotlib takes it.
+        color: colour of lines and fills.
+        edge: colour of whiskers and outlines: the same hue, dark enough on white.
+        marker: matplotlib marker.
+        dashes: lengths of dashes and gaps in points; empty for a solid line.
+        hatch: matplotlib hatch of bars.
     """
 
     color: str
@@ -48,13 +48,13 @@ class Style:
 
 
 def series_styles(panels: Sequence[Sequence[str]]) -> dict[str, Style]:
-    """Give each series of a figure its looks; the models of the two papers have the same colour in every figure.
+    """Assign styles to the series of a figure; the models of the two papers have the same colour in every figure.
 
-    ``"DiffViT, 4/255"`` has the hue of ``"DiffViT"``. Series that meet in a panel differ in their markers and
-    hatches, and those of one hue in their dashes.
+    ``"DiffViT, 4/255"`` has the hue of ``"DiffViT"``. Series in the same panel differ in markers and hatches, those of
+    the same hue also in dashes.
 
     Args:
-        panels: the series' names, panel by panel; one group of all where a legend is shared.
+        panels: names of the series in each panel; a single group if panels share a legend.
 
     >>> [style.color for style in series_styles([["ViT", "DiffViT", "other"]]).values()]
     ['#0072B2', '#D55E00', '#009E73']
@@ -88,7 +88,7 @@ def _least(taken: Set[int]) -> int:
 
 
 def _known(name: str) -> str | None:
-    """Return the fixed colour of a model's name, which more words may follow."""
+    """Return the fixed colour of a series whose name starts with a known model."""
     stem = re.match(r"(?:Diff)?(?:ViT|CLIP)[*†]?(?![\w*†-])", name)
     return _FIXED.get(stem[0]) if stem else None
 

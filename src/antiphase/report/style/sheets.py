@@ -1,11 +1,11 @@
-"""A table of a page: fields in rows, and the same numbers as CSV."""
+"""Tables of a page, with their numbers as CSV."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field: a text, smaller notes below it, a colour mark before it, a kind for its style."""
+    """One field: a text, notes below it, the colour of a marker before it, and a CSS class."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -15,7 +15,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table of the page; ``csv`` holds its numbers in full, in long form."""
+    """One table; ``csv`` holds its numbers with all digits, in long form."""
 
     name: str
     title: str

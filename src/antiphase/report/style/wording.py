@@ -1,4 +1,4 @@
-"""How numbers and names are written in tables, figures and sentences."""
+"""Formatting of numbers and names in tables, figures and sentences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
 
 
 def eps_label(eps: float) -> str:
-    """Write ε as a fraction of 255 where it is a short one, else as a number.
+    """Format ε as a fraction of 255 if that is short, otherwise as a number.
 
     >>> [eps_label(eps) for eps in (0.5 / 255, 8 / 255, 0.3, 2.0)]
     ['0.5/255', '8/255', '0.3', '2']
@@ -45,7 +45,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def percent(rate: float) -> str:
-    """Write a rate in percent, without the sign of percent.
+    """Format a rate in percent, without the percent sign.
 
     >>> percent(0.3541)
     '35.4'
@@ -54,7 +54,7 @@ def percent(rate: float) -> str:
 
 
 def percent_range(low: float, high: float) -> str:
-    """Write the interval of a rate in percent.
+    """Format the interval of a rate in percent.
 
     >>> percent_range(0.3251, 0.3842)
     '32.5–38.4'
@@ -63,7 +63,7 @@ def percent_range(low: float, high: float) -> str:
 
 
 def points(difference: float) -> str:
-    """Write a difference of rates in percentage points, signed.
+    """Format a difference of rates in percentage points, signed.
 
     >>> points(0.179), points(-0.02), points(0.0)
     ('+17.9', '−2.0', '0.0')
@@ -73,7 +73,7 @@ def points(difference: float) -> str:
 
 
 def points_range(low: float, high: float) -> str:
-    """Write the interval of a difference in percentage points.
+    """Format the interval of a difference in percentage points.
 
     >>> points_range(-0.01, 0.206)
     '−1.0 to +20.6'
@@ -82,9 +82,9 @@ def points_range(low: float, high: float) -> str:
 
 
 def points_interval(difference: float, low: float | None, high: float | None) -> str:
-    """Write a difference of rates in percentage points with its interval.
+    """Format a difference of rates in percentage points with its interval.
 
-    An end that is not 0 is not rounded to it, since that is what a verdict goes by.
+    Nonzero ends are not rounded to 0, since verdicts depend on their signs.
 
     >>> points_interval(0.049, 0.022, 0.075), points_interval(0.1, 0.0004, 0.209), points_interval(0.1, None, None)
     ('+4.9 points [2.2, 7.5]', '+10.00 points [0.04, 20.90]', '+10.0 points (no interval)')
@@ -108,7 +108,7 @@ def attack_condition(attack: str, norm: str, steps: int | None) -> str:
 
 
 def p_text(p_value: float) -> str:
-    """Write a p-value.
+    """Format a p-value.
 
     >>> p_text(3e-9), p_text(0.0312)
     ('p < 0.0001', 'p = 0.031')
@@ -117,7 +117,7 @@ def p_text(p_value: float) -> str:
 
 
 def lambda_range(values: Sequence[float]) -> str:
-    """Write the λ of all layers as one number or a range, or a dash where there are none.
+    """Format the λ of all layers as one number or a range; a dash if there are none.
 
     >>> lambda_range([0.8]), lambda_range([0.2, 0.55, 0.74]), lambda_range([])
     ('0.800', '0.200–0.740', '–')
@@ -129,7 +129,7 @@ def lambda_range(values: Sequence[float]) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """Write a number with a real minus; a dash where it is none, ∞ where it has no end.
+    """Format a number with a minus sign (−); NaN is a dash, infinity ∞.
 
     >>> number(-0.25, 1), number(float("inf"), 1), number(float("nan"), 1)
     ('−0.2', '∞', '–')

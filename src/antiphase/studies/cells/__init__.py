@@ -1,4 +1,4 @@
-"""The cells that studies expand to: trainings and measurements."""
+"""The cells of studies: trainings and measurements."""
 
 from antiphase.studies.cells.accuracy import Accuracy
 from antiphase.studies.cells.attack import Attack

@@ -1,4 +1,4 @@
-"""What a classifier says of clean images."""
+"""Predictions of a classifier on clean images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from antiphase.studies.spec import Cell
 @final
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Cell):
-    """Predictions in float32: a row for each image.
+    """Predict in float32, with one row per image.
 
     Attributes:
-        model: trained or given.
+        model: trained or given model.
         data: source of images.
-        limit: at most so many.
-        split: part of the source.
+        limit: at most this many images.
+        split: split of the source.
     """
 
     version: ClassVar[int] = 1

@@ -47,11 +47,11 @@ class TrainClip(Cell):
         variant: ``"clip"``, ``"diffclip"``, ``"diffclip-depth"`` (DiffCLIP*), ``"diffclip-vision"`` (DiffCLIP†) or
             ``"diffclip-text"``.
         data: source of pairs with a train split.
-        seed: of weights and order.
-        preset: ``"diffclip"`` (the papers' recipe and size) or ``"openmoji"`` (a laptop's).
-        limit: at most so many pairs.
-        sizes: fields of the model that differ from the preset, as ``configure_clip`` takes them.
-        recipe: fields of :class:`~antiphase.training.clip_recipe.ClipRecipe` that differ: ``epochs``, ``precision``, ….
+        seed: random seed of the weights and the order of samples.
+        preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
+        limit: at most this many pairs.
+        sizes: model settings that differ from the preset, see ``configure_clip``.
+        recipe: recipe settings that differ, see :class:`~antiphase.training.clip_recipe.ClipRecipe`.
     """
 
     version: ClassVar[int] = 1
@@ -122,7 +122,7 @@ class TrainClip(Cell):
         """Return the recipe of the training on pairs of this fingerprint.
 
         Raises:
-            UserError: for a variant, preset or field that is none.
+            UserError: A variant, preset or setting is unknown.
         """
         from antiphase.training.clip_recipe import make_clip_recipe
 
@@ -130,7 +130,7 @@ class TrainClip(Cell):
         return make_clip_recipe(self.variant, self.preset, self.data, fingerprint, self.sizes, **fields)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Train, going on from a state that a killed run left; the lab's batch size is a part of a GradCache step."""
+        """Train, resuming from the state of a killed run; the lab's batch size is that of a GradCache chunk."""
         from antiphase.training.contrastive import train_clip
 
         pairs = load_pairs(self.data, split="train", limit=self.limit, progress=lab.progress)

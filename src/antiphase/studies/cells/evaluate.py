@@ -31,16 +31,16 @@ _IMAGES = {"openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "i
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Cell):
-    """A row for each image, caption, episode or pair, as the task measures them.
+    """Evaluate one task, with one row per image, caption, episode or pair.
 
     Attributes:
-        model: trained or given.
+        model: trained or given model.
         task: a name of :data:`~antiphase.registry.TASKS`.
-        data: as ``antiphase evaluate`` takes it.
-        protocol: fields of :class:`~antiphase.evaluation.tasks.Protocol` that differ; those that the task needs.
-        limit: at most so many images of the split; MMVP is always whole.
-        train_limit: at most so many images to learn from.
-        split: that is measured.
+        data: data set, as for ``antiphase evaluate``.
+        protocol: settings that differ from the defaults of :class:`~antiphase.evaluation.tasks.Protocol`.
+        limit: at most this many test images; MMVP always uses all.
+        train_limit: at most this many training images.
+        split: split to evaluate.
     """
 
     version: ClassVar[int] = 1
@@ -90,7 +90,7 @@ class Evaluate(Cell):
         source = self._source(lab)
         if self.task not in source.tasks():
             raise UserError(
-                f"{self.task} on {self.data}: the data do not allow it; expected one of {_able(source)}"
+                f"{self.task} on {self.data}: not possible with these data; expected one of {_able(source)}"
             )
         if why := task.too_small(source, protocol):
             raise UserError(why)
@@ -140,4 +140,4 @@ def _cut_behind(model: nn.Module, task: EvaluationTask, protocol: Protocol) -> l
     """Return a warning where features before the projection were asked for and cannot be had."""
     if not task.learns or protocol.space != "raw" or image_tower(model).raw:
         return []
-    return ["features are taken behind the projection, before which the model cannot be cut"]
+    return ["features are taken after the projection: this model gives no access to those before it"]

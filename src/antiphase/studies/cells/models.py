@@ -1,4 +1,4 @@
-"""What every model of a study tells: how to load it, what its lines are called, what sets it apart."""
+"""The models of studies: how to load them, and which factors identify them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ FACTORS: dict[str, Any] = {
 
 
 def _aside(default: Any) -> Any:
-    """Return a field that affects no measurement, so that a change of it makes no cell another."""
+    """Return a dataclass field that is not part of a cell's identity."""
     return field(default=default, metadata={"identity": False})
 
 
@@ -65,14 +65,14 @@ class Model(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A model that is not trained here; :func:`given` makes it.
+    """A model that is not trained here; see :func:`given`.
 
     Attributes:
-        spec: as ``load_model`` takes it.
-        series: what its lines are called.
-        seed: of its training, where it is one of several.
-        content: of its weights, for a folder that may change.
-        forward: operations an image, about.
+        spec: model specification for ``load_model``.
+        series: name of its series in tables and figures.
+        seed: training seed, if there are several.
+        content: digest of its weights, for folders that may change.
+        forward: approximate operations per image.
         extra: other factors.
     """
 
@@ -109,21 +109,21 @@ class Given:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """A model of your own: any function that returns one. When the function's text changes, the model is another.
+    """A model of your own, from any function that returns one. Its cells run again when the function's source changes.
 
     Attributes:
-        build: returns the model, a callable module from images in [0, 1] to logits, for a seed.
-        series: what its lines are called.
+        build: function from a seed to a module from images in [0, 1] to logits.
+        series: name of its series in tables and figures.
         image_shape: (channels, height, width).
         num_classes: number of logits.
-        seed: what ``build`` is called with.
-        attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``, as the rows say; where not given,
-            what :func:`~antiphase.models.kinds.attention_kind` reads off the modules.
-        forward: floating-point operations an image, about, for the plan.
+        seed: argument of ``build``.
+        attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
+            :func:`~antiphase.models.kinds.attention_kind` by default.
+        forward: approximate floating-point operations per image, for the plan.
         extra: factors, such as ``(("depth", 4),)``.
 
     Raises:
-        UserError: for another kind of attention.
+        UserError: The kind of attention is unknown.
     """
 
     version: ClassVar[int] = 1
@@ -171,11 +171,11 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
     """Return a model that is not trained here.
 
     Args:
-        spec: as ``load_model`` takes it: ``specimen:NAME``, a folder, ``timm:NAME``, ``diffclip:PATH#lambda_init=0.8``.
-        series: what its lines are called: ``"DiffViT"``.
-        seed: of its training, where it is one of several.
-        forward: floating-point operations an image, about, for the plan.
-        **factors: of ``FACTORS``, such as ``depth``.
+        spec: ``specimen:NAME``, a folder, ``timm:NAME`` or ``diffclip:PATH#lambda_init=0.8``, see ``load_model``.
+        series: name of its series in tables and figures, such as ``"DiffViT"``.
+        seed: training seed, if there are several.
+        forward: approximate floating-point operations per image, for the plan.
+        **factors: values of ``FACTORS``, such as ``depth``.
     """
     place = Path(spec.partition(":")[2].partition("#")[0] if spec.startswith("diffclip:") else spec)
     files = [place, *(place / name for name in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE))]
@@ -193,12 +193,12 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
 
 @lru_cache
 def data_content(source: str, split: str) -> str:
-    """Return what tells the images of a path apart from others that may lie there later; empty for a named set."""
+    """Return a fingerprint of the images in a path, which may change; empty for a named data set."""
     return load_data(source, split=split, progress=False).fingerprint()[:16] if ":" in source else ""
 
 
 def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:
-    """Return the floating-point operations of one image's forward pass through a vision transformer, about."""
+    """Estimate the floating-point operations of a vision transformer's forward pass per image."""
     tokens = (image_size // patch_size) ** 2 + 1
     return depth * tokens * dim * (24.0 * dim + 4.0 * tokens)
 
@@ -207,10 +207,10 @@ def ready(
     lab: Lab, model: Model, data: str, split: str, limit: int | None, image_size: int | None = None,
     prompt: str | None = None,
 ) -> tuple[nn.Module, ImageSet]:  # fmt: skip
-    """Return a classifier on the lab's device and the images it is measured on, preprocessed as the model wants them.
+    """Return a classifier on the lab's device, and its images with the preprocessing of the model.
 
     Raises:
-        UserError: if they do not fit each other.
+        UserError: Model and data do not fit.
     """
     loaded = lab.model(model)
     channels, size, _ = card_of(loaded).image_shape

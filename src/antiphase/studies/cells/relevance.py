@@ -1,4 +1,4 @@
-"""What a CLIP attends to for a text: maps over images, and whether they lie on the object."""
+"""Relevance maps of a CLIP for texts, and whether they lie on the object."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,21 +43,21 @@ _SHOWN = 96  # pixels a side of the image that is kept, at most
 @final
 @dataclass(frozen=True, kw_only=True)
 class Relevance(Cell):
-    """Relevance maps of a dual encoder's image tower: a row for each image, text and kind of map.
+    """Compute relevance maps of a dual encoder's image tower, with one row per image, text and kind of map.
 
-    Where an image is a drawing on white, its object is what is not white (holes in it included), and the maps are
-    measured against that without a threshold: pointing game and mask average precision.
+    For drawings on white, the object is everything that is not white, including holes; maps are compared with it by
+    measures without a threshold: the pointing game and mask average precision.
 
     Attributes:
-        model: trained or given.
+        model: trained or given model.
         data: source of pairs.
-        limit: so many of its images, a fixed random choice.
-        ask: each image is asked about by its own first ``"caption"``, or by the name of its ``"class"``.
-        texts: the same for every image, in place of its own.
-        prompt: what stands around a text.
-        kinds: of :data:`~antiphase.sensitivity.relevance.METHODS`; A1 and A2 alone are left out where the image tower
-            has standard attention.
-        split: part of the source.
+        limit: number of images, a fixed random subset.
+        ask: query of each image: its first ``"caption"``, or the name of its ``"class"``.
+        texts: queries for every image instead.
+        prompt: template around a text.
+        kinds: some of :data:`~antiphase.sensitivity.relevance.METHODS`; A1 and A2 alone are skipped for standard
+            attention.
+        split: split of the source.
     """
 
     version: ClassVar[int] = 1
@@ -93,7 +93,7 @@ class Relevance(Cell):
         return self.model.factors() | {"data": self.data}
 
     def work(self) -> float:
-        """Return the operations: a forward and a backward pass for each map, and the maps taken apart."""
+        """Estimate the operations: a forward and a backward pass for each map."""
         return 4.0 * self.model.forward_work() * self.limit * len(self.kinds) * max(1, len(self.texts))
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
@@ -115,9 +115,11 @@ class Relevance(Cell):
     def _pairs(self, progress: bool) -> PairSet:
         pairs = load_pairs(self.data, split=self.split, progress=progress)
         if not isinstance(pairs, PairSet):
-            raise UserError(f"{self.data}: shards are a stream to train on; expected pairs in random access")
+            raise UserError(
+                f"{self.data}: expected pairs with random access; shards are a stream for training"
+            )
         if self.ask == "class" and pairs.labels is None:
-            raise UserError(f"{self.data}: its images have no classes; expected ask 'caption'")
+            raise UserError(f"ask 'class' on {self.data}: its images have no classes; expected ask 'caption'")
         return pairs.subset(self.limit, 0)
 
     def _rows(
@@ -152,7 +154,7 @@ class Relevance(Cell):
 
 
 def _kinds(model: nn.Module, kinds: Sequence[str], image: Tensor) -> list[str]:
-    """Return the kinds that tell apart: standard attention has one map, which is its A1."""
+    """Return the kinds that differ: standard attention has only one map."""
     try:
         attention_map(model, image, "negative")
     except NoSecondMap:
@@ -161,7 +163,7 @@ def _kinds(model: nn.Module, kinds: Sequence[str], image: Tensor) -> list[str]:
 
 
 def _object(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"] | None:
-    """Return what is not the white around a drawing; None for an empty page."""
+    """Return the mask of a drawing on white; None if the image is empty."""
     drawn = ndimage.binary_fill_holes((pixels < 255).any(0).numpy())
     assert drawn is not None
     return drawn if drawn.any() else None

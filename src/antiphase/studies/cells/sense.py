@@ -1,4 +1,4 @@
-"""How sensitive the attention of one model is: alignment, Lipschitz constants or depth."""
+"""Sensitivity of the attention of one model: alignment, Lipschitz constants or depth."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,12 @@ class Sense(Cell):
     """One of the three measurements of :mod:`antiphase.runs.sense_model` on one model.
 
     Attributes:
-        model: trained or given.
+        model: trained or given model.
         data: source of images.
         part: ``"alignment"``, ``"lipschitz"`` or ``"depth"``.
-        limit: at most so many images.
-        split: part of the source.
-        settings: fields of :class:`~antiphase.runs.sense_model.SensePlan` that differ.
+        limit: at most this many images.
+        split: split of the source.
+        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_model.SensePlan`.
     """
 
     version: ClassVar[int] = 1

@@ -32,15 +32,15 @@ class TrainVit(Cell):
     Attributes:
         model: ``"vit"`` or ``"diffvit"``.
         data: source with a train split.
-        seed: of weights and order.
-        limit: at most so many training images.
-        image_size: for image files.
-        sizes: fields of the model that differ from the preset: ``depth``, ``dim``, ``lambda_init``, ….
-        recipe: fields of :class:`~antiphase.training.recipe.Recipe` that differ: ``epochs``, ``schedule``, ….
-        adversary: fields of the adversary, ``eps`` among them; empty for a natural training.
+        seed: random seed of the weights and the order of samples.
+        limit: at most this many training images.
+        image_size: size of images from files, in pixels.
+        sizes: model settings that differ from the preset: ``depth``, ``dim``, ``lambda_init``, ….
+        recipe: settings that differ from :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
+        adversary: settings of adversarial training, including ``eps``; empty for natural training.
 
     Raises:
-        UserError: for another model, or an adversary without ε.
+        UserError: The model is unknown, or the adversary has no ε.
     """
 
     version: ClassVar[int] = 1
@@ -57,7 +57,7 @@ class TrainVit(Cell):
         if self.model not in ("vit", "diffvit"):
             raise UserError(f"model {self.model!r}: expected vit or diffvit")
         if self.adversary and "eps" not in self.adversary:
-            raise UserError(f"adversary {self.adversary}: expected its eps, such as 1/255, among the fields")
+            raise UserError(f"adversary {self.adversary}: expected a field eps, such as 1/255")
 
     @property
     def table(self) -> str:
@@ -129,7 +129,7 @@ class TrainVit(Cell):
         return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
-        """Train, going on from a state that a killed run left."""
+        """Train, resuming from the state of a killed run."""
         train = load_data(
             self.data, split="train", image_size=self.image_size, limit=self.limit, progress=lab.progress
         )

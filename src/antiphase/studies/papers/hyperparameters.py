@@ -1,7 +1,7 @@
-"""What the papers print of their settings, transcribed apart from the studies, so that a dry run can compare the two.
+"""Hyperparameters printed in the papers, transcribed independently of the studies for comparison by a dry run.
 
-A line holds for a study: the values that its cells have under the profile ``paper``, all of them (``exact``) or at
-least these. Names are those of :func:`antiphase.studies.facts.facts_of`.
+Each line gives the values of a study's cells under the profile ``paper``: all of them (``exact``) or at least these.
+Names are those of :func:`antiphase.studies.facts.facts_of`.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class Line:
     """One setting.
 
     Attributes:
-        name: of the fact, such as ``"train.epochs"``.
-        values: that the paper gives.
-        source: where.
-        exact: whether the study has these values and no others.
+        name: name of the fact, such as ``"train.epochs"``.
+        values: values in the paper.
+        source: section of the paper.
+        exact: whether the study must have no other values.
     """
 
     name: str

@@ -1,15 +1,15 @@
-"""What CLIP and DiffCLIP attend to for a text.
+"""Attention of CLIP and DiffCLIP for a text.
 
 The paper (Figures 2 and 6) shows maps of a few photographs and says that CLIP allocates attention to irrelevant
 background where DiffCLIP centres on the object that is asked about; Appendix C, that A1 highlights the object and A2
 captures the background. It prints no number: Appendix A holds that a map cannot be measured against a mask without
 choosing a threshold.
 
-Two measures need none. *Mask average precision* takes a map's values as scores for the pixels of the object; *the
-pointing game* asks whether the greatest value lies on it. Both are here over images that nobody chose, with the share
-of the object beside them, which a map of one value would have. The images that are shown are spread evenly over those
-that are measured. Maps are relevance after Chefer et al. (ICCV 2021) through all layers; of differential attention the
-signed A1 − λ·A2, and A1 and A2 alone.
+Two measures need none. *Mask average precision* uses the values of a map as scores for the pixels of the object; the
+*pointing game* tests whether the largest value lies on it. Both are computed on images that were not hand-picked, and
+compared with a constant map, whose score is the share of the object. The images shown are spread evenly over those
+measured. Maps are relevance after Chefer et al. (ICCV 2021) through all layers: for differential attention the signed
+A1 − λ·A2, and A1 and A2 alone.
 
 | profile | models | cost |
 |---|---|---|
@@ -46,7 +46,7 @@ def draw(rows: RowsByTable) -> Artefact:
     named = _named(rows["relevance"])
     scored = named.filter(pl.col("average_precision").is_not_null())
     tables = [_table(scored)] if len(scored) else []
-    notes = () if tables else ("These images have no masks, so that the maps are measured against nothing.",)
+    notes = () if tables else ("These images have no object masks, so the maps are not scored.",)
     return Artefact(tables=tables, galleries=[_gallery(named)], notes=notes)
 
 
@@ -96,7 +96,7 @@ def _table(scored: pl.DataFrame) -> Table:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP's maps lie on the object, and A1's more than A2's."""
+    """Claim that DiffCLIP's maps focus on the object, and A1's more than A2's."""
     scored = rows["relevance"].filter(pl.col("average_precision").is_not_null())
     precision = pl.col("average_precision")
 

@@ -1,4 +1,4 @@
-"""What the studies of the DiffCLIP paper share: models, data sets and protocols under each profile.
+"""Models, data sets and protocols shared by the studies of the DiffCLIP paper, for each profile.
 
 ``paper``: CC3M (about 2.3 million pairs) and CC12M (7.9 million) as img2dataset's shards, named as it names them, below
 the data folder; ViT-B/16 and the recipe of Section 4.1: 40 epochs of batches of 4,096, AdamW at 5e-4, weight decay .5,
@@ -36,7 +36,7 @@ _RELEASED = {
 
 @dataclass(frozen=True)
 class DiffclipBench:
-    """How large everything is.
+    """The scale of all studies of the paper.
 
     Attributes:
         trained_on: sources of pairs.
@@ -142,7 +142,7 @@ def models(profile: Profile, variants: Sequence[str] = TWINS, main: bool = False
 def released() -> tuple[Given, Given]:
     """Return the authors' CLIP and DiffCLIP, ViT-B/16 trained on CC12M, from the hub.
 
-    λ_init = .8 is not in the file and taken on trust. The baseline's name on the hub is a guess from the other's.
+    λ_init = .8 is not in the file but assumed. The name of the baseline on the hub is inferred from that of DiffCLIP.
     """
     clip, diffclip = (
         given(spec, series, forward=3.5e10, trained_on=CC12M, depth=12) for series, spec in _RELEASED.items()
@@ -151,7 +151,7 @@ def released() -> tuple[Given, Given]:
 
 
 def settings(profile: Profile) -> dict[str, str]:
-    """Return what a reader needs to know."""
+    """Return the settings shown on the pages."""
     own = bench(profile)
     size = {
         "diffclip": "ViT-B/16, text 12 × 512",

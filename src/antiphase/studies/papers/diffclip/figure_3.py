@@ -59,13 +59,13 @@ def draw(rows: RowsByTable) -> Artefact:
         bars(f"trained on {name}", "zero-shot accuracy", block, PAPER.filter(pretraining=name), "data", ticks)
         for (name,), block in found.group_by("pretraining", maintain_order=True)
     )
-    words = caption("Zero-shot accuracy at home and under shifts of distribution.", found, "images")
+    words = caption("Zero-shot accuracy on the home set and under distribution shift.", found, "images")
     table = model_table("diffclip-figure-3", "Zero-shot under shifts, accuracy", found, PAPER)
     return Artefact([Plot("diffclip-figure-3", words, panels)], [table])
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the better one under shift."""
+    """Claim that DiffCLIP is better under shift."""
     observed = observations(rows["evaluate"])
     return [
         Claim(

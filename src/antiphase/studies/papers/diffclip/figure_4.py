@@ -83,9 +83,9 @@ def draw(rows: RowsByTable) -> Artefact:
         for (name,), block in found.group_by("pretraining", maintain_order=True)
     )
     words = caption(
-        "Share of pairs of which both statements find their image, by visual pattern.", found, "pairs"
+        "Share of pairs for which both statements select their image, by visual pattern.", found, "pairs"
     )
-    table = model_table("diffclip-figure-4", "MMVP-VLM, pairs right", found, PAPER)
+    table = model_table("diffclip-figure-4", "MMVP-VLM, pairs solved", found, PAPER)
     return Artefact([Plot("diffclip-figure-4", words, panels, columns=1)], [table], notes=_tests(observed))
 
 
@@ -114,12 +114,12 @@ def _tests(observed: pl.DataFrame) -> list[str]:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the better one on average."""
+    """Claim that DiffCLIP is better on average."""
     (title, mean), *_ = means(by_pattern(rows["evaluate"])).items()
     return [
         Claim(
             "fine-grained", "Section 4.4, Figure 4",
-            f"DiffCLIP gets more of the pairs that look alike right than CLIP ({title} patterns).",
+            f"DiffCLIP solves more MMVP pairs than CLIP ({title} patterns).",
             gains(mean, ["mmvp"], data=title),
         )
     ]  # fmt: skip

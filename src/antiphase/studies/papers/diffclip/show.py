@@ -1,4 +1,4 @@
-"""How the studies of this paper read its numbers, and write and check their own."""
+"""Read the numbers of the paper, and format and check our own."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What Tables 4 and 5 share: accuracies over the seeds of an evaluation, and what models of other seeds differ by."""
+"""Shared by Tables 4 and 5: spread of accuracies over evaluation seeds and over training seeds."""
 
 import polars as pl
 
@@ -8,7 +8,7 @@ from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, observati
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, model_table
 from antiphase.studies.spec import RowsByTable
 
-_EVALUATION, _TRAINING = "over seeds of the evaluation", "over training seeds"
+_EVALUATION, _TRAINING = "over evaluation seeds", "over training seeds"
 
 
 def draw_spread(rows: RowsByTable, name: str, title: str, paper: pl.DataFrame) -> Artefact:

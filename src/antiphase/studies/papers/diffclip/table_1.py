@@ -14,10 +14,10 @@ set: with CC3M by about 1 point in linear probing and .7 in few-shot accuracy.
 | few-shot | CC12M | CLIP | 97.4 | 81.9 | 86.3 | 96.9 | 96.5 | 56.1 | 81.3 | 85.1 | 86.0 | 85.3 |
 | few-shot | CC12M | DiffCLIP | 97.6 | 82.2 | 88.2 | 97.3 | 96.8 | 55.2 | 80.3 | 83.3 | 87.5 | 85.4 |
 
-The probe is lgssl's (L-BFGS, its cost chosen on images held out), few-shot 5-way 5-shot over 5,000 episodes; of both,
-the mean over three seeds of the evaluation stands here, whose spread Tables 4 and 5 show. The probe's accuracy is the
-mean over classes for Aircraft, Pets, Caltech-101, Flowers and the emoji sets. Episodes of few-shot share images, so that
-its intervals are too narrow.
+The probe is lgssl's (L-BFGS, cost chosen on held-out images), few-shot is 5-way 5-shot over 5,000 episodes. Both are
+means over three evaluation seeds; Tables 4 and 5 show their spread. The probe's accuracy is the mean over classes for
+Aircraft, Pets, Caltech-101, Flowers and the emoji sets. Few-shot episodes share images, so their intervals are too
+narrow.
 
 | profile | models | cost |
 |---|---|---|
@@ -60,7 +60,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the better one on average over the sets."""
+    """Claim that DiffCLIP is better on average over the data sets."""
     mean = averaged(observations(rows["evaluate"]))
     return [
         Claim(

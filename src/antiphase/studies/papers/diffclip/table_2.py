@@ -22,9 +22,9 @@ image and text retrieval, with CC3M by 1.2 and 1.8 points on average, and in zer
 | zero-shot | CC12M | CLIP | 31.8 |
 | zero-shot | CC12M | DiffCLIP | 33.8 |
 
-Image retrieval looks for the image of a caption, text retrieval for the captions of an image, among a whole Karpathy
-test split. Which prompts the paper took is not said: here 80 templates, and SLIP's seven beside them. For the intervals
-the captions of an image are one draw.
+Image retrieval ranks the images for a caption, text retrieval the captions for an image, over a whole Karpathy test
+split. The paper does not state its prompts: here OpenAI's 80 templates, and SLIP's seven for comparison. The captions
+of an image count as one sample in the intervals.
 
 | profile | models | cost |
 |---|---|---|
@@ -76,7 +76,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the better one in all three columns."""
+    """Claim that DiffCLIP is better in all three columns."""
     mean = averaged(observations(rows["evaluate"]))
     return [
         Claim(

@@ -1,7 +1,7 @@
-"""Linear probe accuracy over three seeds of the evaluation, beside what models of other training seeds differ by.
+"""Linear probe accuracy: spread over three evaluation seeds, compared with the spread over training seeds.
 
 The paper (Appendix B, Table 4; percent, mean ± standard deviation over three seeds of the evaluation, one training each)
-wants to tell DiffCLIP's gain from the chance in the evaluation.
+compares DiffCLIP's gain with the variation of the evaluation.
 
 | task | pretraining | model | caltech101 | dtd | pets | flowers102 | sun397 | aircraft | cifar10 | cifar100 | food101 | Avg. |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
@@ -10,9 +10,9 @@ wants to tell DiffCLIP's gain from the chance in the evaluation.
 | probe | CC12M | CLIP | 88.4 ± 0.2 | 71.2 ± 0.0 | 79.9 ± 0.8 | 92.6 ± 0.1 | 68.3 ± 0.0 | 48.8 ± 0.0 | 92.0 ± 0.0 | 74.7 ± 0.0 | 77.5 ± 0.0 | 77.1 ± 0.1 |
 | probe | CC12M | DiffCLIP | 89.5 ± 0.0 | 71.8 ± 0.0 | 83.0 ± 0.0 | 93.5 ± 0.0 | 69.4 ± 0.0 | 46.8 ± 0.0 | 90.7 ± 0.0 | 73.3 ± 0.0 | 77.7 ± 0.0 | 77.3 ± 0.0 |
 
-The seed of the evaluation draws what the probe's cost is chosen on; a set with a published validation split leaves it
-nothing to draw, and no entry here. A gain that the evaluation's seeds cannot explain may still be that of a training
-seed: the second rows show how far those lie apart.
+The evaluation seed draws the images on which the probe's cost is chosen; data sets with a published validation split
+need no draw and have no entry. A gain larger than this spread may still be due to the training seed: the second rows
+show the spread over training seeds.
 
 | profile | models | cost |
 |---|---|---|
@@ -45,7 +45,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the better one on average, over all seeds."""
+    """Claim that DiffCLIP is better on average, over all seeds."""
     return [
         Claim(
             "probe-over-seeds", "Appendix B, Table 4",

@@ -1,7 +1,7 @@
-"""Few-shot accuracy over three seeds of the evaluation, beside what models of other training seeds differ by.
+"""Few-shot accuracy: spread over three evaluation seeds, compared with the spread over training seeds.
 
 The paper (Appendix B, Table 5; percent, mean ± standard deviation over three seeds of the evaluation, one training each)
-wants to tell DiffCLIP's gain from the chance in the evaluation.
+compares DiffCLIP's gain with the variation of the evaluation.
 
 | task | pretraining | model | caltech101 | dtd | pets | flowers102 | sun397 | aircraft | cifar10 | cifar100 | food101 | Avg. |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
@@ -10,8 +10,8 @@ wants to tell DiffCLIP's gain from the chance in the evaluation.
 | few-shot | CC12M | CLIP | 97.3 ± 0.1 | 81.9 ± 0.4 | 86.8 ± 0.2 | 96.5 ± 0.3 | 96.5 ± 0.2 | 56.5 ± 0.3 | 80.7 ± 0.2 | 84.8 ± 0.2 | 86.1 ± 0.1 | 85.2 ± 0.0 |
 | few-shot | CC12M | DiffCLIP | 97.6 ± 0.1 | 82.2 ± 0.4 | 88.6 ± 0.3 | 97.1 ± 0.2 | 96.6 ± 0.1 | 55.1 ± 0.2 | 79.8 ± 0.1 | 83.2 ± 0.2 | 87.4 ± 0.1 | 85.3 ± 0.0 |
 
-The seed of the evaluation draws the episodes, the same for every model. A gain that it cannot explain may still be that
-of a training seed: the second rows show how far those lie apart.
+The evaluation seed draws the episodes, which are the same for every model. A gain larger than this spread may still be
+due to the training seed: the second rows show the spread over training seeds.
 
 | profile | models | cost |
 |---|---|---|
@@ -44,7 +44,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the better one on average, over all seeds."""
+    """Claim that DiffCLIP is better on average, over all seeds."""
     return [
         Claim(
             "few-shot-over-seeds", "Appendix B, Table 5",

@@ -1,4 +1,4 @@
-"""What the studies of the robustness paper share: models and measurements under each profile.
+"""Models and measurements shared by the studies of the robustness paper, for each profile.
 
 ``paper``: CIFAR-10 and CIFAR-100, 100 and 300 epochs of Adam at 5e-4 in batches of 128 (Appendix C.1). The paper does
 not give the width (ViT-Tiny's 192 with patches of 4 here), the number of attacked images (1,000 here), the steps of
@@ -21,7 +21,7 @@ KINDS = ("vit", "diffvit")
 
 @dataclass(frozen=True)
 class RobustnessBench:
-    """How large everything is.
+    """The scale of all studies of the paper.
 
     Attributes:
         data: training sets, each measured on its own test images.
@@ -89,7 +89,7 @@ class RobustnessBench:
         )  # fmt: skip
 
     def nearest(self, model: TrainVit) -> Attack:
-        """Return Carlini and Wagner's L2 attack; the budget only says up to where distances are counted as found."""
+        """Return Carlini and Wagner's L2 attack; ε is only the largest distance that counts as a success."""
         return Attack(
             model=model, data=model.data, eps=(10.0,), norm="l2", limit=self.few, attack="carlini-wagner",
             settings=dict(self.carlini_wagner), precision=self.search,
@@ -145,7 +145,7 @@ def twins(profile: Profile, depths: Sequence[int] = (1,), kinds: Sequence[str] =
 
 
 def settings(profile: Profile) -> dict[str, str]:
-    """Return what a reader needs to know."""
+    """Return the settings shown on the pages."""
     own = bench(profile)
     sizes = (
         ", ".join(f"{name} {value}" for name, value in own.sizes.items()) or "192 wide, 6 heads, patches of 4"

@@ -1,4 +1,4 @@
-"""What the parts of Figure 3 share: ASR over the depth of ViT and DiffViT, a panel for each ε, and its claims."""
+"""Shared by the parts of Figure 3: ASR of ViT and DiffViT by depth, with one panel per ε, and its claims."""
 
 import polars as pl
 
@@ -9,7 +9,7 @@ from antiphase.studies.estimates import ASR, estimates, over
 from antiphase.studies.papers.robustness.show import against, apart, eps_name, table_of
 
 AT = (1 / 255, 4 / 255)
-_HIGH = 0.9  # what "saturate at high ASR" is taken to mean
+_HIGH = 0.9  # our reading of "saturate at high ASR"
 
 
 def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:

@@ -1,4 +1,4 @@
-"""What Figures 2(b) and 2(d) share: CLIP and DiffCLIP as classifiers, attacked on the cosine to their prompt."""
+"""Shared by Figures 2(b) and 2(d): CLIP and DiffCLIP as classifiers, attacked via the cosine to their prompt."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ _IMAGES = {"paper": 1000, "laptop": 200, "smoke": 8}
 
 
 def lineup(profile: Profile) -> list[tuple[TrainClip | Given, str]]:
-    """Return each model with each set it is attacked on."""
+    """Return pairs of a model and a data set to attack it on."""
     return [(model, data) for model in clip_models(profile) for data in _DATA[profile.name]]
 
 
@@ -35,7 +35,7 @@ def clip_attack(
     attack: str = "pgd",
     **settings: Any,
 ) -> Attack:
-    """Return an attack on the cosine; prompts are the paper's, on a laptop those that the emoji come with."""
+    """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
     chosen = {"objective": "cosine", **bench(profile).pgd, **settings}
     return Attack(
         model=model, data=data, eps=tuple(eps), limit=_IMAGES[profile.name], attack=attack, settings=chosen,
@@ -48,7 +48,7 @@ def _prompt(profile: Profile) -> str | None:
 
 
 def clip_accuracy(profile: Profile) -> list[Cell]:
-    """Return what every model says of the clean images."""
+    """Return the predictions of every model on clean images."""
     return [Accuracy(model=model, data=data, limit=_IMAGES[profile.name]) for model, data in lineup(profile)]
 
 
@@ -59,7 +59,7 @@ def accuracy_table(rows: pl.DataFrame, name: str) -> Table:
 
 
 def settings(profile: Profile) -> Mapping[str, str]:
-    """Return what a reader needs to know."""
+    """Return the settings shown on the page."""
     trained = clip_settings(profile)
     pgd = {"steps": 20, "step size": "ε/4", **bench(profile).pgd}
     released = {"model": "ViT-B/16, the authors' checkpoints, trained on CC12M"}

@@ -49,7 +49,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffViT is the more fragile one at every small ε."""
+    """Claim that DiffViT is more fragile at every small ε."""
     return [
         Claim(
             "fragile-at-depth-1", "Section 5.2, Figure 2(a)",

@@ -50,7 +50,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the more fragile one."""
+    """Claim that DiffCLIP is more fragile."""
     attacks = rows["attack"]
 
     def checks(data: str) -> list[Check]:
@@ -74,7 +74,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
         found.append(
             Claim(
                 "clip-fragile-imagenet", "Section 5.2, Figure 2(b)",
-                "On ImageNet DiffCLIP has the slightly higher ASR.", checks(MANY_CLASSES),
+                "On ImageNet DiffCLIP has a slightly higher ASR.", checks(MANY_CLASSES),
             )
         )  # fmt: skip
     return found

@@ -33,7 +33,7 @@ def cells(profile: Profile) -> list[Cell]:
 
 
 def draw(rows: RowsByTable) -> Artefact:
-    """A panel for each data set: ASR over the width."""
+    """Draw ASR over the width, with one panel per data set."""
     found = estimates(rows["attack"], ["data", "series", "width"], ASR)
     panels, tables = [], []
     for (data,), block in found.group_by("data", maintain_order=True):
@@ -50,7 +50,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffViT is the more fragile one."""
+    """Claim that DiffViT is more fragile."""
     attacks = rows["attack"]
     checks = [
         Check(

@@ -62,7 +62,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffCLIP is the more fragile one where there are few classes."""
+    """Claim that DiffCLIP is more fragile on sets of few classes."""
     attacks = rows["attack"]
 
     def checks(data: str, first: str, second: str) -> list[Check]:

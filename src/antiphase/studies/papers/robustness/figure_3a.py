@@ -32,7 +32,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffViT gains robustness with depth."""
+    """Claim that DiffViT gains robustness with depth."""
     source = "Section 5.2, Figure 3(a)"
     return each_data(rows["attack"], lambda attacks: asr_claims(attacks, "PGD", source))
 

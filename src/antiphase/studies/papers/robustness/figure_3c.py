@@ -1,4 +1,4 @@
-"""How far Carlini and Wagner's attack has to go by depth: ASR over the L2 distance it needs.
+"""ASR of Carlini and Wagner's attack over the L2 distance of its examples, by depth.
 
 The paper (Section 5.2, Figure 3(c)): deeper DiffViTs need larger perturbations to reach an ASR of 100 %. The numbers
 are only drawn. Its implementation searches 5 constants over 1,000 steps each; ``laptop`` searches 4 over 50.
@@ -34,7 +34,7 @@ def cells(profile: Profile) -> list[Cell]:
 
 
 def _reaching(rows: RowsByTable) -> pl.DataFrame:
-    """Give images for which nothing was found the largest distance that was on the data set, a guess from below."""
+    """Set the distance of robust images to the largest distance found on the data set, a lower bound."""
     attacks = rows["attack"].with_columns(found=_FOUND)
     most = pl.when("found").then("distance").max().over("data")
     return attacks.with_columns(reach=pl.when("found").then("distance").otherwise(most.fill_null(0.0)))
@@ -68,16 +68,14 @@ def draw(rows: RowsByTable) -> Artefact:
     lost = 1.0 - float(attacks["found"].cast(pl.Float64).mean() or 0.0)  # type: ignore[arg-type]
     caption = (
         f"Carlini and Wagner's L2 attack. Bands: 95 % over {over(*(panel.points for panel in panels))}. "
-        f"For {lost * 100:.1f} % of the images nothing was found."
+        f"No adversarial example was found for {lost * 100:.1f} % of the images."
     )
     return Artefact([Plot("figure-3c", caption, tuple(panels))], tables)
 
 
 def _farthest(block: pl.DataFrame, data: str) -> Table:
-    """Return the distance at which every image has fallen: the largest over images, averaged over seeds."""
-    some = block.filter(
-        pl.col("found").all().over("series", "depth")
-    )  # where one stands, no distance fells all
+    """Return the distance at which every image is broken: the largest over images, averaged over seeds."""
+    some = block.filter(pl.col("found").all().over("series", "depth"))  # undefined if an image is robust
     far = some.group_by(["series", "depth", "training_seed"], maintain_order=True).agg(
         pl.max("reach"), n=pl.len()
     )
@@ -92,7 +90,7 @@ def _farthest(block: pl.DataFrame, data: str) -> Table:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Deeper models need larger perturbations."""
+    """Claim that deeper models need larger perturbations."""
     return each_data(_reaching(rows), _claims)
 
 

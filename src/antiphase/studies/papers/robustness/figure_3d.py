@@ -1,8 +1,8 @@
 """Mean local Lipschitz estimate over all attention layers, by depth.
 
 The paper (Section 5.3, Figure 3(d)): deeper DiffViTs consistently have higher values. Its estimate samples ξ uniformly
-with ‖ξ‖∞ ≤ 8/255, which concentrates on ‖J‖_F/√D, far below the supremum that is meant (robustness.md, section 1); the
-operator norm by power iteration and gradient ascent in the ball stand beside it.
+with ‖ξ‖∞ ≤ 8/255, which concentrates on ‖J‖_F/√D, far below the intended supremum (robustness.md, section 1). The
+operator norm by power iteration and gradient ascent in the ball are shown for comparison.
 
 | profile | models | cost |
 |---|---|---|
@@ -64,7 +64,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Sensitivity rises with depth."""
+    """Claim that sensitivity rises with depth."""
     return each_data(of_maps(rows), _claims)
 
 

@@ -59,7 +59,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Differential attention is the more sensitive one; later layers are less so."""
+    """Claim that differential attention is more sensitive, and later layers less so."""
     return each_data(of_maps(rows), _claims)
 
 

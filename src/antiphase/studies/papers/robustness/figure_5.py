@@ -55,14 +55,13 @@ def draw(rows: RowsByTable) -> Artefact:
         tables.append(
             table_of(block, name, layer, key, f"Share of images and heads with cos(∇A1, ∇A2) < 0 {title}")
         )
-    caption = (
-        f"Share of images and heads whose maps' gradients oppose each other. Bands: 95 % over {over(found)}."
-    )
+    what = "Share of images and heads for which the gradients of A1 and A2 oppose each other."
+    caption = f"{what} Bands: 95 % over {over(found)}."
     return Artefact([Plot("figure-5", caption, tuple(panels))], tables)
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Negative alignment dominates."""
+    """Claim that negative alignment dominates."""
     return each_data(rows["alignment"], _claims)
 
 

@@ -1,8 +1,8 @@
 """ASR under PGD with random restarts.
 
 The paper (Appendix D.3, Figure 6): three restarts raise the ASR, as a stronger attack must, and leave the comparison
-unchanged: DiffViT stays above ViT for small perturbations. Its main results are averages over runs of one start each;
-here a sample counts as fallen when one of its restarts succeeds.
+unchanged: DiffViT stays above ViT for small perturbations. Its main results are averages over runs with one start each;
+here a sample counts as broken if any of its restarts succeeds.
 
 | profile | models | cost |
 |---|---|---|
@@ -55,7 +55,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Restarts raise ASR and leave the comparison."""
+    """Claim that restarts raise the ASR and leave the comparison unchanged."""
     return each_data(_with_tries(rows), _claims)
 
 

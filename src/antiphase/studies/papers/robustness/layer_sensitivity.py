@@ -154,7 +154,7 @@ def _table(found: pl.DataFrame, name: str, quantities: tuple[str, ...], title: s
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """What Section 4 says of a layer, and what follows from it."""
+    """Claims of Section 4 about a layer, and consequences."""
     return each_data(values(rows), _claims)
 
 

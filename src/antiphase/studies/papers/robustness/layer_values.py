@@ -1,4 +1,4 @@
-"""What makes a layer of DiffViT sensitive, as values of each training seed and image: Theorem 2 and cancellation."""
+"""The quantities of Theorem 2 and the cancellation in each layer of DiffViT, per training seed and image."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
 def values(rows: RowsByTable) -> pl.DataFrame:
     """Return every quantity of every layer of DiffViT, one row for each training seed and image.
 
-    A ratio of means over the images is linearised: the mean of an image's values is the ratio itself, and their
-    spread over the images is that of the ratio, so that it can be averaged like any other value.
+    Ratios of means over the images are linearised: the values of the images average to the ratio, and their spread
+    gives its variance, so that they can be averaged like other values.
 
     Returns:
         Columns ``data, depth, training_seed, layer, sample, cell, quantity, value``.

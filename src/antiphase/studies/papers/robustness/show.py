@@ -1,4 +1,4 @@
-"""How the studies of this paper write their numbers."""
+"""Formatting of the numbers of this paper's studies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -73,7 +73,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """ASR peaks at .8."""
+    """Claim that ASR peaks at .8."""
     attacks, clean = rows["attack"], rows["accuracy"]
 
     def asr(first: float, second: float) -> Check:

@@ -78,7 +78,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """DiffViT is the more fragile one under patches and small budgets."""
+    """Claim that DiffViT is more fragile under patches and small ε."""
     attacks = rows["attack"]
     patches = [
         Check(

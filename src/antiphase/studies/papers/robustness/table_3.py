@@ -102,7 +102,7 @@ def _paper(one: dict) -> float | None:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Small ε lower ASR at no cost in accuracy; larger ones cost accuracy."""
+    """Claim that small ε lower the ASR at no cost in accuracy, and larger ε cost accuracy."""
     attacks, clean = rows["attack"], rows["accuracy"]
 
     def asr(kind: str, trained: float, at: float) -> Check:
