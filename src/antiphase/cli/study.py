@@ -162,7 +162,7 @@ def claims(
 
     antiphase study claims robustness --json
 
-    antiphase study claims --into README.md
+    antiphase study claims --into docs/findings.md
     """
     from antiphase.commands.study_report import show_claims
 

@@ -11,9 +11,11 @@ from antiphase.commands.study import results_of
 from antiphase.errors import UserError
 
 _PREFACE = (
-    "A claim *holds* where the 95 % intervals of all its differences lie above 0, {over}, *fails* where one lies "
-    "below, and is *undecided* otherwise; nothing is corrected for the number of checks. Under the profile smoke no "
-    "claim is judged. Written by `antiphase study report --markdown` from stored rows."
+    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0, "
+    "*fails* if one of them is below 0, and is *undecided* otherwise. The intervals are {over}; they are not corrected "
+    "for the number of differences. Under the profile `smoke` no claim is judged.\n\n"
+    "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
+    "replaces the claims only."
 )
 _BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
 
@@ -21,10 +23,10 @@ _BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
 def show_claims(
     names: Sequence[str], profile: str, seeds: int | None, root: Path, into: Path | None, as_json: bool
 ) -> None:
-    """Print the claims of some studies, or put them into a Markdown file.
+    """Print the claims of some studies, or put them into a Markdown file between two marks.
 
     Raises:
-        UserError: the file has no place for them.
+        UserError: the file lacks the marks.
     """
     from antiphase.files import write_text
     from antiphase.report.studies.markdown import markdown_claims
@@ -38,12 +40,16 @@ def show_claims(
                 f"{into}: expected a line {_BEGIN} and a line {_END}, between which the claims are put"
             )
         before, after = text.split(_BEGIN, 1)[0], text.split(_END, 1)[1]
-        write_text(into, f"{before}{_BEGIN}\n{markdown_claims(results)}{_END}{after}")
+        write_text(into, f"{before}{_between_marks(markdown_claims(results))}{after}")
         print(into)
     elif as_json:
         print(json.dumps([_plain(result) for result in results], indent=2, ensure_ascii=False))
     else:
         Console().print(console_claims(results))
+
+
+def _between_marks(claims: str) -> str:
+    return f"{_BEGIN}\n{claims}{_END}"
 
 
 def _plain(result: Any) -> dict[str, Any]:
@@ -98,6 +104,8 @@ def write_study_report(
         preface = _PREFACE.format(
             over="over training seeds and images at once" if several else "over images, for one training seed"
         )
-        claims = f"# What the studies found\n\n{preface}\n\n{markdown_claims(shown)}"
-        write_text(markdown, f"{claims}\n{markdown_summary(shown)}")
+        claims = f"## Claims\n\n{_between_marks(markdown_claims(shown))}"
+        write_text(
+            markdown, f"# What the studies found\n\n{preface}\n\n{claims}\n\n{markdown_summary(shown)}"
+        )
         print(markdown)
