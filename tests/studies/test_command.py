@@ -79,11 +79,11 @@ def test_claims_are_printed_written_as_json_and_put_into_a_file(call, store, tmp
     assert (
         found["table-3"]["done"] == 2
     )  # attack and accuracy of the natural DiffViT, which is table 1's, too
-    readme = tmp_path / "README.md"
-    readme.write_text("# x\n<!-- claims -->\nold\n<!-- /claims -->\nend\n")
-    code, _, _ = call(*words, "--into", readme)
+    page = tmp_path / "findings.md"
+    page.write_text("# x\n<!-- claims -->\nold\n<!-- /claims -->\nend\n")
+    code, _, _ = call(*words, "--into", page)
     assert code == 0
-    text = readme.read_text()
+    text = page.read_text()
     assert "old" not in text
     assert text.startswith("# x\n<!-- claims -->\n")
     assert text.endswith("<!-- /claims -->\nend\n")
@@ -103,6 +103,18 @@ def test_report_writes_a_site_and_markdown(call, store, tmp_path):
         assert "not judged (smoke)" in text
         assert "over training seeds" not in text
         assert "1 seed" in text
+
+
+def test_the_claims_of_a_report_can_be_replaced(call, store, tmp_path):
+    words = ("table-1", "--profile", "smoke", "--store", store)
+    page = tmp_path / "findings.md"
+    call("report", *words, "--out", tmp_path / "site", "--markdown", page)
+    written = page.read_text()
+    assert written.index("## Claims") < written.index("<!-- claims -->") < written.index("## Table 1")
+    page.write_text(written.replace("not judged", "holds"))
+    code, _, err = call("claims", *words, "--into", page)
+    assert code == 0, err
+    assert page.read_text() == written
 
 
 def test_a_study_of_ones_own(call, tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def claims(options: ClaimsOptions) -> None:
 
     antiphase study claims robustness --json
 
-    antiphase study claims --into README.md
+    antiphase study claims --into docs/findings.md
     """
     from antiphase.report.studies.tables import console_claims
     from antiphase.report.studies.written import claims_json, replace_claims

@@ -1,4 +1,4 @@
-"""Studies as GitHub-flavoured Markdown, for a README and the documents."""
+"""Studies as GitHub-flavoured Markdown, for docs/findings.md."""
 
 import re
 from collections.abc import Mapping, Sequence

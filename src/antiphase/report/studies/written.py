@@ -11,18 +11,20 @@ from antiphase.report.studies.markdown import markdown_claims, markdown_summary
 from antiphase.studies.results import Result
 
 _PREFACE = (
-    "A claim *holds* where the 95 % intervals of all its differences lie above 0, {over}, *fails* where one lies "
-    "below, and is *undecided* otherwise; nothing is corrected for the number of checks. Under the profile smoke no "
-    "claim is judged. Written by `antiphase study report --markdown` from stored rows."
+    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0, "
+    "*fails* if one of them is below 0, and is *undecided* otherwise. The intervals are {over}; they are not corrected "
+    "for the number of differences. Under the profile `smoke` no claim is judged.\n\n"
+    "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
+    "replaces the claims only."
 )
 _BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:
-    """Put the claims into a Markdown file, between two comments.
+    """Put the claims into a Markdown file between two marks.
 
     Raises:
-        UserError: the file has no place for them.
+        UserError: the file lacks the marks.
     """
     text = into.read_text(encoding="utf-8") if into.exists() else ""
     if _BEGIN not in text or _END not in text:
@@ -30,7 +32,11 @@ def replace_claims(results: Sequence[Result], into: Path) -> None:
             f"{into}: expected a line {_BEGIN} and a line {_END}, between which the claims are put"
         )
     before, after = text.split(_BEGIN, 1)[0], text.split(_END, 1)[1]
-    write_text(into, f"{before}{_BEGIN}\n{markdown_claims(results)}{_END}{after}")
+    write_text(into, f"{before}{_between_marks(markdown_claims(results))}{after}")
+
+
+def _between_marks(claims: str) -> str:
+    return f"{_BEGIN}\n{claims}{_END}"
 
 
 def claims_json(results: Sequence[Result]) -> str:
@@ -73,5 +79,5 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
     preface = _PREFACE.format(
         over="over training seeds and images at once" if several else "over images, for one training seed"
     )
-    claims = f"# What the studies found\n\n{preface}\n\n{markdown_claims(shown)}"
-    write_text(path, f"{claims}\n{markdown_summary(shown)}")
+    claims = f"## Claims\n\n{_between_marks(markdown_claims(shown))}"
+    write_text(path, f"# What the studies found\n\n{preface}\n\n{claims}\n\n{markdown_summary(shown)}")

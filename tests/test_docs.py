@@ -1,0 +1,73 @@
+"""The documents: links lead somewhere, commands and options exist, the README is short and agrees with the findings."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from antiphase.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+pages = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}"
+)
+
+
+@pages
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pages
+def test_commands_and_their_options_exist(page):
+    for line in re.findall(
+        r"^    (?:.* -m )?antiphase (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        command = typer.main.get_command(app)
+        words = shlex.split(line, comments=True)
+        while hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
+
+
+def test_every_command_has_its_line_in_the_readme():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in typer.main.get_command(app).commands:
+        assert f"| `antiphase {name}` |" in text
+
+
+def test_every_data_source_is_on_its_page():
+    from antiphase.data import PAIR_SOURCES, SOURCES
+
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    assert [name for name in (*SOURCES, *PAIR_SOURCES) if f"`{name}`" not in text] == []
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130
+    cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
+    assert max(map(len, cells)) <= 100
+
+
+def test_the_readme_counts_claims_as_the_findings_do():
+    findings = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
+    counts = {verdict: findings.count(f"| **{verdict}** |") for verdict in ("holds", "fails", "undecided")}
+    summary = "Of {} claims, {holds} holds, {fails} fail and {undecided} are undecided".format(
+        sum(counts.values()), **counts
+    )
+    assert summary in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(code.replace("50", "4"), names)
+    assert len(names["result"].success) == 4
+    assert capsys.readouterr().out.startswith(str(names["result"].asr))
