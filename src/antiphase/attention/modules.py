@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.backends.views import Parts
-from antiphase.attention.functional import Backend, attend
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, Parameterisation, make_lambda
 from antiphase.attention.maps import combine, softmax_maps
 
@@ -43,15 +43,17 @@ class SoftmaxAttention(nn.Module):
         dim: width of the tokens.
         num_heads: number of heads; divides ``dim``.
         qkv_bias: whether the query, key and value projections have biases.
-        backend: as in :func:`~antiphase.attention.functional.differential_attention`.
+        backend: see :func:`~antiphase.attention.backends.choice.attend`.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True, backend: Backend = "auto") -> None:
+    def __init__(
+        self, dim: int, num_heads: int, *, qkv_bias: bool = True, backend: BackendName = "auto"
+    ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim {dim} cannot be divided among {num_heads} heads")
         self.num_heads = num_heads
-        self.backend: Backend = backend
+        self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
@@ -103,7 +105,7 @@ class DifferentialAttention(nn.Module):
         head_norm: whether each head's output passes an RMSNorm (affine, shared by heads, eps 1e-5).
         rescale: whether the output is multiplied by 1 − λ_init.
         qkv_bias: whether the query, key and value projections have biases.
-        backend: as in :func:`~antiphase.attention.functional.differential_attention`.
+        backend: see :func:`~antiphase.attention.backends.choice.attend`.
 
     Raises:
         ValueError: if ``num_heads`` is odd or does not divide ``dim``.
@@ -119,7 +121,7 @@ class DifferentialAttention(nn.Module):
         head_norm: bool = True,
         rescale: bool = True,
         qkv_bias: bool = True,
-        backend: Backend = "auto",
+        backend: BackendName = "auto",
     ) -> None:
         super().__init__()
         if num_heads < 2 or num_heads % 2:
@@ -132,7 +134,7 @@ class DifferentialAttention(nn.Module):
         self.num_diff_heads = num_heads // 2
         self.width = dim // num_heads
         self.lambda_init = lambda_init
-        self.backend: Backend = backend
+        self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.lam = make_lambda(
             parameterisation, lambda_init, width=self.width, num_diff_heads=self.num_diff_heads
