@@ -15,13 +15,13 @@ def run_training(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load the data and train; return the metrics of each epoch."""
     from antiphase.data import load_data
+    from antiphase.models.towers import attention_of, attention_spec
     from antiphase.training import fastest_precision, make_recipe, train_classifier
 
-    if kind not in ("vit", "diffvit"):
-        raise UserError(f"model {kind!r}: expected vit or diffvit")
+    spec = attention_spec(attention_of(kind))
     chosen = given(**(model_fields or {}))
-    if kind == "vit" and (odd := sorted({"lambda_init", "lambda_schedule"} & set(chosen))):
-        raise UserError(f"{odd[0]}: a vit has no λ; leave it out or train a diffvit")
+    if not spec.differential and (odd := sorted({"lambda_init", "lambda_schedule"} & set(chosen))):
+        raise UserError(f"{odd[0]}: a {kind} has no λ; leave it out or train a diffvit")
     adversary = _read_adversary(**(adversarial or {}))
     images = load_data(data, split="train", image_size=image_size, limit=limit, progress=not quiet)
     held_out = load_data(data, split="test", image_size=image_size, progress=not quiet)

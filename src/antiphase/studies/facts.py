@@ -11,6 +11,7 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.errors import UserError
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
+from antiphase.models.towers import attention_of, attention_spec
 from antiphase.runs.tasks import Protocol
 from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
@@ -36,7 +37,7 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     sizes = {
         "in_channels": 1 if cell.data in _GREY else 3, "num_classes": _CLASSES.get(cell.data, 10), **cell.sizes
     }  # fmt: skip
-    attention = {"vit": "softmax", "diffvit": "differential"}[cell.model]
+    attention = attention_of(cell.model)
     config = configure(attention, cell.pixels, sizes)
     with torch.device("meta"):  # shapes are checked, no weight is drawn
         model = build_vision(config)
@@ -53,7 +54,7 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     yield "train.depth", len(model.blocks)
     for name in ("optimizer", "learning_rate", "batch_size", "epochs"):
         yield f"train.{name}", getattr(recipe, name)
-    if attention == "differential":
+    if attention_spec(attention).differential:
         yield "train.initial_lambda", config.lambda_init
     if recipe.adversarial is not None:
         yield "train.adversarial_eps_255", round(recipe.adversarial.eps * 255, 6)
@@ -99,7 +100,7 @@ def _(cell: TrainClip) -> Iterator[Fact]:
         "clip.text",
         f"{text.context_length} tokens, {text.dim} wide, {text.depth} layers, {text.num_heads} heads",
     )
-    if image.attention == "differential":
+    if attention_spec(image.attention).differential:
         yield "clip.lambda_init", "depth" if image.lambda_schedule == "depth" else image.lambda_init
 
 

@@ -11,6 +11,7 @@ from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 from antiphase.models.factories import PRESETS
+from antiphase.models.towers import AttentionSpec, attention_of, attention_spec
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import data_content, transformer_work
 from antiphase.studies.lab import Lab
@@ -30,7 +31,7 @@ class TrainVit(Cell):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
     Attributes:
-        model: ``"vit"`` or ``"diffvit"``.
+        model: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
         data: source with a train split.
         seed: of weights and order.
         limit: at most so many training images.
@@ -54,10 +55,13 @@ class TrainVit(Cell):
     adversary: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.model not in ("vit", "diffvit"):
-            raise UserError(f"model {self.model!r}: expected vit or diffvit")
+        attention_of(self.model)  # refuses a model that does not exist
         if self.adversary and "eps" not in self.adversary:
             raise UserError(f"adversary {self.adversary}: expected its eps, such as 1/255, among the fields")
+
+    @property
+    def _attention(self) -> AttentionSpec:
+        return attention_spec(attention_of(self.model))
 
     @property
     def table(self) -> str:
@@ -67,7 +71,7 @@ class TrainVit(Cell):
     @property
     def series(self) -> str:
         """What its lines are called."""
-        return {"vit": "ViT", "diffvit": "DiffViT"}.get(self.model, self.model)
+        return self._attention.label
 
     @property
     def label(self) -> str:
@@ -112,8 +116,8 @@ class TrainVit(Cell):
         """Return what sets the model apart in a study's rows."""
         return {
             "series": self.series, "trained_on": self.data, "depth": self.depth,
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self.model == "diffvit" else None,
-            "lambda_schedule": self._schedule if self.model == "diffvit" else None,
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self._attention.differential else None,
+            "lambda_schedule": self._schedule if self._attention.differential else None,
             "train_eps": float(self.adversary.get("eps", 0.0)), "training_seed": self.seed,
         }  # fmt: skip
 
