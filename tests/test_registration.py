@@ -1,4 +1,4 @@
-"""A λ and a differential attention of one's own: one file and one line that registers it."""
+"""A λ, a differential attention and a data source of one's own: each is one thing and one line that registers it."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, combine, softmax_maps
-from antiphase.data import load_data
+from antiphase.data import ArrayImages, load_data, sources
+from antiphase.data.source import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
 from antiphase.models.clip_factories import diffclip
@@ -15,10 +16,14 @@ from antiphase.models.kinds import attention_kind
 from antiphase.models.lambdas import layer_lambdas, mean_lambdas
 from antiphase.models.towers import AttentionSpec
 from antiphase.registry import ATTENTION, LAMBDAS
+from antiphase.runs.attack import AttackPlan
+from antiphase.runs.audit import audit
 from antiphase.runs.sense import sense_all
 from antiphase.runs.sense_model import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
+from antiphase.studies.cells import TrainVit
+from antiphase.studies.facts import facts_of
 from antiphase.training import make_recipe, train_classifier
 
 SIZES = {"dim": 16, "num_heads": 4, "depth": 2, "patch_size": 4}
@@ -234,3 +239,55 @@ def test_what_is_not_registered_is_named(fields, message):
 def test_a_model_that_no_attention_belongs_to_is_named(digits):
     with pytest.raises(UserError, match="model 'convnet': expected vit or diffvit or sharedvit"):
         make_recipe("convnet", digits, {}, data="digits")
+
+
+def _stripes(ask):
+    """Return images of 12 pixels whose class is the row that is bright."""
+    labels = torch.arange(24) % 3
+    pixels = torch.zeros(24, 3, 12, 12)
+    pixels[torch.arange(24), :, labels] = 1.0
+    names = ("top", "middle", "bottom")
+    return ArrayImages(
+        name="stripes",
+        split=ask.split,
+        class_names=names,
+        ids=torch.arange(24),
+        labels=labels,
+        pixels=pixels,
+    )
+
+
+@pytest.fixture
+def stripes(monkeypatch):
+    own = Source("stripes", _stripes, image_size=12, classes=3, train_images=24)
+    monkeypatch.setitem(sources._SOURCES, "stripes", own)
+    return load_data("stripes")
+
+
+def test_a_source_of_ones_own_is_trained_and_audited_on(stripes, tmp_path):
+    recipe = make_recipe("vit", stripes, SIZES, data="stripes", epochs=1, batch_size=8)
+    train_classifier(recipe, stripes, stripes, tmp_path / "run", progress=False)
+    model = load_model(str(tmp_path / "run"))
+    assert model.image_shape == (3, 12, 12)
+    audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False)
+    assert (tmp_path / "audit" / "rows.parquet").is_file()
+
+
+def test_a_study_plans_with_the_facts_of_its_source(stripes):
+    cell = TrainVit(model="vit", data="stripes", sizes=SIZES, recipe={"epochs": 2})
+    assert cell.pixels == 12
+    assert ("train.data", "stripes") in list(facts_of(cell))
+    assert TrainVit(model="vit", data="digits", sizes=SIZES).work() > cell.work() > 0
+
+
+def test_a_study_on_unknown_data_is_refused():
+    with pytest.raises(UserError, match="unknown data source 'digit'"):
+        list(facts_of(TrainVit(model="vit", data="digit", image_size=8, sizes=SIZES)))
+
+
+@pytest.mark.parametrize(("name", "split"), [("digits", "train"), ("specimen-fashion-mnist", "test")])
+def test_the_facts_of_a_source_are_those_of_its_images(name, split):
+    images, source = load_data(name, split=split), sources.source_of(name)
+    assert images.image_shape == (source.channels, source.image_size, source.image_size)
+    assert len(images.class_names) == source.classes
+    assert source.train_images in (None, len(images))

@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
+from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
@@ -17,8 +18,6 @@ from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, T
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
 
-_CLASSES = {"cifar100": 100, "tiny-imagenet": 200, "imagenet": 1000}
-_GREY = ("digits", "fashion-mnist")
 Fact = tuple[str, Any]
 
 
@@ -34,9 +33,9 @@ def facts_of(cell: Cell) -> Iterator[Fact]:
 
 @facts_of.register
 def _(cell: TrainVit) -> Iterator[Fact]:
-    sizes = {
-        "in_channels": 1 if cell.data in _GREY else 3, "num_classes": _CLASSES.get(cell.data, 10), **cell.sizes
-    }  # fmt: skip
+    source = source_of(cell.data)
+    # a folder's classes are counted when it is read; until then the head's width is left at one
+    sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **cell.sizes}
     attention = attention_of(cell.model)
     config = configure(attention, cell.pixels, sizes)
     with torch.device("meta"):  # shapes are checked, no weight is drawn

@@ -8,6 +8,7 @@ import polars as pl
 from torch import nn
 
 from antiphase.data import load_data
+from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 from antiphase.models.factories import PRESETS
@@ -18,11 +19,7 @@ from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 from antiphase.training import make_recipe, train_classifier
 
-# image size and training images, for the plan alone
-_SIZES = {
-    "digits": (8, 1_347), "fashion-mnist": (28, 60_000), "cifar10": (32, 50_000), "cifar100": (32, 50_000),
-    "tiny-imagenet": (64, 100_000), "imagenet": (224, 1_281_167),
-}  # fmt: skip
+_TRAIN_IMAGES = 100_000  # assumed by the plan for data whose number only reading tells
 
 
 @final
@@ -93,7 +90,7 @@ class TrainVit(Cell):
     @property
     def pixels(self) -> int:
         """Height and width of its images."""
-        return self.image_size or _SIZES.get(self.data, (224, 0))[0]
+        return self.image_size or source_of(self.data).image_size
 
     @property
     def _schedule(self) -> str:
@@ -127,7 +124,7 @@ class TrainVit(Cell):
 
     def work(self) -> float:
         """Return the operations of the training: three forward passes' worth for each image and step."""
-        images = min(self.limit or 10**9, _SIZES.get(self.data, (0, 100_000))[1])
+        images = min(self.limit or 10**9, source_of(self.data).train_images or _TRAIN_IMAGES)
         inner = {"pgd": int(self.adversary.get("steps", 3)), "fast": 1, "free": 0}
         passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
         return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
