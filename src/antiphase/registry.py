@@ -1,4 +1,7 @@
-"""Everything that is found by name: one line registers one thing, which is imported when it is first used."""
+"""What users choose by name, and where it is defined: one line registers one thing.
+
+The tables hold strings, imported when first used, so that the command line lists its choices without importing torch.
+"""
 
 import importlib
 from typing import Any
@@ -41,6 +44,20 @@ ESTIMATORS: Table = {
     "local maximum": "antiphase.sensitivity.estimators.local_maximum:ESTIMATOR",
     "exact": "antiphase.sensitivity.estimators.exact:ESTIMATOR",
 }
+
+
+ATTENTION: Table = {
+    "softmax": "antiphase.models.towers:SOFTMAX",
+    "differential": "antiphase.models.towers:DIFFERENTIAL",
+}
+"""Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
+
+LAMBDAS: Table = {
+    "vector": "antiphase.attention.lambdas:make_vector",
+    "scalar": "antiphase.attention.lambdas:make_scalar",
+    "fixed": "antiphase.attention.lambdas:make_fixed",
+}
+"""Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 
 
 def find(table: Table, name: str, kind: str) -> Any:

@@ -11,9 +11,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
-from antiphase.attention.backends import autograd as recomputed
-from antiphase.attention.backends import pieces
-from antiphase.attention.functional import attend, standard_attention
+from antiphase.attention.backends import chunked, pieces
+from antiphase.attention.backends.choice import attend
+from antiphase.attention.functional import standard_attention
 
 # torch warns of its own torch.jit.script when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
@@ -253,8 +253,8 @@ def test_nothing_as_large_as_a_map_is_kept_for_the_backward_pass(tokens, make):
 
 def test_auto_takes_pieces_unless_something_else_is_asked_for(tokens, monkeypatch):
     seen = []
-    plain, real = DifferentialAttention(8, 4).double(), recomputed.chunked_attention
-    monkeypatch.setattr(recomputed, "chunked_attention", lambda *a: (seen.append(1), real(*a))[1])
+    plain, real = DifferentialAttention(8, 4).double(), chunked.chunked_attention
+    monkeypatch.setattr(chunked, "chunked_attention", lambda *a: (seen.append(1), real(*a))[1])
 
     def used(call):
         seen.clear()

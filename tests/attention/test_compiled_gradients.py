@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
-from antiphase.attention.backends import autograd as recomputed
+from antiphase.attention.backends import compiled
+from antiphase.attention.backends.choice import attend
 from antiphase.attention.backends.native import kernels
-from antiphase.attention.functional import attend, standard_attention
+from antiphase.attention.functional import standard_attention
 from tests import needs
 from tests.attention.compiled_cases import DTYPES, LAYOUTS, MASKS, mask_of, parts_seen, skip_unless_taken
 
@@ -223,8 +224,8 @@ def test_a_batch_of_gradients_is_eagers(inputs):
 def test_values_of_odd_width_in_bfloat16_have_their_gradients_from_pieces(inputs, monkeypatch):
     skip_unless_taken(torch.bfloat16)
     seen = []
-    real = recomputed.chunked_gradients
-    monkeypatch.setattr(recomputed, "chunked_gradients", lambda *a: (seen.append(1), real(*a))[1])
+    real = compiled.chunked_gradients
+    monkeypatch.setattr(compiled, "chunked_gradients", lambda *a: (seen.append(1), real(*a))[1])
     for value_width in (13, 14):
         args = inputs(width=6, value_width=value_width, dtype=torch.bfloat16)
         _assert_exact(args, 0.8, None, torch.ones(2, 3, 5, value_width, dtype=torch.bfloat16))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import combine, differential_attention, softmax_maps
-from antiphase.attention.functional import BACKENDS, standard_attention
+from antiphase.attention.backends.choice import BACKENDS
+from antiphase.attention.functional import standard_attention
 from tests.reference import attention as reference
 
 LAMBDAS = {
@@ -147,7 +148,9 @@ def test_huge_scores_stay_finite(inputs, backend):
 
 def test_every_backend_that_takes_float64_gives_the_same(inputs):
     args = inputs()
-    outs = [differential_attention(*args, 0.8, backend=name) for name in BACKENDS if name != "native"]
+    outs = [
+        differential_attention(*args, 0.8, backend=name) for name in ("auto", *BACKENDS) if name != "native"
+    ]
     for out in outs[1:]:
         assert_close(out, outs[0], rtol=0, atol=1e-14)
 
@@ -161,7 +164,26 @@ def test_an_unknown_backend_is_named(inputs):
         standard_attention(q1, k1, v, backend="flash")
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (3, 1), (1, 3), (3, 1, 1)])
-def test_a_lambda_that_does_not_match_the_heads_is_refused(inputs, backend, shape):
-    with pytest.raises(ValueError, match=r"expected \(\) or one for each of 3 heads"):
+@pytest.mark.parametrize("shape", [(1,), (2,), (3, 1), (1, 3), (3, 1, 1), (2, 3, 7), (1, 3, 5)])
+def test_a_lambda_of_another_shape_is_refused(inputs, backend, shape):
+    with pytest.raises(
+        ValueError, match=r"expected \(\), one for each of 3 heads, or \(2, 3, 5\): one for each query"
+    ):
         differential_attention(*inputs(), torch.ones(shape).double(), backend=backend)
+
+
+@pytest.mark.parametrize("name", ["auto", "eager", "chunked", "native", "sdpa"])
+def test_each_query_may_have_a_lambda_of_its_own(inputs, name):
+    q1, k1, q2, k2, v = (x.requires_grad_() for x in inputs(keys=97))
+    lam = torch.rand(
+        2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
+    out = differential_attention(q1, k1, q2, k2, v, lam, backend=name)
+    for b, h, i in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(5)).tolist():
+        one, two = (x[b : b + 1, h : h + 1, i : i + 1] for x in (q1, q2))
+        keys = (x[b : b + 1, h : h + 1] for x in (k1, k2, v))
+        a, c, values = keys
+        alone = reference.differential_attention(one, a, two, c, values, lam[b, h, i].item())
+        assert_close(out[b, h, i], alone[0, 0, 0], rtol=0, atol=1e-12)
+    (to_lam,) = torch.autograd.grad(out.sum(), lam)
+    assert_close(to_lam, -(softmax_maps(q2, k2) @ v).sum(-1), rtol=0, atol=1e-12)

@@ -178,7 +178,7 @@ def test_heads_that_do_not_divide_the_width_are_refused(make):
 
 
 def test_an_unknown_parameterisation_is_refused():
-    with pytest.raises(ValueError, match="'matrix' of λ"):
+    with pytest.raises(ValueError, match="'matrix': expected one of vector, scalar, fixed"):
         DifferentialAttention(DIM, HEADS, parameterisation="matrix")
 
 

@@ -1,14 +1,23 @@
-"""Parameterisations of λ, the weight of the subtracted map, and the schedules of its initial value."""
+"""Parameterisations of λ, the weight of the subtracted map, and the schedules of its initial value.
+
+A λ module returns λ of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``. If its class says
+``reads_tokens = True`` it is called with the layer's tokens, else with nothing. Its method
+``draw_parameters(stream)`` draws all of its parameters; ``stream(name)`` is the random generator of the
+parameter of that name. A new one is registered in :data:`antiphase.registry.LAMBDAS`.
+"""
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Parameterisation = Literal["vector", "scalar", "fixed"]
+from antiphase.registry import LAMBDAS, find
+
+Stream = Callable[[str], torch.Generator]  # from a parameter's name in the module to its generator
 LambdaSchedule = Callable[[int], float]
 
 DEFAULT_LAMBDA_INIT = 0.8  # Differential Transformer, Section 3.1; robustness paper, Section 5.1
@@ -45,6 +54,12 @@ class VectorLambda(nn.Module):
         self.lambda_init = lambda_init
         self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(0.1 * torch.randn(width)) for _ in range(4))
 
+    def draw_parameters(self, stream: Stream) -> None:
+        """Draw the vectors from N(0, 0.1)."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.normal_(0.0, 0.1, generator=stream(name))
+
     def forward(self) -> Float[Tensor, ""]:
         """Return the current λ."""
         return (self.q1 * self.k1).sum().exp() - (self.q2 * self.k2).sum().exp() + self.lambda_init
@@ -66,6 +81,11 @@ class ScalarLambda(nn.Module):
         self.lambda_init = lambda_init
         self.a, self.b = (nn.Parameter(torch.zeros(num_diff_heads)) for _ in range(2))
 
+    def draw_parameters(self, stream: Stream) -> None:
+        """Set both numbers of each head to 0."""
+        nn.init.zeros_(self.a)
+        nn.init.zeros_(self.b)
+
     def forward(self) -> Float[Tensor, " heads"]:
         """Return the current λ of each head."""
         return self.a.exp() - self.b.exp() + self.lambda_init
@@ -85,21 +105,65 @@ class FixedLambda(nn.Module):
         self.lambda_init = lambda_init
         self.register_buffer("value", torch.tensor(float(lambda_init)), persistent=False)
 
+    def draw_parameters(self, stream: Stream) -> None:
+        """Draw nothing: it has no parameters."""
+
     def forward(self) -> Float[Tensor, ""]:
         """Return λ."""
         return self.value
 
 
-def make_lambda(kind: Parameterisation, lambda_init: float, *, width: int, num_diff_heads: int) -> nn.Module:
+@dataclass(frozen=True)
+class LambdaSizes:
+    """Sizes of the layer that a λ module belongs to.
+
+    Attributes:
+        dim: width of the tokens.
+        width: of a head's queries and keys.
+        num_diff_heads: number of differential heads.
+    """
+
+    dim: int
+    width: int
+    num_diff_heads: int
+
+
+def make_vector(sizes: LambdaSizes, lambda_init: float) -> VectorLambda:
+    """Return a :class:`VectorLambda` for a layer."""
+    return VectorLambda(sizes.width, lambda_init)
+
+
+def make_scalar(sizes: LambdaSizes, lambda_init: float) -> ScalarLambda:
+    """Return a :class:`ScalarLambda` for a layer."""
+    return ScalarLambda(sizes.num_diff_heads, lambda_init)
+
+
+def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
+    """Return a :class:`FixedLambda` for a layer."""
+    return FixedLambda(lambda_init)
+
+
+def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
     """Return the module that computes λ.
 
     Raises:
-        ValueError: for a parameterisation that does not exist.
+        ValueError: for a parameterisation that is not registered.
     """
-    if kind == "vector":
-        return VectorLambda(width, lambda_init)
-    if kind == "scalar":
-        return ScalarLambda(num_diff_heads, lambda_init)
-    if kind == "fixed":
-        return FixedLambda(lambda_init)
-    raise ValueError(f"parameterisation {kind!r} of λ: expected 'vector', 'scalar' or 'fixed'")
+    return find(LAMBDAS, kind, "parameterisation of λ")(sizes, lambda_init)
+
+
+def lambda_of(module: nn.Module) -> nn.Module | None:
+    """Return the λ module of an attention module, None if it has none."""
+    lam = module._modules.get("lam")
+    return lam if lam is not None and hasattr(type(lam), "draw_parameters") else None
+
+
+def reads_tokens(lam: nn.Module) -> bool:
+    """Return whether a λ module is called with the layer's tokens."""
+    return getattr(type(lam), "reads_tokens", False)
+
+
+def lambda_at(lam: nn.Module, x: Float[Tensor, "batch tokens dim"], queries: int | None = None) -> Tensor:
+    """Return λ at some tokens, the first ``queries`` of which attend: ``()``, ``(heads,)`` or one for each query."""
+    found: Any = lam(x) if reads_tokens(lam) else lam()
+    return found[..., :queries] if found.ndim == 3 else found

@@ -57,7 +57,8 @@ def combine(
     Args:
         positive: A1.
         negative: A2.
-        lam: λ, one number or one for each head: shape ``()`` or ``(heads,)``.
+        lam: λ, one number, one for each head or one for each query: shape ``()``, ``(heads,)`` or
+            ``(batch, heads, queries)``.
     """
     if not isinstance(lam, Tensor):
         return torch.sub(positive, negative, alpha=lam)
@@ -85,5 +86,7 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
 
 
 def per_head(lam: Tensor) -> Tensor:
-    """Shape one λ for each head so that it broadcasts over ``(heads, queries, keys)``."""
-    return lam[:, None, None] if lam.ndim else lam
+    """Shape λ so that it broadcasts over ``(batch, heads, queries, keys)``."""
+    if lam.ndim == 0:
+        return lam
+    return lam[:, None, None] if lam.ndim == 1 else lam[..., None]

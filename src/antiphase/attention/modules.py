@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.backends.views import Parts
-from antiphase.attention.functional import Backend, attend
-from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, Parameterisation, make_lambda
+from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, make_lambda
 from antiphase.attention.maps import combine, softmax_maps
 
 _EPS = 1e-5  # of the norm behind each head, as in the released DiffCLIP
@@ -21,7 +21,7 @@ class AttentionMaps(NamedTuple):
     Attributes:
         positive: A1 (standard attention's only map), ``(batch, heads, queries, keys)``.
         negative: A2 of the same shape, or None for standard attention.
-        lam: λ, ``()`` or ``(heads,)``; None for standard attention.
+        lam: λ, ``()``, ``(heads,)`` or ``(batch, heads, queries)``; None for standard attention.
     """
 
     positive: Float[Tensor, "batch heads queries keys"]
@@ -43,15 +43,17 @@ class SoftmaxAttention(nn.Module):
         dim: width of the tokens.
         num_heads: number of heads; divides ``dim``.
         qkv_bias: whether the query, key and value projections have biases.
-        backend: as in :func:`~antiphase.attention.functional.differential_attention`.
+        backend: see :func:`~antiphase.attention.backends.choice.attend`.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True, backend: Backend = "auto") -> None:
+    def __init__(
+        self, dim: int, num_heads: int, *, qkv_bias: bool = True, backend: BackendName = "auto"
+    ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim {dim} cannot be divided among {num_heads} heads")
         self.num_heads = num_heads
-        self.backend: Backend = backend
+        self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
@@ -99,11 +101,12 @@ class DifferentialAttention(nn.Module):
         dim: width of the tokens.
         num_heads: number of heads of the standard twin; even, divides ``dim``.
         lambda_init: λ_init (0.8: robustness paper, Section 5.1).
-        parameterisation: how λ is learned: ``"vector"``, ``"scalar"`` or ``"fixed"``.
+        parameterisation: how λ is learned, a name in :data:`antiphase.registry.LAMBDAS`: ``"vector"``,
+            ``"scalar"``, ``"fixed"``.
         head_norm: whether each head's output passes an RMSNorm (affine, shared by heads, eps 1e-5).
         rescale: whether the output is multiplied by 1 − λ_init.
         qkv_bias: whether the query, key and value projections have biases.
-        backend: as in :func:`~antiphase.attention.functional.differential_attention`.
+        backend: see :func:`~antiphase.attention.backends.choice.attend`.
 
     Raises:
         ValueError: if ``num_heads`` is odd or does not divide ``dim``.
@@ -115,11 +118,11 @@ class DifferentialAttention(nn.Module):
         num_heads: int,
         *,
         lambda_init: float = DEFAULT_LAMBDA_INIT,
-        parameterisation: Parameterisation = "vector",
+        parameterisation: str = "vector",
         head_norm: bool = True,
         rescale: bool = True,
         qkv_bias: bool = True,
-        backend: Backend = "auto",
+        backend: BackendName = "auto",
     ) -> None:
         super().__init__()
         if num_heads < 2 or num_heads % 2:
@@ -132,10 +135,10 @@ class DifferentialAttention(nn.Module):
         self.num_diff_heads = num_heads // 2
         self.width = dim // num_heads
         self.lambda_init = lambda_init
-        self.backend: Backend = backend
+        self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.lam = make_lambda(
-            parameterisation, lambda_init, width=self.width, num_diff_heads=self.num_diff_heads
+            parameterisation, LambdaSizes(dim, self.width, self.num_diff_heads), lambda_init
         )
         self.norm = nn.RMSNorm(2 * self.width, eps=_EPS) if head_norm else None
         self.scale = 1.0 - lambda_init if rescale else 1.0
@@ -172,8 +175,12 @@ class DifferentialAttention(nn.Module):
             mask: as in ``differential_attention``.
             queries: how many tokens attend to all, the first ones; all where not given.
         """
-        norm, projected = self.head_norm(), _project_qkv(self.qkv, x, queries)
-        return self._merge_heads(attend(self.parts, self.lam(), mask, self.backend, *projected, norm=norm))
+        norm, projected, lam = (
+            self.head_norm(),
+            _project_qkv(self.qkv, x, queries),
+            lambda_at(self.lam, x, queries),
+        )
+        return self._merge_heads(attend(self.parts, lam, mask, self.backend, *projected, norm=norm))
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
         """Return the layer's output from (A1 − λ·A2)·V of each head: norm, factor, projection."""
@@ -192,7 +199,7 @@ class DifferentialAttention(nn.Module):
     def maps(self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None) -> AttentionMaps:
         """Return both maps and λ, differentiable in ``x``."""
         (q1, q2), (k1, k2), _ = self.parts(self.qkv(x))
-        return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), self.lam())
+        return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), lambda_at(self.lam, x))
 
 
 def _project_qkv(qkv: nn.Linear, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:

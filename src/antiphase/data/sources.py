@@ -2,8 +2,6 @@
 
 import difflib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,35 +14,14 @@ from antiphase.data.images import ArrayImages, FileImages, ImageSet
 from antiphase.data.probe_sets import PROBE_FILE_SETS, probe_set
 from antiphase.data.published import warn_of_other_counts
 from antiphase.data.root import data_root
+from antiphase.data.source import Request, Source
 from antiphase.data.specimens import specimen_images
 from antiphase.data.wds import wds_images
 from antiphase.errors import UserError, shown
 from antiphase.files import printable
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What a caller asked of a source."""
-
-    split: str
-    image_size: int | None
-    channels: int | None
-    num_classes: int | None
-    root: Path
-    limit: int | None
-    seed: int | None
-    name: str
-    path: str
-
-
-@dataclass(frozen=True)
-class _Source:
-    description: str
-    load: Callable[[_Request], ImageSet]
-    splits: tuple[str, ...] | None = ("train", "test")  # None: the source itself decides
-
-
-def _open_files(name: str, listing: Listing, ask: _Request, image_size: int = 224) -> FileImages:
+def _open_files(name: str, listing: Listing, ask: Request) -> FileImages:
     return FileImages(
         name=name,
         split=listing.split,
@@ -53,12 +30,12 @@ def _open_files(name: str, listing: Listing, ask: _Request, image_size: int = 22
         labels=torch.tensor(listing.labels),
         root=listing.root,
         files=tuple(listing.files),
-        image_size=ask.image_size or image_size,
+        image_size=ask.image_size or source_of(ask.name).image_size,
         channels=ask.channels or 3,
     )
 
 
-def _open_emoji(ask: _Request, name: str) -> ArrayImages:
+def _open_emoji(ask: Request, name: str) -> ArrayImages:
     from antiphase.data.openmoji import noto_pairs, openmoji_pairs  # of an extra
 
     pairs = {"openmoji": openmoji_pairs, "noto-emoji": noto_pairs}[name](ask.split, ask.root)
@@ -69,7 +46,7 @@ def _open_emoji(ask: _Request, name: str) -> ArrayImages:
     )  # fmt: skip
 
 
-def _open_coco(ask: _Request) -> FileImages:
+def _open_coco(ask: Request) -> FileImages:
     """COCO's objects, each image under the class of its largest one: how the robustness paper's CLIPs are attacked."""
     pairs = coco_single_label(ask.root / "coco", ask.split)
     assert pairs.labels is not None
@@ -80,42 +57,67 @@ def _open_coco(ask: _Request) -> FileImages:
     )  # fmt: skip
 
 
-def _open_folder(ask: _Request) -> FileImages:
+def _open_folder(ask: Request) -> FileImages:
     name = f"folder:{printable(ask.path)}"
     return _open_files(name, class_folder(name, Path(ask.path).expanduser(), ask.split), ask)
 
 
 _SOURCES = {
-    "digits": _Source("scikit-learn's 1,797 digits, 8×8 grey, 10 classes", lambda ask: digits(ask.split)),
-    "fashion-mnist": _Source(
+    "digits": Source(
+        "scikit-learn's 1,797 digits, 8×8 grey, 10 classes",
+        lambda ask: digits(ask.split),
+        image_size=8,
+        channels=1,
+        classes=10,
+        train_images=1_438,
+    ),
+    "fashion-mnist": Source(
         "Fashion-MNIST, 28×28 grey, 10 classes (Debian's dataset-fashion-mnist, else downloaded)",
         lambda ask: fashion_mnist(ask.split, ask.root),
+        image_size=28,
+        channels=1,
+        classes=10,
+        train_images=60_000,
     ),
-    "specimen-fashion-mnist": _Source(
+    "specimen-fashion-mnist": Source(
         "1,000 Fashion-MNIST test images that ship with antiphase",
         lambda ask: specimen_images(),
         splits=("test",),
+        image_size=28,
+        channels=1,
+        classes=10,
     ),
-    "cifar10": _Source(
+    "cifar10": Source(
         "CIFAR-10, 32×32 RGB, 10 classes (downloaded)",
         lambda ask: cifar(10, ask.split, ask.root),
+        image_size=32,
+        classes=10,
+        train_images=50_000,
     ),
-    "cifar100": _Source(
+    "cifar100": Source(
         "CIFAR-100, 32×32 RGB, 100 classes (downloaded)",
         lambda ask: cifar(100, ask.split, ask.root),
+        image_size=32,
+        classes=100,
+        train_images=50_000,
     ),
-    "tiny-imagenet": _Source(
+    "tiny-imagenet": Source(
         "Tiny ImageNet, 64×64 RGB, 200 classes, unpacked below the data folder",
-        lambda ask: _open_files("tiny-imagenet", tiny_imagenet(ask.split, ask.root), ask, image_size=64),
+        lambda ask: _open_files("tiny-imagenet", tiny_imagenet(ask.split, ask.root), ask),
         splits=("train", "val"),
+        image_size=64,
+        classes=200,
+        train_images=100_000,
     ),
-    "imagenet": _Source(
+    "imagenet": Source(
         "ImageNet-1k, RGB, 1,000 classes, in {train,val}/<wnid> below the data folder",
         lambda ask: _open_files("imagenet", imagenet(ask.split, ask.root), ask),
         splits=("train", "val"),
+        classes=1_000,
+        train_images=1_281_167,
     ),
     **{
-        name: _Source(
+        name: Source(
             description,
             lambda ask: _open_files(ask.name, imagenet_variant(ask.name, ask.split, ask.root), ask),
             splits=None,
@@ -123,43 +125,50 @@ _SOURCES = {
         for name, description in IMAGENET_VARIANTS.items()
     },
     **{
-        name: _Source(
+        name: Source(
             description,
             lambda ask: _open_files(ask.name, probe_set(ask.name, ask.split, ask.root), ask),
             splits=None,
         )
         for name, description in PROBE_FILE_SETS.items()
     },
-    "openmoji": _Source(
+    "openmoji": Source(
         "OpenMoji's drawings, 64×64 RGB, nine Unicode groups (the extra openmoji)",
         lambda ask: _open_emoji(ask, "openmoji"),
+        image_size=64,
+        classes=9,
+        train_images=3_362,
     ),
-    "noto-emoji": _Source(
+    "noto-emoji": Source(
         "the same emoji by another artist: Noto Color Emoji, from Debian's fonts-noto-color-emoji",
         lambda ask: _open_emoji(ask, "noto-emoji"),
+        image_size=64,
+        classes=9,
     ),
-    "coco": _Source(
+    "coco": Source(
         "COCO, RGB, 80 classes, an image under the class of its largest object, below the data folder's coco/",
         _open_coco,
         splits=("train", "val"),
+        classes=80,
     ),
-    "folder:PATH": _Source(
+    "folder:PATH": Source(
         "any folder with a sub-folder for each class, or such folders in PATH/train, PATH/val, PATH/test",
         _open_folder,
         splits=None,
     ),
-    "wds:PATH": _Source(
+    "wds:PATH": Source(
         "a classification set of the hub's clip-benchmark/wds_*, PATH is their name on the hub or a local folder",
         lambda ask: wds_images(
             Path(ask.path).expanduser(), ask.split, ask.image_size or 224, ask.channels or 3
         ),
         splits=None,
     ),
-    "random": _Source(
+    "random": Source(
         "uniform noise and random labels, for smoke runs; needs image_size, channels and num_classes",
         lambda ask: random_images(
             ask.split, ask.image_size, ask.channels, ask.num_classes, ask.limit, ask.seed
         ),
+        classes=10,
     ),
 }
 
@@ -209,13 +218,10 @@ def load_data(
             f"data {shown(name)}: expected the name of a source, such as 'digits' or 'folder:PATH'"
         )
     _check(image_size, channels, num_classes, limit, seed)
-    kind, _, path = name.partition(":")
-    source = _SOURCES.get(_WITH_PATH.get(kind, name) if path else name)
-    if source is None:
-        raise UserError(_unknown(name))
+    source, path = source_of(name), name.partition(":")[2]
     if source.splits is not None:
         split = choose_split(name, split, source.splits)
-    ask = _Request(split, image_size, channels, num_classes, data_root(root), limit, seed, name, path)
+    ask = Request(split, image_size, channels, num_classes, data_root(root), limit, seed, name, path)
     images = source.load(ask)
     warn_of_other_counts(name, images.split, len(images), len(images.class_names))
     _check_agreement(images, image_size, channels, num_classes)
@@ -223,6 +229,22 @@ def load_data(
     if skip_bad and isinstance(images, FileImages):
         return images.without_unreadable(progress=progress)
     return images
+
+
+def source_of(name: str) -> Source:
+    """Return the source of a name, with its facts; nothing is read.
+
+    Raises:
+        UserError: there is no such source.
+
+    >>> source_of("cifar100").classes
+    100
+    """
+    kind, _, path = name.partition(":")
+    source = _SOURCES.get(_WITH_PATH.get(kind, name) if path else name)
+    if source is None:
+        raise UserError(_unknown(name))
+    return source
 
 
 def _check(

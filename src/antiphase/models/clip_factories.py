@@ -51,7 +51,8 @@ def diffclip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
         preset: ``"b16"`` or ``"small"``.
         seed: of the initial weights.
         **fields: as in :func:`clip`, and ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"``
-            for the paper's DiffCLIP*) and ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†).
+            for the paper's DiffCLIP*) and ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and
+            ``attention``, another registered differential attention.
 
     Raises:
         UserError: for an unknown preset or field, or sizes that do not fit together.
@@ -93,10 +94,13 @@ def diffclip_vit_b16(
 
 def configure_clip(
     preset: str = "small", *, towers: Towers | None = None, lambda_init: float = 0.8,
-    schedule: ScheduleName = "constant", init: Init = "matched", vision: dict[str, Any] | None = None,
-    text: dict[str, Any] | None = None, **fields: Any,
+    schedule: ScheduleName = "constant", attention: str = "differential", init: Init = "matched",
+    vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, **fields: Any,
 ) -> ClipConfig:  # fmt: skip
-    """Return a validated configuration; ``towers=None`` is standard attention in both.
+    """Return a validated configuration.
+
+    ``towers`` have the registered ``attention``, the others standard attention; with None, both have standard
+    attention.
 
     Raises:
         UserError: naming the first field that is unknown or out of range.
@@ -106,7 +110,7 @@ def configure_clip(
     if towers not in (None, "both", "vision", "text"):
         raise UserError(f"towers {towers!r}: expected both, vision or text")
     sizes = PRESETS[preset]
-    lam = {"attention": "differential", "lambda_init": lambda_init, "lambda_schedule": schedule}
+    lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}
     # the released DiffCLIP builds its image tower's norms with PyTorch's eps, the baseline with timm's
     eps = 1e-5 if init == "released" and towers in ("both", "vision") else 1e-6

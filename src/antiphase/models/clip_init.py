@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from antiphase.attention import DifferentialAttention
+from antiphase.attention.lambdas import lambda_of
+from antiphase.models.initial import draw_own
 from antiphase.streams import generator
 
 Init = Literal["matched", "released"]
@@ -18,21 +19,21 @@ def initialise_clip(model: nn.Module, init: Init, seed: int) -> None:
     a seed start from equal projections: image tower N(0, .02) with zero biases (timm's), text tower as SLIP
     and CLIP draw it. ``"released"`` differs, as the released DiffCLIP does, in differential towers: the image
     tower's blocks keep PyTorch's default, uniform within ±1/√fan_in with biases, and the text tower's
-    attention keeps its biases. λ vectors are N(0, .1).
+    attention keeps its biases. λ modules draw their own.
 
     Args:
         model: a :class:`~antiphase.models.clip.CLIP`.
         init: which of the two.
         seed: any integer.
     """
+    drawn = draw_own(model, seed)
     for name, parameter in model.named_parameters():
+        if name in drawn:
+            continue
         tower, _, rest = name.partition(".")
         stream = generator(seed, "initialise", name)
         with torch.no_grad():
-            if "lam" in name.split("."):
-                scalar = name.endswith((".a", ".b"))
-                parameter.zero_() if scalar else parameter.normal_(0.0, 0.1, generator=stream)
-            elif tower == "visual":
+            if tower == "visual":
                 _image_tower(model, rest, parameter, stream, init)
             elif tower == "text":
                 _text_tower(model, rest, parameter, stream, init)
@@ -88,4 +89,4 @@ def _torch_default(module: nn.Module, parameter: Tensor, stream: torch.Generator
 
 
 def _differential(tower: nn.Module) -> bool:
-    return any(isinstance(module, DifferentialAttention) for module in tower.modules())
+    return any(lambda_of(module) is not None for module in tower.modules())

@@ -20,6 +20,7 @@ from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.normalize import Normalize
 from antiphase.models.released import config_of, from_released, read_released
+from antiphase.models.towers import attention_spec
 
 RELEASED_FILE = "checkpoint_best.pt"
 
@@ -77,7 +78,7 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
     schedule = "depth" if lambda_init == "depth" else "constant"
     number = None if isinstance(lambda_init, str) else lambda_init
     config = config_of(state, str(path), lambda_init=number, schedule=schedule)
-    if "differential" in (config.vision.attention, config.text.attention):
+    if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
         warnings.warn(
             f"{name}: λ_init = {lambda_init} is taken on trust, nothing in the file can confirm it: models of "
             "another λ_init load without error and are wrong",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antiphase.attention import DifferentialAttention
+from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
 
 _OF_TIMM = {
     "timm.layers.diff_attention": "DiffAttention",
@@ -14,8 +14,17 @@ _OF_TIMM = {
 }
 
 
-def layer_lambdas(model: nn.Module) -> list[Tensor]:
-    """Return λ of every differential attention layer, first layer first, each ``()`` or ``(heads,)``."""
+def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """Return λ of every differential attention layer, first layer first.
+
+    Each has the shape ``()``, ``(heads,)`` or, if it depends on the tokens, ``(batch, heads, queries)``.
+
+    Args:
+        model: any model.
+        inputs: of the model. They are needed for layers whose λ depends on the tokens: without inputs these are
+            left out.
+    """
+    tokens = _tokens(model, inputs)
     found: list[Tensor] = []
     # seconds to import, and where nobody has, no model holds a layer of it
     of_timm: Any = tuple(
@@ -25,14 +34,37 @@ def layer_lambdas(model: nn.Module) -> list[Tensor]:
     )
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, DifferentialAttention):
-                found.append(module.lam().detach())
+            lam = lambda_of(module)
+            if lam is not None and not reads_tokens(lam):
+                found.append(lam().detach())
+            elif lam is not None and lam in tokens:
+                found.append(lambda_at(lam, tokens[lam]).detach())
             elif isinstance(module, of_timm):
                 layer: Any = module
                 found.append(layer._compute_lambda().detach())
     return found
 
 
-def mean_lambdas(model: nn.Module) -> list[float]:
-    """Return one number a layer: λ, averaged over the heads where they have one each."""
-    return [float(lam.mean()) for lam in layer_lambdas(model)]
+def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
+    """Return one number per layer: λ averaged over heads, samples and queries; arguments of :func:`layer_lambdas`."""
+    return [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
+
+
+def _tokens(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[nn.Module, Tensor]:
+    """Return what each λ module that depends on the tokens is given when the model runs on the inputs."""
+    found: dict[nn.Module, Tensor] = {}
+    readers = [module for module in model.modules() if reads_tokens(module)]
+    if not (inputs and readers):
+        return found
+
+    def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
+        found[module] = given[0]
+
+    hooks = [module.register_forward_pre_hook(keep) for module in readers]
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

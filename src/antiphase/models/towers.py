@@ -1,53 +1,122 @@
 """What every transformer tower is told: its sizes and what attends in it."""
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic_core import PydanticCustomError
 from torch import nn
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
-from antiphase.attention.lambdas import Parameterisation, constant, depth_scheduled
+from antiphase.attention.lambdas import constant, depth_scheduled
+from antiphase.errors import UserError
 from antiphase.models.transformer import AttentionFactory
+from antiphase.registry import ATTENTION, LAMBDAS, find
 
 ScheduleName = Literal["constant", "depth"]
+
+
+def _registered(table: Mapping[str, Any]) -> AfterValidator:
+    """Return the validator of a name in a registry's table."""
+
+    def check(name: str) -> str:
+        if name not in table:
+            raise PydanticCustomError("registered", f"{name!r}: expected one of {', '.join(table)}")  # type: ignore[arg-type]
+        return name
+
+    return AfterValidator(check)
 
 
 class TowerConfig(BaseModel):
     """Sizes and attention of a tower.
 
     ``num_heads`` counts the heads of the standard twin; a differential tower has half as many differential
-    heads. The fields behind ``mlp_ratio`` but the last are differential attention's.
+    heads. ``attention`` and ``parameterisation`` are names in :mod:`antiphase.registry`. The fields from
+    ``lambda_init`` to ``rescale`` are for differential attention.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    attention: Literal["softmax", "differential"]
+    attention: Annotated[str, _registered(ATTENTION)]
     dim: PositiveInt
     depth: PositiveInt
     num_heads: PositiveInt
     mlp_ratio: PositiveFloat = 4.0
     lambda_init: float = 0.8
     lambda_schedule: ScheduleName = "constant"
-    parameterisation: Parameterisation = "vector"
+    parameterisation: Annotated[str, _registered(LAMBDAS)] = "vector"
     head_norm: bool = True
     rescale: bool = True
     norm_eps: PositiveFloat
 
 
+@dataclass(frozen=True)
+class AttentionSpec:
+    """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`.
+
+    Attributes:
+        model: what commands and studies call a vision transformer with it, such as ``"diffvit"``.
+        label: what reports call that model, such as ``"DiffViT"``.
+        differential: whether it subtracts a second map weighted by λ.
+        make: returns the attention module of a tower's layer, counted from 0. Modules may draw their own initial
+            weights, see :func:`antiphase.models.initial.draw_own`.
+    """
+
+    model: str
+    label: str
+    differential: bool
+    make: Callable[[TowerConfig, int], nn.Module]
+
+    @property
+    def family(self) -> Literal["softmax", "differential"]:
+        """What rows say in their column ``attention``."""
+        return "differential" if self.differential else "softmax"
+
+
+def _softmax(config: TowerConfig, layer: int) -> nn.Module:
+    return SoftmaxAttention(config.dim, config.num_heads)
+
+
+def _differential(config: TowerConfig, layer: int) -> nn.Module:
+    return DifferentialAttention(
+        config.dim,
+        config.num_heads,
+        lambda_init=initial_lambda(config, layer),
+        parameterisation=config.parameterisation,
+        head_norm=config.head_norm,
+        rescale=config.rescale,
+    )
+
+
+SOFTMAX = AttentionSpec("vit", "ViT", differential=False, make=_softmax)
+DIFFERENTIAL = AttentionSpec("diffvit", "DiffViT", differential=True, make=_differential)
+
+
+def initial_lambda(config: TowerConfig, layer: int) -> float:
+    """Return λ_init of a layer, counted from 0."""
+    schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
+    return schedule(layer)
+
+
 def attention_slot(config: TowerConfig) -> AttentionFactory:
     """Return the factory of a tower's attention modules, by the index of the layer."""
+    spec = attention_spec(config.attention)
+    return lambda layer: spec.make(config, layer)
 
-    def attention(layer: int) -> nn.Module:
-        if config.attention == "softmax":
-            return SoftmaxAttention(config.dim, config.num_heads)
-        schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
-        return DifferentialAttention(
-            config.dim,
-            config.num_heads,
-            lambda_init=schedule(layer),
-            parameterisation=config.parameterisation,
-            head_norm=config.head_norm,
-            rescale=config.rescale,
-        )
 
-    return attention
+def attention_spec(name: str) -> AttentionSpec:
+    """Return the registered kind of attention of a name, such as ``"differential"``."""
+    return find(ATTENTION, name, "attention")
+
+
+def attention_of(model: str) -> str:
+    """Return the name of the attention that a model such as ``"diffvit"`` has.
+
+    Raises:
+        UserError: for a model that no registered kind of attention belongs to.
+    """
+    names = {attention_spec(name).model: name for name in ATTENTION}
+    if model not in names:
+        raise UserError(f"model {model!r}: expected {' or '.join(names)}")
+    return names[model]

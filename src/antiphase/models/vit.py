@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from antiphase.models.initial import draw_own
 from antiphase.models.normalize import Normalize
 from antiphase.models.transformer import AttentionFactory, Block, first_token
 from antiphase.streams import generator
@@ -155,21 +156,22 @@ def initialise(model: nn.Module, seed: int) -> None:
 
     Matrices of the blocks and the patch projection are uniform within ±1/√fan_in (PyTorch's default, which
     the released DiffCLIP keeps and timm keeps for the patches), positions and head N(0, 0.02) cut at two
-    standard deviations, biases 0, norms 1, λ vectors N(0, 0.1), λ scalars 0. The rule is the same for
-    standard and differential attention, and each parameter has a stream of its own, so the two twins of a
-    seed start from equal projections. How large the patches start matters to robustness: see dev/models.md.
+    standard deviations, biases 0, norms 1. λ modules draw their own
+    (:func:`~antiphase.models.initial.draw_own`). The rule is the same for standard and differential attention, and
+    each parameter has a random stream of its own, so the two twins of a seed start from equal projections. How large
+    the patches start matters to robustness: see dev/models.md.
 
     Args:
         model: a model with this package's parameter names.
         seed: any integer.
     """
+    drawn = draw_own(model, seed)
     for name, parameter in model.named_parameters():
+        if name in drawn:
+            continue
         stream = generator(seed, "initialise", name)
         with torch.no_grad():
-            if "lam" in name.split("."):
-                scalar = name.endswith((".a", ".b"))
-                parameter.zero_() if scalar else parameter.normal_(0.0, 0.1, generator=stream)
-            elif parameter.ndim == 1:
+            if parameter.ndim == 1:
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
             elif name.startswith(("blocks.", "patch_embed.")):
                 bound = parameter[0].numel() ** -0.5

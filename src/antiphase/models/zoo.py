@@ -22,6 +22,7 @@ from antiphase.models.dual_encoders import OpenClip, load_open_clip, load_releas
 from antiphase.models.factories import VitConfig, build
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
+from antiphase.models.towers import attention_spec
 
 SPECS = {
     "specimen:NAME": "a trained model of the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
@@ -161,8 +162,8 @@ def _load_run(directory: Path, spec: str, name: str) -> nn.Module:
     model = build(config)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(
-        name, spec, config.attention, recipe.get("seed"), model.image_shape, config.num_classes, recipe,
-        _class_names(recipe, config.num_classes, source),
+        name, spec, attention_spec(config.attention).family, recipe.get("seed"), model.image_shape,
+        config.num_classes, recipe, _class_names(recipe, config.num_classes, source),
     )  # fmt: skip
     return with_card(model, card)
 

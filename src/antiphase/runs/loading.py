@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from antiphase.errors import UserError, shown
 
-_RANDOM_CLASSES = 10  # of random images for a model that has no number of classes
-
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -45,6 +43,7 @@ def load_lineup(
         UserError: if twins and models differ in number, nothing is known of the data, or an option has no use.
     """
     from antiphase.data import FileImages, load_data
+    from antiphase.data.sources import source_of
     from antiphase.models.card import card_of, with_card
     from antiphase.models.class_names import read_class_names
     from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
@@ -62,7 +61,7 @@ def load_lineup(
     channels, size, _ = card.image_shape
     images = load_data(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-        num_classes=(card.num_classes or _RANDOM_CLASSES) if source == "random" else None, progress=progress,
+        num_classes=(card.num_classes or source_of(source).classes) if source == "random" else None, progress=progress,
     )  # fmt: skip
     # the preprocessing travels with the model
     if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention.lambdas import lambda_at, lambda_of
 from antiphase.errors import UserError
 from antiphase.sensitivity.branches import Branch, Turn
 from antiphase.sensitivity.layers import Call, Layer
@@ -44,6 +45,8 @@ def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
         for key in (kind, _full_name(kind)):
             if key in _ADAPTERS:
                 return _ADAPTERS[key]
+    if _has_our_parts(module):
+        return _by_parts
     return guessed if _has_projections(module) else "unknown"
 
 
@@ -110,7 +113,28 @@ def _differential(module: DifferentialAttention, call: Call) -> Layer:
     (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * heads, heads)
     mask = _additive(call.given(0, "mask"), x)
     positive, negative = _alternating(Branch(q, k, to_q, to_k, mask=mask))
-    return Layer(call.name, x, positive, negative, module.lam(), lambda a: module.finish(a @ v), call.tangent)
+    lam = lambda_at(module.lam, x)
+    return Layer(call.name, x, positive, negative, lam, lambda a: module.finish(a @ v), call.tangent)
+
+
+def _has_our_parts(module: Any) -> bool:
+    """Whether a module has the parts of :class:`~antiphase.attention.DifferentialAttention`."""
+    methods = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
+    return methods and isinstance(module._modules.get("qkv"), nn.Linear) and lambda_of(module) is not None
+
+
+def _by_parts(module: Any, call: Call) -> Layer:
+    """Take apart a variant of differential attention that projects by ``qkv`` and splits by ``parts``."""
+    x = call.tokens
+    (q1, q2), (k1, k2), v = module.parts(module.qkv(x))
+    (to_q1, to_q2), (to_k1, to_k2), _ = module.parts(
+        module.qkv.weight.mT[None]
+    )  # rows of the matrix, as tokens
+    mask = _additive(call.given(0, "mask"), x)
+    positive = Branch(q1, k1, to_q1[0].mT, to_k1[0].mT, mask=mask)
+    negative = Branch(q2, k2, to_q2[0].mT, to_k2[0].mT, mask=mask)
+    lam = lambda_at(module.lam, x)
+    return Layer(call.name, x, positive, negative, lam, lambda a: module.finish(a @ v), call.tangent)
 
 
 def _timm(module: Any, call: Call) -> Layer:

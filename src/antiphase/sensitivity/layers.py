@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.attention.modules import AttentionMaps
+from antiphase.errors import UserError
 from antiphase.sensitivity.branches import Branch
 
 
@@ -46,7 +47,7 @@ class Layer:
         tokens: its input, the site of sensitivity "at the tokens".
         positive: branch of A1; the only one of standard attention.
         negative: branch of A2, or None.
-        lam: λ, shape ``()`` or ``(heads,)``; None for standard attention.
+        lam: λ, shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; None for standard attention.
         finish: from the combined map to the layer's output.
         tangent: how the tokens move along the inputs' direction, where one was asked for.
     """
@@ -72,7 +73,16 @@ class Layer:
 
     @property
     def weight(self) -> Tensor:
-        """λ of each head; zeros for standard attention."""
+        """λ of each head; zeros for standard attention.
+
+        Raises:
+            UserError: λ differs from query to query.
+        """
         if self.lam is None:
             return self.tokens.new_zeros(self.heads)
+        if self.lam.ndim > 1:
+            raise UserError(
+                f"{self.name}: λ differs from query to query, expected one for each head; measure maps, depth or "
+                "Lipschitz constants in place of alignment"
+            )
         return self.lam.detach().expand(self.heads)

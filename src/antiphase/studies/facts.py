@@ -8,16 +8,16 @@ import torch
 from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
+from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
+from antiphase.models.towers import attention_of, attention_spec
 from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
 
-_CLASSES = {"cifar100": 100, "tiny-imagenet": 200, "imagenet": 1000}
-_GREY = ("digits", "fashion-mnist")
 Fact = tuple[str, Any]
 
 
@@ -33,10 +33,10 @@ def facts_of(cell: Cell) -> Iterator[Fact]:
 
 @facts_of.register
 def _(cell: TrainVit) -> Iterator[Fact]:
-    sizes = {
-        "in_channels": 1 if cell.data in _GREY else 3, "num_classes": _CLASSES.get(cell.data, 10), **cell.sizes
-    }  # fmt: skip
-    attention = {"vit": "softmax", "diffvit": "differential"}[cell.model]
+    source = source_of(cell.data)
+    # a folder's classes are counted when it is read; until then the head's width is left at one
+    sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **cell.sizes}
+    attention = attention_of(cell.model)
     config = configure(attention, cell.pixels, sizes)
     with torch.device("meta"):  # shapes are checked, no weight is drawn
         model = build_vision(config)
@@ -53,7 +53,7 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     yield "train.depth", len(model.blocks)
     for name in ("optimizer", "learning_rate", "batch_size", "epochs"):
         yield f"train.{name}", getattr(recipe, name)
-    if attention == "differential":
+    if attention_spec(attention).differential:
         yield "train.initial_lambda", config.lambda_init
     if recipe.adversarial is not None:
         yield "train.adversarial_eps_255", round(recipe.adversarial.eps * 255, 6)
@@ -100,7 +100,7 @@ def _(cell: TrainClip) -> Iterator[Fact]:
         "clip.text",
         f"{text.context_length} tokens, {text.dim} wide, {text.depth} layers, {text.num_heads} heads",
     )
-    if image.attention == "differential":
+    if attention_spec(image.attention).differential:
         yield "clip.lambda_init", "depth" if image.lambda_schedule == "depth" else image.lambda_init
 
 

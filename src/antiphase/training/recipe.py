@@ -16,6 +16,7 @@ from pydantic import (
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.factories import VitConfig, configure
+from antiphase.models.towers import attention_of
 from antiphase.precision import Precision
 from antiphase.training.adversarial import Adversary
 
@@ -64,7 +65,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
     standard deviation of each channel over at most 60,000 of them, to three digits).
 
     Args:
-        kind: ``"vit"`` or ``"diffvit"``.
+        kind: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
         images: the training images.
         model_fields: fields of the model's configuration that differ from the preset.
         **fields: fields of the recipe.
@@ -75,8 +76,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
     channels, size, _ = images.image_shape
     mean, std = pixel_statistics(images)
     sizes = {"in_channels": channels, "num_classes": len(images.class_names), "mean": mean, "std": std}
-    attention = {"vit": "softmax", "diffvit": "differential"}[kind]
-    model = configure(attention, size, sizes | model_fields)
+    model = configure(attention_of(kind), size, sizes | model_fields)
     try:
         return Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
     except ValidationError as error:

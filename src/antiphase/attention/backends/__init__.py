@@ -1,1 +1,1 @@
-"""What computes attention: C++ kernels, pieces that fit the cache, and their gradients."""
+"""What computes attention: `contract.py` says what each backend owes, `choice.py` picks one."""

@@ -1,38 +1,38 @@
 """Attention that keeps nothing but its inputs for a gradient: the backward pass makes the maps again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphase.attention.backends.chunked import chunked_attention, chunked_gradients
-from antiphase.attention.backends.compiled import compiled_attention, compiled_gradients
-from antiphase.attention.backends.views import View, join
+from antiphase.attention.backends.contract import Call
+from antiphase.attention.backends.views import Parts, View, join
 from antiphase.attention.maps import combine, per_head, softmax_maps
 from antiphase.attention.modes import plain_backward
 
+Forward = Callable[[Parts, Tensor, Tensor | None], Tensor]  # of parts, λ and mask
+Backward = Callable[
+    [Tensor, Parts, Tensor, Tensor | None, Parts, Tensor | None], None
+]  # see `chunked_gradients`
 
-def recomputed_attention(
-    view: View, lam: float | Tensor, mask: Tensor | None, *sources: Tensor, native: bool
-) -> Tensor:
-    """Return A1 v for one branch, (A1 − λ·A2) v for two: ``(batch, heads, queries, value width)``.
 
-    First and second derivatives exist, batched ones (vmap) too; forward mode does not.
+def recomputed_attention(call: Call, forward: Forward, backward: Backward) -> Tensor:
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, not normed: ``(batch, heads, queries, value width)``.
+
+    First and second derivatives exist, also batched ones (vmap); forward mode does not.
 
     Args:
-        view: returns queries and keys, one of each a branch, ``(batch, heads, tokens, width)``, and the values
-            as views of the sources. Gradients are written through the same views of the sources' gradients,
-            so that parts of one projection are never gathered from pieces; parts must not overlap, and leave
-            nothing of a source out.
-        lam: λ, ``()`` or ``(heads,)``; not looked at where there is one branch.
-        mask: as in :func:`~antiphase.attention.maps.softmax_maps`, without a gradient of its own.
-        sources: what the parts are seen in.
-        native: whether compiled kernels do it, which must take the parts, or pieces.
+        call: with λ of shape ``()`` or ``(heads,)`` and a mask without a gradient of its own. Gradients are written
+            through the same views of the sources' gradients, so that parts of one projection need not be gathered:
+            parts must not overlap, and together cover their sources.
+        forward: computes the output from parts, λ and mask.
+        backward: writes the gradients of the parts to their places.
     """
+    lam = call.lam
     if not isinstance(lam, Tensor):
         lam = torch.tensor(lam, dtype=torch.float64)
-    out = _Recomputed.apply(view, lam, mask, native, *sources)
+    out = _Recomputed.apply(call.view, lam, call.mask, forward, backward, *call.sources)
     assert isinstance(out, Tensor)
     return out
 
@@ -40,26 +40,30 @@ def recomputed_attention(
 class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, view: View, lam: Tensor, mask: Tensor | None, native: bool, *sources: Tensor
+        ctx: Any,
+        view: View,
+        lam: Tensor,
+        mask: Tensor | None,
+        forward: Forward,
+        backward: Backward,
+        *sources: Tensor,
     ) -> Tensor:
-        ctx.view, ctx.native = view, native
+        ctx.view, ctx.write = view, backward
         ctx.save_for_backward(lam, mask, *sources)
-        return (compiled_attention if native else chunked_attention)(view(*sources), lam, mask)
+        return forward(view(*sources), lam, mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lam, mask, *sources = ctx.saved_tensors
         if plain_backward(grads[0]):
             to_lam, found = _plain_backward(grads[0], ctx.view, lam, mask, sources)
-            return None, to_lam, None, None, *found
+            return None, to_lam, None, None, None, *found
         parts, found = ctx.view(*sources), [torch.empty_like(source) for source in sources]
         to_lam = None
         if ctx.needs_input_grad[1] and len(parts[0]) > 1:
             to_lam = torch.zeros(lam.shape, dtype=torch.promote_types(grads[0].dtype, torch.float32))
-        native = ctx.native and (grads[0].dtype != torch.bfloat16 or grads[0].shape[-1] % 2 == 0)
-        gradients = compiled_gradients if native else chunked_gradients
-        gradients(grads[0], parts, lam, mask, ctx.view(*found), to_lam)
-        return None, None if to_lam is None else to_lam.to(lam.dtype), None, None, *found
+        ctx.write(grads[0], parts, lam, mask, ctx.view(*found), to_lam)
+        return None, None if to_lam is None else to_lam.to(lam.dtype), None, None, None, *found
 
 
 def _plain_backward(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.attention.backends.autograd import recomputed_attention
+from antiphase.attention.backends.contract import Backend, Call
 from antiphase.attention.backends.pieces import Index, Memory, Pieces, Sizes, Stack
 from antiphase.attention.backends.views import Branches, Parts
 from antiphase.attention.maps import open_dead_rows
@@ -167,3 +169,10 @@ def _store(held: Stack, stack: Stack, piece: Index) -> None:
     """Copy memory to its place in a stack."""
     for one, whole in zip(held, stack, strict=True):
         whole[piece].copy_(one)
+
+
+def _forward(call: Call) -> Tensor:
+    return call.finish(recomputed_attention(call, chunked_attention, chunked_gradients))
+
+
+CHUNKED = Backend("chunked", _forward, own_backward=True)

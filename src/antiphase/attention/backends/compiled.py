@@ -6,10 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.attention.backends.autograd import recomputed_attention
+from antiphase.attention.backends.chunked import chunked_gradients
+from antiphase.attention.backends.contract import Backend, Call, may_need_gradients
 from antiphase.attention.backends.native import kernels
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.backends.views import Branches, Parts
 from antiphase.attention.maps import open_dead_rows
+from antiphase.attention.modes import plain_forward
 
 
 def takes(dtypes: set[torch.dtype], width: int) -> bool:
@@ -51,13 +55,16 @@ def compiled_gradients(
     """Write the gradients of queries, keys and values to their places, and add that of λ.
 
     Args:
-        grad: that of the output, ``(batch, heads, queries, value width)``; in bf16 of even width.
+        grad: that of the output, ``(batch, heads, queries, value width)``; in bf16 of odd width it is left to
+            :func:`~antiphase.attention.backends.chunked.chunked_gradients`.
         parts: as in :func:`compiled_attention`.
         lam: as there.
         mask: as there.
         to_parts: where the gradients are written, of the parts' shapes.
         to_lam: what λ's gradient is added to, of λ's shape, if it is wanted.
     """
+    if grad.dtype == torch.bfloat16 and grad.shape[-1] % 2:
+        return chunked_gradients(grad, parts, lam, mask, to_parts, to_lam)
     found = kernels()
     assert found is not None
     places = [*_each(to_parts[0]), *_each(to_parts[1]), to_parts[2]]
@@ -107,3 +114,19 @@ def _in_rows(x: Tensor) -> bool:
     """Return whether each row is one stretch, apart from the next, of bf16 by an even number of numbers."""
     *_, apart, within = x.stride()
     return within == 1 and apart >= x.shape[-1] and (apart % 2 == 0 or x.dtype != torch.bfloat16)
+
+
+def _forward(call: Call) -> Tensor:
+    weights = () if call.norm is None else (call.norm.weight,)
+    if not plain_forward() and not may_need_gradients(call.lam, *weights, *call.sources):
+        return compiled_attention(call.parts, call.lam, call.mask, call.norm)
+    return call.finish(recomputed_attention(call, compiled_attention, compiled_gradients))
+
+
+def _refusal(call: Call) -> str | None:
+    if takes(call.dtypes, call.parts[0][0].shape[-1]):
+        return None
+    return "float32 or, with AVX512-BF16, bfloat16 of even width, on Linux on x86-64 with AVX-512 and g++"
+
+
+NATIVE = Backend("native", _forward, _refusal, own_backward=True)

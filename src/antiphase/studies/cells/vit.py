@@ -8,20 +8,18 @@ import polars as pl
 from torch import nn
 
 from antiphase.data import load_data
+from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 from antiphase.models.factories import PRESETS
+from antiphase.models.towers import AttentionSpec, attention_of, attention_spec
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import data_content, transformer_work
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 from antiphase.training import make_recipe, train_classifier
 
-# image size and training images, for the plan alone
-_SIZES = {
-    "digits": (8, 1_347), "fashion-mnist": (28, 60_000), "cifar10": (32, 50_000), "cifar100": (32, 50_000),
-    "tiny-imagenet": (64, 100_000), "imagenet": (224, 1_281_167),
-}  # fmt: skip
+_TRAIN_IMAGES = 100_000  # assumed by the plan for data whose number only reading tells
 
 
 @final
@@ -30,7 +28,7 @@ class TrainVit(Cell):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
     Attributes:
-        model: ``"vit"`` or ``"diffvit"``.
+        model: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
         data: source with a train split.
         seed: random seed of the weights and the order of samples.
         limit: at most this many training images.
@@ -54,10 +52,13 @@ class TrainVit(Cell):
     adversary: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.model not in ("vit", "diffvit"):
-            raise UserError(f"model {self.model!r}: expected vit or diffvit")
+        attention_of(self.model)  # refuses a model that does not exist
         if self.adversary and "eps" not in self.adversary:
             raise UserError(f"adversary {self.adversary}: expected a field eps, such as 1/255")
+
+    @property
+    def _attention(self) -> AttentionSpec:
+        return attention_spec(attention_of(self.model))
 
     @property
     def table(self) -> str:
@@ -67,7 +68,7 @@ class TrainVit(Cell):
     @property
     def series(self) -> str:
         """What its lines are called."""
-        return {"vit": "ViT", "diffvit": "DiffViT"}.get(self.model, self.model)
+        return self._attention.label
 
     @property
     def label(self) -> str:
@@ -89,7 +90,7 @@ class TrainVit(Cell):
     @property
     def pixels(self) -> int:
         """Height and width of its images."""
-        return self.image_size or _SIZES.get(self.data, (224, 0))[0]
+        return self.image_size or source_of(self.data).image_size
 
     @property
     def _schedule(self) -> str:
@@ -112,8 +113,8 @@ class TrainVit(Cell):
         """Return what sets the model apart in a study's rows."""
         return {
             "series": self.series, "trained_on": self.data, "depth": self.depth,
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self.model == "diffvit" else None,
-            "lambda_schedule": self._schedule if self.model == "diffvit" else None,
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self._attention.differential else None,
+            "lambda_schedule": self._schedule if self._attention.differential else None,
             "train_eps": float(self.adversary.get("eps", 0.0)), "training_seed": self.seed,
         }  # fmt: skip
 
@@ -123,7 +124,7 @@ class TrainVit(Cell):
 
     def work(self) -> float:
         """Return the operations of the training: three forward passes' worth for each image and step."""
-        images = min(self.limit or 10**9, _SIZES.get(self.data, (0, 100_000))[1])
+        images = min(self.limit or 10**9, source_of(self.data).train_images or _TRAIN_IMAGES)
         inner = {"pgd": int(self.adversary.get("steps", 3)), "fast": 1, "free": 0}
         passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
         return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes

@@ -1,0 +1,128 @@
+"""The choice of a backend: checks a call and hands it to the backend that was asked for, or to the fastest one."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from antiphase.attention.backends import compiled
+from antiphase.attention.backends.chunked import CHUNKED
+from antiphase.attention.backends.compiled import NATIVE
+from antiphase.attention.backends.contract import Backend, Call, may_need_gradients
+from antiphase.attention.backends.eager import EAGER
+from antiphase.attention.backends.norm import HeadNorm
+from antiphase.attention.backends.sdpa import SDPA
+from antiphase.attention.backends.views import Branches, View
+from antiphase.attention.modes import plain_forward
+
+BackendName = Literal["auto", "eager", "chunked", "native", "sdpa"]
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}
+_FEW, _VERY_FEW = 64, 32  # keys
+
+
+def attend(
+    view: View,
+    lam: float | Tensor,
+    mask: Tensor | None,
+    backend: BackendName,
+    *sources: Tensor,
+    norm: HeadNorm | None = None,
+) -> Tensor:
+    """Return A1 v for one branch, (A1 − λ·A2) v for two, of parts that are views of the sources.
+
+    Args:
+        view: returns the queries and the keys, one of each per branch, and the values, as views of the sources.
+        lam: λ, a number or a tensor of shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; ignored if there
+            is only one branch.
+        mask: as in :func:`~antiphase.attention.functional.differential_attention`.
+        backend: ``"auto"`` takes the one that was measured to be the fastest on a CPU among those that can compute
+            the call (dev/attention-backends.md), and ``"sdpa"`` on other devices.
+            ``"eager"`` forms the maps; all derivatives exist, including forward mode and second order.
+            ``"chunked"`` works in pieces that fit a CPU's cache and keeps no map; no forward mode.
+            ``"native"`` does that in C++, built at first use: float32 on Linux on x86-64 with AVX-512 and a C++
+            compiler, bfloat16 if the processor has AVX512-BF16.
+            ``"sdpa"`` calls torch's fused attention for each branch.
+            A λ for each query goes through ``"eager"`` in place of ``"chunked"`` and ``"native"``.
+        sources: the tensors that are viewed, such as one projection.
+        norm: applied last to each query's row of a head; None for no norm.
+
+    Raises:
+        ValueError: for an unknown backend, one that cannot take the inputs, or shapes that do not fit together.
+    """
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r}: expected one of auto, {', '.join(BACKENDS)}")
+    call = Call(view, sources, view(*sources), lam, mask, norm)
+    of_queries, of_keys = _shapes(call.parts[0]), _shapes(call.parts[1])
+    regular = _check(of_queries, of_keys, call.parts[2].shape, lam)
+    chosen = fastest(call, of_queries) if backend == "auto" else BACKENDS[backend]
+    if chosen.own_backward:
+        device = call.parts[2].device.type
+        if not regular:
+            chosen = EAGER
+        elif torch.is_autocast_enabled(device):
+            sources = tuple(source.to(torch.get_autocast_dtype(device)) for source in sources)
+            call = call._replace(sources=sources, parts=view(*sources))
+    if (expected := chosen.refusal(call)) is not None:
+        dtypes = " and ".join(sorted(map(str, call.dtypes)))
+        raise ValueError(
+            f"backend {chosen.name!r} for {dtypes}, {of_queries[0][-1]} wide: expected {expected}; "
+            "'auto' takes one that is available"
+        )
+    return chosen.forward(call)
+
+
+def fastest(call: Call, queries: Sequence[torch.Size]) -> Backend:
+    """Return the backend that was the fastest on a CPU among those that can compute the call."""
+    v = call.parts[2]
+    if v.device.type != "cpu":
+        return SDPA
+    if plain_forward() or (call.mask is not None and call.mask.requires_grad):
+        return EAGER
+    dtypes = {torch.get_autocast_dtype("cpu")} if torch.is_autocast_enabled("cpu") else call.dtypes
+    native = compiled.takes(dtypes, queries[0][-1])
+    if len(queries) == 1 and torch.bfloat16 not in dtypes and (not native or v.shape[-2] <= _VERY_FEW):
+        return SDPA
+    if native:
+        return NATIVE
+    if v.shape[-2] <= _FEW and may_need_gradients(call.lam, *call.sources):
+        return EAGER  # keeping such small maps is faster than computing them again in pieces
+    return CHUNKED
+
+
+def _shapes(branches: Branches) -> list[torch.Size]:
+    """Return the shape of each branch, without making views of those that lie in one tensor."""
+    if isinstance(branches, Tensor):
+        return [branches.shape[1:]] * len(branches)
+    return [branch.shape for branch in branches]
+
+
+def _check(
+    queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: float | Tensor
+) -> bool:
+    """Check that shapes fit together; return whether a backend with a backward pass of its own can compute them.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    if isinstance(lam, Tensor) and lam.ndim:
+        heads, each = queries[0][-3], queries[0][:-1]
+        if lam.shape not in ((heads,), each):
+            raise ValueError(
+                f"lam of shape {tuple(lam.shape)}: expected (), one for each of {heads} heads, or {tuple(each)}: "
+                "one for each query"
+            )
+    shapes = [*queries, *keys, values]
+    if len({shape[-2] for shape in queries}) > 1 or len({shape[-2] for shape in (*keys, values)}) > 1:
+        raise ValueError(
+            f"queries, keys and values of {', '.join(str(shape[-2]) for shape in shapes)} tokens: expected one "
+            "number for all queries and one for all keys and values"
+        )
+    widths = [shape[-1] for shape in (*queries, *keys)]
+    if len(set(widths)) > 1:
+        raise ValueError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
+    return (
+        0 not in (*queries[0], *values)
+        and len({shape[:-2] for shape in shapes}) == 1
+        and not (isinstance(lam, Tensor) and lam.ndim > 1)
+    )

@@ -1,0 +1,293 @@
+"""A λ, a differential attention and a data source of one's own: each is one thing and one line that registers it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from antiphase.attention import AttentionMaps, combine, softmax_maps
+from antiphase.data import ArrayImages, load_data, sources
+from antiphase.data.source import Source
+from antiphase.errors import UserError
+from antiphase.models import diffvit, load_model
+from antiphase.models.clip_factories import diffclip
+from antiphase.models.factories import build, configure
+from antiphase.models.kinds import attention_kind
+from antiphase.models.lambdas import layer_lambdas, mean_lambdas
+from antiphase.models.towers import AttentionSpec
+from antiphase.registry import ATTENTION, LAMBDAS
+from antiphase.runs.attack import AttackPlan
+from antiphase.runs.audit import audit
+from antiphase.runs.sense import sense_all
+from antiphase.runs.sense_model import SensePlan
+from antiphase.sensitivity import attention_maps
+from antiphase.sensitivity.maps import attention_layers
+from antiphase.studies.cells import TrainVit
+from antiphase.studies.facts import facts_of
+from antiphase.training import make_recipe, train_classifier
+
+SIZES = {"dim": 16, "num_heads": 4, "depth": 2, "patch_size": 4}
+
+
+class TokenLambda(nn.Module):
+    """λ = 2·λ_init·σ(w·x) for each head and query."""
+
+    reads_tokens = True
+
+    def __init__(self, dim, heads, lambda_init):
+        super().__init__()
+        self.lambda_init = lambda_init
+        self.gate = nn.Linear(dim, heads)
+
+    def draw_parameters(self, stream):
+        with torch.no_grad():
+            self.gate.weight.normal_(0.0, 0.3, generator=stream("gate.weight"))
+            self.gate.bias.fill_(0.1)
+
+    def forward(self, x):
+        return 2 * self.lambda_init * self.gate(x).sigmoid().transpose(1, 2)
+
+
+class SharedQueryAttention(nn.Module):
+    """Differential attention whose two maps have the same queries; each map has keys of its own."""
+
+    def __init__(self, dim, heads, lam):
+        super().__init__()
+        self.num_diff_heads = heads
+        self.qkv = nn.Linear(dim, 4 * dim)
+        self.lam = lam
+        self.proj = nn.Linear(dim, dim)
+
+    def parts(self, projected):
+        q, k1, k2, v = (
+            x.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2) for x in projected.chunk(4, -1)
+        )
+        return (q, q), (k1, k2), v
+
+    def maps(self, x, mask=None):
+        (q1, q2), (k1, k2), _ = self.parts(self.qkv(x))
+        return AttentionMaps(softmax_maps(q1, k1, mask), softmax_maps(q2, k2, mask), self.lam())
+
+    def finish(self, heads):
+        return self.proj(heads.transpose(1, 2).flatten(2))
+
+    def forward(self, x, mask=None):
+        v = self.parts(self.qkv(x))[2]
+        return self.finish(self.maps(x, mask).combined @ v)
+
+
+SHARED = AttentionSpec(
+    "sharedvit",
+    "shared queries",
+    differential=True,
+    make=lambda config, layer: SharedQueryAttention(
+        config.dim,
+        config.num_heads // 2,
+        LAMBDAS["token"](None, 0.5) if config.parameterisation == "token" else Own(),
+    ),
+)
+
+
+class Own(nn.Module):
+    """λ = 0.8 + c."""
+
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Parameter(torch.ones(()))
+
+    def draw_parameters(self, stream):
+        nn.init.zeros_(self.c)
+
+    def forward(self):
+        return 0.8 + self.c
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(
+        LAMBDAS, "token", lambda sizes, init: TokenLambda(sizes.dim, sizes.num_diff_heads, init)
+    )
+    monkeypatch.setitem(ATTENTION, "shared", f"{__name__}:SHARED")
+
+
+@pytest.fixture
+def digits():
+    return load_data("digits", split="train", limit=32)
+
+
+def _trained(kind, images, folder, **fields):
+    """Train for two steps; return the model as it is loaded again."""
+    recipe = make_recipe(
+        kind, images, SIZES | fields, data="digits", epochs=2, batch_size=32, learning_rate=0.01
+    )
+    train_classifier(recipe, images, images, folder, progress=False)
+    return load_model(str(folder))
+
+
+def _rebuilt(model, pixels):
+    """Check that each layer's output is rebuilt from its maps, which are the module's own; return the layers."""
+    layers = list(attention_layers(model, pixels))  # compares the rebuilt output with the module's own
+    assert len(layers) == SIZES["depth"]
+    for layer, module in zip(layers, (block.attn for block in model.blocks), strict=True):
+        own = module.maps(layer.tokens)
+        assert_close(layer.maps.combined, own.combined)
+        assert_close(own.combined, combine(own.positive, own.negative, own.lam))
+    return layers
+
+
+def test_a_lambda_of_ones_own_is_trained_taken_apart_and_stored(digits, tmp_path):
+    model = _trained("diffvit", digits, tmp_path / "run", parameterisation="token")
+    pixels = digits.images(range(3))
+    start = diffvit(8, seed=0, parameterisation="token", in_channels=1, num_classes=10, **SIZES)
+    gate = model.blocks[0].attn.lam.gate.weight
+    assert 0 < (gate - start.blocks[0].attn.lam.gate.weight).abs().max() < 0.1  # two steps of 0.01
+    layers = _rebuilt(model, pixels)
+    assert [layer.lam.shape for layer in layers] == [
+        (3, 2, 5)
+    ] * 2  # two heads, four patches and the class token
+    rows = attention_maps(model, pixels)[layers[0].name].combined.sum(-1)
+    assert_close(rows, 1 - layers[0].lam)
+    means = mean_lambdas(model, pixels)
+    assert means == pytest.approx([float(layer.lam.mean()) for layer in layers])
+    assert [lam.shape for lam in layer_lambdas(model, pixels)] == [(3, 2, 5)] * 2
+    assert mean_lambdas(model) == []  # without tokens there is no λ
+
+
+def test_the_first_token_alone_has_its_own_lambda():
+    model = diffvit(8, parameterisation="token", **SIZES).eval()
+    attention, x = model.blocks[0].attn, torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
+    assert_close(attention(x, queries=1), attention(x)[:, :1])
+
+
+def test_it_draws_its_own_weights_by_the_seed_and_the_name():
+    one, two = (diffvit(8, seed=1, parameterisation="token", depth=2).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    weights = [one[f"blocks.{layer}.attn.lam.gate.weight"] for layer in range(2)]
+    assert not torch.equal(*weights)
+    assert weights[0].std() == pytest.approx(0.3, rel=0.3)
+    assert one["blocks.0.attn.lam.gate.bias"].unique().item() == pytest.approx(0.1)
+
+
+def test_a_lambda_that_cannot_draw_its_weights_is_refused(monkeypatch):
+    monkeypatch.delattr(TokenLambda, "draw_parameters")
+    with pytest.raises(TypeError, match=r"lam.gate.weight: .* give it draw_parameters\(stream\)"):
+        diffvit(8, parameterisation="token")
+
+
+def test_it_fits_a_dual_encoder():
+    sizes = {"dim": 16, "depth": 1, "num_heads": 4}
+    model = diffclip(
+        vision=sizes | {"image_size": 8, "patch_size": 4, "parameterisation": "token"},
+        text=sizes | {"context_length": 8},
+        embed_dim=8,
+        attention="differential",
+    ).eval()
+    texts = torch.tensor([[49406, 320, 49407]])
+    found = layer_lambdas(model, torch.rand(1, 3, 8, 8), texts)
+    assert [lam.shape for lam in found] == [(1, 2, 5), ()]
+
+
+def test_an_attention_of_ones_own_is_trained_taken_apart_and_stored(digits, tmp_path):
+    model = _trained("sharedvit", digits, tmp_path / "run")
+    assert model.card.recipe["model"]["attention"] == "shared"
+    assert attention_kind(model) == "differential"
+    start = build(configure("shared", 8, SIZES))
+    assert start.blocks[0].attn.lam.c == 0  # drawn by itself, where it is made as 1
+    assert model.blocks[0].attn.lam.c != 0  # trained
+    layers = _rebuilt(model, digits.images(range(3)))
+    for branch, name in ((layers[0].positive, "positive"), (layers[0].negative, "negative")):
+        x = layers[0].tokens.detach().requires_grad_()
+        own = getattr(model.blocks[0].attn.maps(x), name)
+        upstream = torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
+        (expected,) = torch.autograd.grad((own * upstream).sum(), x)
+        assert_close(branch.vjp(upstream).sum(1), expected)  # its closed form knows the projections
+    assert [lam.item() for lam in layer_lambdas(model)] == [layer.lam.item() for layer in layers]
+
+
+def test_its_alignment_is_measured_like_any_other(digits, tmp_path):
+    model = _trained("sharedvit", digits, tmp_path / "run")
+    plan = SensePlan(probes=2, travel=(4 / 255,))
+    summary = sense_all(
+        [model], [], digits.subset(2), plan, tmp_path / "sense", parts=("alignment", "depth"), progress=False
+    )
+    assert summary["models"][0]["attention"] == "differential"
+    assert summary["models"][0]["lambda"] == mean_lambdas(model)
+
+
+def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
+    model = diffvit(8, parameterisation="token", **SIZES).eval()
+    (layer, *_) = attention_layers(model, digits.images(range(2)))
+    with pytest.raises(UserError, match="λ differs from query to query, expected one for each head"):
+        layer.weight  # noqa: B018 (it raises)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"parameterisation": "matrix"},
+            "parameterisation: 'matrix': expected one of vector, scalar, fixed, token",
+        ),
+        ({"attention": "x"}, "attention 'x': not an option here"),
+    ],
+)
+def test_what_is_not_registered_is_named(fields, message):
+    with pytest.raises(UserError, match=message):
+        diffvit(8, **fields)
+
+
+def test_a_model_that_no_attention_belongs_to_is_named(digits):
+    with pytest.raises(UserError, match="model 'convnet': expected vit or diffvit or sharedvit"):
+        make_recipe("convnet", digits, {}, data="digits")
+
+
+def _stripes(ask):
+    """Return images of 12 pixels whose class is the row that is bright."""
+    labels = torch.arange(24) % 3
+    pixels = torch.zeros(24, 3, 12, 12)
+    pixels[torch.arange(24), :, labels] = 1.0
+    names = ("top", "middle", "bottom")
+    return ArrayImages(
+        name="stripes",
+        split=ask.split,
+        class_names=names,
+        ids=torch.arange(24),
+        labels=labels,
+        pixels=pixels,
+    )
+
+
+@pytest.fixture
+def stripes(monkeypatch):
+    own = Source("stripes", _stripes, image_size=12, classes=3, train_images=24)
+    monkeypatch.setitem(sources._SOURCES, "stripes", own)
+    return load_data("stripes")
+
+
+def test_a_source_of_ones_own_is_trained_and_audited_on(stripes, tmp_path):
+    recipe = make_recipe("vit", stripes, SIZES, data="stripes", epochs=1, batch_size=8)
+    train_classifier(recipe, stripes, stripes, tmp_path / "run", progress=False)
+    model = load_model(str(tmp_path / "run"))
+    assert model.image_shape == (3, 12, 12)
+    audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False)
+    assert (tmp_path / "audit" / "rows.parquet").is_file()
+
+
+def test_a_study_plans_with_the_facts_of_its_source(stripes):
+    cell = TrainVit(model="vit", data="stripes", sizes=SIZES, recipe={"epochs": 2})
+    assert cell.pixels == 12
+    assert ("train.data", "stripes") in list(facts_of(cell))
+    assert TrainVit(model="vit", data="digits", sizes=SIZES).work() > cell.work() > 0
+
+
+def test_a_study_on_unknown_data_is_refused():
+    with pytest.raises(UserError, match="unknown data source 'digit'"):
+        list(facts_of(TrainVit(model="vit", data="digit", image_size=8, sizes=SIZES)))
+
+
+@pytest.mark.parametrize(("name", "split"), [("digits", "train"), ("specimen-fashion-mnist", "test")])
+def test_the_facts_of_a_source_are_those_of_its_images(name, split):
+    images, source = load_data(name, split=split), sources.source_of(name)
+    assert images.image_shape == (source.channels, source.image_size, source.image_size)
+    assert len(images.class_names) == source.classes
+    assert source.train_images in (None, len(images))
