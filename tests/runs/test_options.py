@@ -1,6 +1,7 @@
 """One model of options, three readings: the command line, the Python function, the stored record."""
 
 import json
+from dataclasses import fields
 from typing import Annotated
 
 import polars as pl
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import antiphase as ap
 from antiphase.cli.command import _shown, command
 from antiphase.errors import UserError
+from antiphase.runs.attack import AttackPlan
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.runs.options.base import Options
 from antiphase.runs.options.certify import CertifyOptions
@@ -92,6 +94,17 @@ def test_a_wrong_value_is_one_line_that_lists_the_right_ones(options, line):
         AuditOptions(**({"model": "specimen:vit-0"} | options))
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
+
+
+def test_the_older_name_of_nested_off_still_counts():
+    assert AuditOptions(model="specimen:vit-0", independent=True).nested == "off"
+    assert AttackOptions(model="specimen:vit-0").nested == "up"
+
+
+def test_every_field_of_an_attack_plan_is_an_option():
+    options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3)
+    plan = AttackPlan(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
+    assert (plan.eps, plan.settings, plan.nested) == ((1 / 255,), {"steps": 3}, "up")
 
 
 def test_a_missing_value_is_named():

@@ -13,7 +13,7 @@ def evaluate(options: EvaluateOptions) -> None:
     """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, as DiffCLIP does.
 
     Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
-    images, captions, episodes or pairs; the spread over seeds is told apart from them. With --against, every model is
+    images, captions, episodes or pairs; the spread over seeds is reported separately. With --against, every model is
     compared with its twin on the same images.
 
     **Examples**

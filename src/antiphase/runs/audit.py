@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,8 @@ def run(options: AuditOptions, command: str = "") -> dict[str, Any]:
     Raises:
         UserError: the models, the data or the attack cannot be used together.
     """
-    plan = AttackPlan(
-        options.eps, options.norm, options.attack, options.settings, nested=options.carried, seed=options.seed,
-        precision=options.precision, batch_size=options.batch_size, compile=options.compile,
-    )  # fmt: skip
+    # a field of the plan is an option of the same name
+    plan = AttackPlan(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
     if options.compile:
         check_compiler(find_device(options.device))
     models, twins, data = load_lineup(

@@ -104,6 +104,11 @@ class AuditOptions(Options):
     device: Device = "auto"
     quiet: Quiet = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_independent(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return values | {"nested": "off"} if values.get("independent") else values
+
     @model_validator(mode="after")
     def _check(self) -> "AuditOptions":
         if self.control and self.attack == "noise":
@@ -111,11 +116,6 @@ class AuditOptions(Options):
                 "--control: the attack is random noise itself; leave it out or choose another --attack"
             )
         return self
-
-    @property
-    def carried(self) -> Literal["up", "down", "off"]:
-        """How samples carry over from one ε to the next, whichever option says so."""
-        return "off" if self.independent else self.nested
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class SenseOptions(Options):
     steps: Annotated[
         int, Field(description="Steps of gradient ascent; power iteration takes twice as many.")
     ] = 10
-    points: Annotated[int, Field(description="Starting points of the search for the steepest slope.")] = 2
+    points: Annotated[
+        int, Field(description="Points drawn from the ball at which the steepest slope is looked for.")
+    ] = 2
     lipschitz_limit: Annotated[
         int, Field(ge=1, description="Images on which Lipschitz constants are estimated.")
     ] = 16
