@@ -9,9 +9,11 @@ import torch
 
 from antiphase.attacks import Threat, apgd, catalogue, pgd, sweep
 from antiphase.attacks.ensemble import Ensemble, Stage
+from antiphase.attacks.spec import AttackSpec
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
+from antiphase.registry import ATTACKS
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.processes import Process
 from tests.attacks import toys
@@ -47,7 +49,7 @@ def with_ensemble(monkeypatch):
         catalogue.find_attack(name, **settings).stages[0]
         for name, settings in (("fgsm", {}), ("fab", {"steps": 1}), ("pgd", {}))
     )
-    monkeypatch.setitem(catalogue.CATALOGUE, "mixed", lambda: Ensemble("mixed", stages))
+    monkeypatch.setitem(ATTACKS, "mixed", AttackSpec(pgd, "mixed", stages=lambda: Ensemble("mixed", stages)))
 
 
 def _broken_by(results):
@@ -96,7 +98,7 @@ def test_disk_warns_as_memory_does(tmp_path, model, data, monkeypatch):
         return (pgd if threat.eps == EPS[-2] else weak)(model, images, labels, threat, **run)
 
     ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle)))
-    monkeypatch.setitem(catalogue.CATALOGUE, "two", lambda: ensemble)
+    monkeypatch.setitem(ATTACKS, "two", AttackSpec(pgd, "two", stages=lambda: ensemble))
     plan = AttackPlan(EPS[-2:], attack="two", nested=False)
     _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
     assert [line[:9] for line in warnings] == ["Square, w", "ASR falls"]
@@ -140,7 +142,7 @@ class _Counted:
 @pytest.fixture
 def counted(monkeypatch):
     attacks = _Counted()
-    monkeypatch.setitem(catalogue.CATALOGUE, "counted", lambda: attacks.ensemble)
+    monkeypatch.setitem(ATTACKS, "counted", AttackSpec(pgd, "counted", stages=lambda: attacks.ensemble))
     return attacks
 
 
@@ -203,7 +205,7 @@ def test_the_warnings_of_every_call_last(tmp_path, model, data, monkeypatch):
         return replace(result, warnings=(calls[-1],))
 
     stages = (Stage("weak", warns, {"share": 0.5}), Stage("strong", warns, {"share": 1}))
-    monkeypatch.setitem(catalogue.CATALOGUE, "two", lambda: Ensemble("two", stages))
+    monkeypatch.setitem(ATTACKS, "two", AttackSpec(pgd, "two", stages=lambda: Ensemble("two", stages)))
     plan = AttackPlan(EPS, attack="two", nested="down")
     for _ in range(2):
         _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)

@@ -19,13 +19,14 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.layers import alignment
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
-from antiphase.files import replacing, write_json
+from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
+from antiphase.runs.journal import write_frame
 from antiphase.runs.loading import check_compiler, find_device, load_lineup
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.processes import this_process
@@ -142,8 +143,7 @@ def audit(
         (out / "alignment.parquet").unlink(missing_ok=True)
     else:
         write_rows({"alignment": aligned}, out)
-    with replacing(out / "rows.parquet") as temporary:
-        rows.write_parquet(temporary)
+    write_frame(out / "rows.parquet", rows)
     shown = [0, len(models)] if twins else [0]
     gallery = _gallery([everyone[i] for i in shown], [names[i] for i in shown], data, plan)
     if gallery is None:

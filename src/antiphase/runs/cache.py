@@ -46,21 +46,16 @@ class Cache(Generic[Key]):
     """
 
     def __init__(
-        self,
-        out: Path,
-        cells: Mapping[Key, Mapping[str, Any]],
-        schema: Mapping[str, Any],
-        wanted: Sequence[tuple[Key, int]],
-        process: Process,
-    ) -> None:
-        names = {key: digest(json.dumps(what, sort_keys=True))[:16] for key, what in cells.items()}
-        self.journals = {
-            key: Journal(out / "cells" / name, schema, process.rank) for key, name in names.items()
-        }
+        self, out: Path, cells: Mapping[Key, Mapping[str, Any]], schema: Mapping[str, Any],
+        wanted: Sequence[tuple[Key, int]], process: Process,
+    ) -> None:  # fmt: skip
         self.wanted, self.process, self.warnings = wanted, process, dict[str, None]()
-        stored = {
-            (key, sample) for key, journal in self.journals.items() for sample in journal.rows()["sample"]
-        }
+        self.journals: dict[Key, Journal] = {}
+        stored: set[tuple[Key, int]] = set()
+        for key, what in cells.items():
+            name = digest(json.dumps(what, sort_keys=True))[:16]
+            self.journals[key] = Journal(out / "cells" / name, schema, process.rank)
+            stored |= {(key, sample) for sample in self.journals[key].rows()["sample"]}
         self.missing = missing(range(len(wanted)), lambda at: wanted[at] in stored, process)
         self.mine = process.share(self.missing)
 

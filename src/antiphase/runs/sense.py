@@ -12,10 +12,11 @@ from torch import nn
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
-from antiphase.files import replacing, write_json
+from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.runs.expectation import sense_expectation
+from antiphase.runs.journal import write_frame
 from antiphase.runs.loading import load_lineup
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.processes import this_process
@@ -138,8 +139,7 @@ def _check_depths(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
 def write_rows(rows: dict[str, pl.DataFrame], out: Path) -> None:
     """Write a Parquet file for each part."""
     for part, frame in rows.items():
-        with replacing(out / f"{part}.parquet") as temporary:
-            frame.write_parquet(temporary)
+        write_frame(out / f"{part}.parquet", frame)
 
 
 def summarise_sensitivity(rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
