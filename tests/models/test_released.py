@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_named(released, tmp_path):
     with pytest.raises(UserError, match="no attention under"):
         load_model(f"diffclip:{path}")
     torch.save({"state_dict": "weights"}, path)
-    with pytest.raises(UserError, match="expected a dictionary of weights"):
+    with pytest.raises(UserError, match="expected a dictionary of tensors"):
         load_model(f"diffclip:{path}")
     with pytest.raises(UserError, match="no such file"):
         load_model(f"diffclip:{tmp_path / 'none.pt'}")
