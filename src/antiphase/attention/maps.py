@@ -79,9 +79,7 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
     elif not mask.is_floating_point():
-        raise ValueError(
-            f"mask of {mask.dtype}: expected boolean (True: may attend) or floating point"
-        )
+        raise ValueError(f"mask of {mask.dtype}: expected boolean (True: may attend) or floating point")
     mask = torch.atleast_2d(mask).to(dtype)  # cast before the test: large float32 values become −∞ in float16
     dead = (mask == -math.inf).all(-1, keepdim=True)
     return mask.masked_fill(dead, 0.0), dead
