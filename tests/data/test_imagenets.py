@@ -118,7 +118,7 @@ def test_an_absent_set_is_one_line_with_its_page(tmp_path, name):
         ("imagenet-v2", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a number"),
         ("imagenet-v2", lambda names: [*names, "007"], "has two folders of one class, 007 and 7"),
         ("imagenet-a", lambda names: names[1:-1], "lacks 2 of 200 class folders, the first is n01498041"),
-        ("imagenet-r", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a wnid of its 200 classes"),
+        ("imagenet-r", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a wnid of its 200"),
         ("imagenet-sketch", lambda names: [*names[:-1], "n99999999"], "has a folder n99999999, which is not a wnid"),
     ],
 )  # fmt: skip

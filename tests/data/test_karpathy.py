@@ -68,7 +68,7 @@ def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
         karpathy(path, tmp_path, "train")
     for text, line in (
         ("nope", "is not valid JSON"),
-        ('{"images": [{}]}', "splits of Karpathy's look like .*'split'"),
+        ('{"images": [{}]}', "expected Karpathy's splits .*'split'"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=line):
@@ -164,7 +164,7 @@ def test_an_image_that_the_list_names_and_is_not_there_is_named_unless_it_is_to_
     train = load_pairs(name, split="train", root=tmp_path)
     (whole.root / whole.files[1]).unlink()
     (train.root / train.files[1]).unlink()
-    line = rf"^{name} \({split}\): 1 of the {len(whole)} listed images .*{images}, the first is {whole.files[1]}: unpack"
+    line = rf"^{name} \({split}\): 1 of the {len(whole)} listed .*{images}, the first is {whole.files[1]}: unpack"
     with pytest.raises(UserError, match=line) as caught:
         load_pairs(name, split=split, root=tmp_path)
     assert "\n" not in str(caught.value)

@@ -131,5 +131,5 @@ def _read_split(json_path: Path, split: str) -> list[Row]:
                 said = [sentence["raw"].strip() for sentence in entry["sentences"]]
                 rows.append((file, tuple(filter(None, said)), None))
     except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(json_path, "splits of Karpathy's", error) from error
+        raise damaged(json_path, "Karpathy's splits", error) from error
     return rows
