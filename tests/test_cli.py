@@ -110,7 +110,7 @@ def test_version_and_help(run_cli):
         (["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"], "1 models against 2"),
         (
             ["sense", "timm:resnet10t", "--random-weights", "--data", "random", "--limit", "1", "-q"],
-            "no attention",
+            "no known attention",
         ),
         (["certify", "specimen:diffvit-0", "--sigma", "-1"], "sigma -1.0"),
     ],
