@@ -96,7 +96,7 @@ def test_version_and_help(run_cli):
         ),
         (["attack", "specimen:vit-0", "--version", "rand", "--queries", "9"], "queries 9: no stage of"),
         (["attack", "specimen:vit-0", "--device", "meta"], "device 'meta' cannot be used"),
-        (["audit", "x" * 9999], "xxx': neither a directory nor"),
+        (["audit", "x" * 9999], "xxx': no such directory; expected one of"),
         (["study", "run", "table-1", "--slurm", "a=b"], "--slurm a=b: is of --executor slurm"),
         (["export", "specimen:vit-0", "--out", " "], "is no path"),
         (["study", "status", "--store", ""], "'' is no path"),
@@ -110,7 +110,7 @@ def test_version_and_help(run_cli):
         (["sense", "specimen:diffvit-0", "--against", "specimen:vit-0,specimen:vit-1"], "1 models against 2"),
         (
             ["sense", "timm:resnet10t", "--random-weights", "--data", "random", "--limit", "1", "-q"],
-            "no attention",
+            "no known attention",
         ),
         (["certify", "specimen:diffvit-0", "--sigma", "-1"], "sigma -1.0"),
     ],

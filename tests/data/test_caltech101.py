@@ -74,13 +74,13 @@ def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp
     [
         (
             lambda rows: rows[:-1],
-            r"says nothing of 1 images, the first is yin_yang/image_0002\.jpg: give each",
+            r"no split for 1 images, the first is yin_yang/image_0002\.jpg: add",
         ),
         (
             lambda rows: [*rows, "ant/image_0031.jpg,test"],
-            r"line 103 of .* names ant/image_0031\.jpg, which is no image in",
+            r"line 103 of .*: ant/image_0031\.jpg is not an image in",
         ),
-        (lambda rows: [*rows, rows[1]], r"line 103 of .* names .* again: name an image once"),
+        (lambda rows: [*rows, rows[1]], r"line 103 of .*: duplicate image .*: remove"),
         (
             lambda rows: [rows[0], rows[1].replace("train", "val"), *rows[2:]],
             r"line 2 of .* has split 'val', expected one",
@@ -89,8 +89,8 @@ def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp
             lambda rows: [rows[0], rows[1] + ",", *rows[2:]],
             r"line 2 of .* has 3 cells, expected a file and a split",
         ),
-        (lambda rows: rows[1:], "does not begin with the line 'file,split'"),
-        (lambda rows: [], "does not begin with the line 'file,split'"),
+        (lambda rows: rows[1:], "expected 'file,split' as the first line"),
+        (lambda rows: [], "expected 'file,split' as the first line"),
         (lambda rows: ["\0" + "x" * 200_000], r"cannot read .*antiphase-split\.csv"),
     ],
 )

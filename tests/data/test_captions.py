@@ -60,11 +60,9 @@ def test_of_two_years_of_coco_the_first_is_taken_or_the_one_that_is_asked_for(tm
     write_coco(tmp_path, write_image, 2014)
     assert coco_captions(tmp_path, "val").files[0].startswith("val2014/")
     assert coco_captions(tmp_path, "val", 2017).files[0].startswith("val2017/")
-    with pytest.raises(UserError, match="COCO of 2015: choose one of 2014, 2017"):
+    with pytest.raises(UserError, match="COCO year 2015: expected one of 2014, 2017"):
         coco_captions(tmp_path, "val", 2015)
-    with pytest.raises(
-        UserError, match=r"captions_train2017\.json is neither in .*/annotations_trainval2017"
-    ):
+    with pytest.raises(UserError, match=r"captions_train2017\.json not found in .*/annotations_trainval2017"):
         coco_captions(tmp_path, "train", 2017)
 
 
@@ -141,11 +139,9 @@ def test_coco_with_labels_has_the_captions_if_there_are_any_else_the_name_of_the
 
 @pytest.mark.parametrize("function", [coco_captions, coco_single_label])
 def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, function):
-    with pytest.raises(
-        UserError, match=r"COCO's annotations/.*_train2014\.json is neither in .*/coco: unzip"
-    ):
+    with pytest.raises(UserError, match=r"COCO's annotations/.*_train2014\.json not found in .*/coco: unzip"):
         function(tmp_path, "train")
-    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val"):
+    with pytest.raises(UserError, match="has no split 'dev': expected one of train, val"):
         function(tmp_path, "dev")
     images = write_coco(tmp_path, write_image)
     note = {"id": 5, "image_id": 7, "category_id": 3, "area": 2, "iscrowd": 0}
@@ -153,13 +149,17 @@ def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, funct
     function(tmp_path, "val")
     (tmp_path / "val2014").rename(tmp_path / "elsewhere")
     with pytest.raises(
-        UserError, match=rf"val2014/{file_name(7)} and those after it are not in {tmp_path}: m"
+        UserError, match=rf"val2014/{file_name(7)} and the next images not found in {tmp_path}: m"
     ):
         function(tmp_path, "val")
     path = (
         tmp_path / "annotations" / f"{'captions' if function is coco_captions else 'instances'}_val2014.json"
     )
-    for text, line in (("{", "is no JSON"), ("[]", "is not what .* of COCO look like"), ("{}", "'images'")):
+    for text, line in (
+        ("{", "is not valid JSON"),
+        ("[]", "expected (captions|objects) of COCO"),
+        ("{}", "'images'"),
+    ):
         path.write_text(text)
         with pytest.raises(UserError, match=line) as caught:
             function(tmp_path, "val")
@@ -199,7 +199,7 @@ def test_an_image_that_is_not_there_is_named_unless_it_is_to_train_on(table, spl
     )
     assert csv_pairs(table(text), "train").files == ("a.png", "gone.png", "gone too.png")
     with pytest.raises(
-        UserError, match=rf"\({split}\): 2 of the 3 images .*, the first is gone\.png: move them"
+        UserError, match=rf"\({split}\): 2 of the 3 listed images .*, the first is gone\.png: move them"
     ):
         csv_pairs(table(text), split)
 
@@ -226,7 +226,7 @@ def test_a_table_may_have_splits_and_labels_with_one_numbering(table):
     assert (train.files, train.labels.tolist(), train.ids.tolist()) == (("a.png", "c.png"), [2, 1], [0, 1])
     assert (val.split, val.files, val.labels.tolist(), val.ids.tolist()) == ("val", ("deep/b.png",), [0], [0])
     assert train.take([1]).labels.tolist() == [1]
-    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val"):
+    with pytest.raises(UserError, match="has no split 'dev': expected one of train, val"):
         csv_pairs(table(text), "dev")
 
 
@@ -248,28 +248,28 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
         ("image,caption\n", "has no rows"),
         (
             "picture,caption\na.png,x\n",
-            "no column for the image's path: expected one called image, .*found picture",
+            "no column for the image's path: expected one of image, .*found picture",
         ),
         (
             "image,words\na.png,x\n",
-            "no column for the caption: expected one called caption, title, text, found",
+            "no column for the caption: expected one of caption, title, text, found",
         ),
-        ("image,caption\na.png,x, and y\n", r"line 2 of .* has not the 2 cells of the header: mend it"),
-        ("image,caption\na.png,x\nc.png\n", "line 3 of .* has not the 2 cells"),
+        ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: correct it"),
+        ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
         (
             "image,caption,label\na.png,x,cat\na.png,y,dog\n",
-            "line 3 labels a.png 'dog', an earlier line 'cat'",
+            "line 3 labels a.png 'dog', but an earlier line 'cat'",
         ),
-        ("image,caption,label\na.png,x,cat\nc.png,y,\n", "c.png has no label: fill the column"),
+        ("image,caption,label\na.png,x,cat\nc.png,y,\n", "c.png has no label: add it"),
         ("image,caption,label\na.png,x,\n", "a.png has no label"),
-        ("image,caption\nb.png,x\n", "b.png and those after it are not in"),
+        ("image,caption\nb.png,x\n", "b.png and the next images not found in"),
         (
             "image,caption\nhttps://host/b.png,x\n",
-            "images are URLs, the first https://.*: fetch them with img2d",
+            "images are URLs, the first is https://.*: download them with img2d",
         ),
-        ("image,caption\na.png, \n", r"\(train\): no pair of an image and a caption"),
-        ("image,caption,split\na.png,x,\n", r"\(train\): no pair of an image and a caption"),
-        ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "is no table in UTF-8"),
+        ("image,caption\na.png, \n", r"\(train\): no pairs found"),
+        ("image,caption,split\na.png,x,\n", r"\(train\): no pairs found"),
+        ("image,caption\na.png,\0" + "x" * 200_000 + "\n", "is not a UTF-8 table"),
     ],
 )
 def test_a_table_that_cannot_be_served_is_one_line(table, text, line):
@@ -282,5 +282,5 @@ def test_a_table_that_is_absent_or_no_text_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*absent\.csv \(No such file or directory\)"):
         csv_pairs(tmp_path / "absent.csv", "train")
     (tmp_path / "bad.csv").write_bytes(b"image,caption\na.png,\xff\n")
-    with pytest.raises(UserError, match="is no table in UTF-8"):
+    with pytest.raises(UserError, match="is not a UTF-8 table"):
         csv_pairs(tmp_path / "bad.csv", "train")

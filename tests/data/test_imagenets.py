@@ -62,7 +62,7 @@ def test_a_shifted_set_has_the_classes_of_imagenet_that_it_is_of(write, tmp_path
         load_data(name, split="val", root=tmp_path / "data").fingerprint()
         == load_data(name, root=tmp_path / "data").fingerprint()
     )
-    with pytest.raises(UserError, match=f"{name} has no split 'train': choose one of test$"):
+    with pytest.raises(UserError, match=f"{name} has no split 'train': expected one of test$"):
         load_data(name, split="train", root=tmp_path / "data")
 
 
@@ -89,7 +89,7 @@ def test_the_other_variants_have_all_classes_in_order_of_wnid():
 
 
 def test_an_unknown_wnid_has_no_place_among_imagenets_classes():
-    with pytest.raises(UserError, match="wnid 'n00000001' is none of ImageNet's 1,000 classes"):
+    with pytest.raises(UserError, match="wnid 'n00000001' is not one of ImageNet's 1,000 classes"):
         imagenet_indices(["n01440764", "n00000001"])
 
 
@@ -113,13 +113,13 @@ def test_an_absent_set_is_one_line_with_its_page(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "spoil", "line"),
     [
-        ("imagenet-v2", lambda names: names[:7] + names[8:], "lacks 1 of its 1,000 class folders, the first is 7:"),
-        ("imagenet-v2", lambda names: [*names, "1000"], "holds 1000, which is not a number from 0 to 999:"),
-        ("imagenet-v2", lambda names: [*names, "n01440764"], "holds n01440764, which is not a number"),
-        ("imagenet-v2", lambda names: [*names, "007"], "holds 7 beside 007, both of one class"),
-        ("imagenet-a", lambda names: names[1:-1], "lacks 2 of its 200 class folders, the first is n01498041"),
-        ("imagenet-r", lambda names: [*names, "n01440764"], "holds n01440764, which is not a wnid of its 200 classes"),
-        ("imagenet-sketch", lambda names: [*names[:-1], "n99999999"], "holds n99999999, which is not a wnid"),
+        ("imagenet-v2", lambda names: names[:7] + names[8:], "lacks 1 of 1,000 class folders, the first is 7:"),
+        ("imagenet-v2", lambda names: [*names, "1000"], "has a folder 1000, which is not a number from 0 to 999:"),
+        ("imagenet-v2", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a number"),
+        ("imagenet-v2", lambda names: [*names, "007"], "has two folders of one class, 007 and 7"),
+        ("imagenet-a", lambda names: names[1:-1], "lacks 2 of 200 class folders, the first is n01498041"),
+        ("imagenet-r", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a wnid of its 200"),
+        ("imagenet-sketch", lambda names: [*names[:-1], "n99999999"], "has a folder n99999999, which is not a wnid"),
     ],
 )  # fmt: skip
 def test_class_folders_that_are_not_the_published_ones_are_named(write, tmp_path, name, spoil, line):
@@ -133,6 +133,6 @@ def test_class_folders_that_are_not_the_published_ones_are_named(write, tmp_path
 def test_other_counts_than_the_published_ones_are_warned_of(write, tmp_path):
     write("imagenet-a")
     with pytest.warns(
-        UserWarning, match=r"imagenet-a \(test\): 200 images of 200 classes where 7,500 of 200 were published"
+        UserWarning, match=r"imagenet-a \(test\): 200 images of 200 classes, but 7,500 of 200 were published"
     ):
         load_data("imagenet-a", root=tmp_path / "data")

@@ -52,13 +52,13 @@ def test_flickr30k_has_one_folder_which_may_stand_beside_the_list(tmp_path, writ
     ]
     path = tmp_path / "dataset_flickr30k.json"
     path.write_text(json.dumps({"images": entries}))
-    with pytest.raises(UserError, match=r"3\.jpg and those after it are not in .*flickr30k-images, "):
+    with pytest.raises(UserError, match=r"3\.jpg and the next images not found in .*flickr30k-images, "):
         karpathy(path, tmp_path / "data", "test")
     write_image(tmp_path / "flickr30k-images" / "2.jpg", 2)
     write_image(tmp_path / "flickr30k-images" / "3.jpg", 3)
     pairs = karpathy(path, tmp_path / "data", "test")
     assert (pairs.files, pairs.root) == (("3.jpg", "2.jpg"), tmp_path / "flickr30k-images")
-    with pytest.raises(UserError, match=r"\(val\): no pair"):
+    with pytest.raises(UserError, match=r"\(val\): no pairs"):
         karpathy(path, tmp_path, "val")
 
 
@@ -67,13 +67,13 @@ def test_a_list_of_splits_that_is_absent_or_damaged_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*dataset_coco\.json \(No such file or directory\)"):
         karpathy(path, tmp_path, "train")
     for text, line in (
-        ("nope", "is no JSON"),
-        ('{"images": [{}]}', "splits of Karpathy's look like .*'split'"),
+        ("nope", "is not valid JSON"),
+        ('{"images": [{}]}', "expected Karpathy's splits .*'split'"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=line):
             karpathy(path, tmp_path, "train")
-    with pytest.raises(UserError, match="has no split 'dev': choose one of train, val, test"):
+    with pytest.raises(UserError, match="has no split 'dev': expected one of train, val, test"):
         karpathy(path, tmp_path, "dev")
 
 
@@ -164,7 +164,7 @@ def test_an_image_that_the_list_names_and_is_not_there_is_named_unless_it_is_to_
     train = load_pairs(name, split="train", root=tmp_path)
     (whole.root / whole.files[1]).unlink()
     (train.root / train.files[1]).unlink()
-    line = rf"^{name} \({split}\): 1 of the {len(whole)} images that .*{images}, the first is {whole.files[1]}: unpack"
+    line = rf"^{name} \({split}\): 1 of the {len(whole)} listed .*{images}, the first is {whole.files[1]}: unpack"
     with pytest.raises(UserError, match=line) as caught:
         load_pairs(name, split=split, root=tmp_path)
     assert "\n" not in str(caught.value)
@@ -182,14 +182,16 @@ PAGES = {
 @pytest.mark.parametrize("name", KARPATHY_SETS)
 def test_an_absent_list_and_absent_images_are_one_line_with_their_pages(write_set, tmp_path, name):
     with pytest.raises(
-        UserError, match=rf"^{name}: {LISTS[name]} is neither in .*caption_datasets\.zip in .*{PAGES[name]}"
+        UserError, match=rf"^{name}: {LISTS[name]} not found in .*caption_datasets\.zip in .*{PAGES[name]}"
     ) as caught:
         load_pairs(name, split="test", root=tmp_path)
     assert "\n" not in str(caught.value)
     write_set(name, "elsewhere")
-    with pytest.raises(UserError, match=rf"^{name}: .*1\.jpg and those after it are not in .*{PAGES[name]}"):
+    with pytest.raises(
+        UserError, match=rf"^{name}: .*1\.jpg and the next images not found in .*{PAGES[name]}"
+    ):
         load_pairs(name, split="test", root=tmp_path)
-    with pytest.raises(UserError, match=f"^{name} has no split 'dev': choose one of train, val, test"):
+    with pytest.raises(UserError, match=f"^{name} has no split 'dev': expected one of train, val, test"):
         load_pairs(name, split="dev", root=tmp_path)
 
 
@@ -198,7 +200,7 @@ def test_other_counts_than_the_published_ones_are_warned_of(write_set, tmp_path)
     write_set("flickr30k", "flickr30k-images")
     for split, found, published in (("train", 3, "29,000"), ("val", 2, "1,014"), ("test", 4, "1,000")):
         with pytest.warns(
-            UserWarning, match=rf"^flickr30k \({split}\): {found} images where {published} were published: "
+            UserWarning, match=rf"^flickr30k \({split}\): {found} images, but {published} were published: "
         ):
             load_pairs("flickr30k", split=split, root=tmp_path, limit=1)
     assert len(load_pairs(f"karpathy:{tmp_path}/dataset_flickr30k.json", split="test", root=tmp_path)) == 4

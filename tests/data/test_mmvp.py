@@ -103,20 +103,20 @@ def test_an_absent_set_is_one_line_with_the_page(tmp_path):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda rows: rows[:-1], "has 3 rows, expected two for each pair: line 4 is alone"),
+        (lambda rows: rows[:-1], "has 3 rows, expected two per pair: line 4 has no partner"),
         (
             lambda rows: [rows[1], rows[0], *rows[2:]],
             r"lines 2 and 3 .* are questions 2 and 1, expected an odd",
         ),
         (lambda rows: [rows[0], rows[3], rows[2], rows[1]], r"lines 2 and 3 .* are questions 1 and 4"),
         (lambda rows: [*rows[:2], ("3", "b", "x"), ("4", "a", "y")], r"lines 4 and 5 .* types 'b' and 'a'"),
-        (lambda rows: [*rows, *rows[:2]], r"line 6 .* has question 1 again, as line 2"),
+        (lambda rows: [*rows, *rows[:2]], r"line 6 .* repeats question 1 of line 2"),
         (
             lambda rows: [*rows[:3], ("4", "b")],
-            r"line 5 .* has 2 cells that are not empty, expected 3 \(Question",
+            r"line 5 .* has 2 non-empty cells, expected 3 \(Question",
         ),
-        (lambda rows: [*rows[:3], ("4", "b", " ")], r"line 5 .* has 2 cells"),
-        (lambda rows: [*rows[:3], ("4", "b", "x", "y")], r"line 5 .* has 4 cells"),
+        (lambda rows: [*rows[:3], ("4", "b", " ")], r"line 5 .* has 2 non-empty cells"),
+        (lambda rows: [*rows[:3], ("4", "b", "x", "y")], r"line 5 .* has 4 non-empty cells"),
         (lambda rows: [], "has no rows below its header"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_row_that_is_no_good_is_named(write, write_image, change, line):
 def test_a_question_without_a_number_or_an_image_and_a_table_without_a_header_are_one_line(write):
     folder = write(questions(["a", "b"]))
     write([*questions(["a"]), ("three", "b", "x"), ("4", "b", "y")], images=False)
-    with pytest.raises(UserError, match=r"line 4 .* has 'three' where the number of a question is due"):
+    with pytest.raises(UserError, match=r"line 4 .* has 'three', expected the number of a question"):
         load_mmvp(folder)
     write(questions(["a", "b", "c"]), images=False)
     with pytest.raises(UserError, match=r"line 6 .*Questions\.csv: its image .*Images/c/5\.jpg is missing"):
@@ -143,7 +143,7 @@ def test_a_question_without_a_number_or_an_image_and_a_table_without_a_header_ar
     ):
         load_mmvp(folder)
     (folder / "Questions.csv").write_bytes(b"Question ID,Type,Statement\n1,\xff,x\n")
-    with pytest.raises(UserError, match="is no table in UTF-8"):
+    with pytest.raises(UserError, match="is not a UTF-8 table"):
         load_mmvp(folder)
 
 
@@ -164,10 +164,10 @@ def test_an_answer_is_right_where_both_predictions_are(tmp_path):
     [
         ("1,2,img1,img2,img1,img2,0.5,0.5\n", "has no header: expected a first line with qid1"),
         (HEADER, "has no rows below its header"),
-        (HEADER + "1,2,img1,img2,img1,img2,0.5\n", r"line 2 .* has 7 cells that are not empty, expected 8"),
-        (HEADER + "1,b,img1,img2,img1,img2,0.5,0.5\n", r"line 2 .* has 'b' where the number"),
+        (HEADER + "1,2,img1,img2,img1,img2,0.5\n", r"line 2 .* has 7 non-empty cells, expected 8"),
+        (HEADER + "1,b,img1,img2,img1,img2,0.5,0.5\n", r"line 2 .* has 'b', expected the number"),
         (HEADER + "1,2,img1,img3,img1,img2,0.5,0.5\n", r"line 2 .* has 'img3', expected img1 or img2"),
-        (HEADER + 2 * "1,2,img1,img2,img1,img2,0.5,0.5\n", r"line 3 .* has questions 1 and 2 again"),
+        (HEADER + 2 * "1,2,img1,img2,img1,img2,0.5,0.5\n", r"line 3 .* repeats questions 1 and 2"),
     ],
 )
 def test_answers_that_are_no_good_are_one_line(tmp_path, text, line):

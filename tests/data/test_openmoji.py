@@ -81,5 +81,5 @@ def test_the_set_is_a_source_of_labelled_images(splits):
 
 
 def test_another_split_is_refused():
-    with pytest.raises(UserError, match=r"has no split 'val': choose one of train, test$"):
+    with pytest.raises(UserError, match=r"has no split 'val': expected one of train, test$"):
         openmoji_pairs("val")

@@ -100,7 +100,7 @@ def test_a_bare_path_is_told_how_to_be_a_source(tmp_path):
     ],
 )
 def test_an_unknown_split_is_one_line_with_the_choices(name, split, choices):
-    with pytest.raises(UserError, match=f"{name} has no split '{split}': choose one of {choices}$"):
+    with pytest.raises(UserError, match=f"{name} has no split '{split}': expected one of {choices}$"):
         load_data(name, split=split)
 
 

@@ -66,5 +66,5 @@ def test_a_damaged_file_is_one_line(tmp_path):
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     Image.new("L", (28, 28)).save(tmp_path / "plain.png")
     for name in ("cut.png", "plain.png", "absent.png"):
-        with pytest.raises(UserError, match=f"{name} is no whole file of specimen images"):
+        with pytest.raises(UserError, match=f"{name} is not a valid file of specimen images"):
             specimen_images(tmp_path / name)

@@ -82,10 +82,14 @@ def test_an_exact_name_goes_before_a_similar_one():
         (
             [card(("cat", "dog", "emu"))],
             ("dog", "fox"),
-            r"class 'fox' of folder:x is not one of toy's, cat, dog, emu:",
+            r"class 'fox' of folder:x: expected one of the classes of toy \(cat, dog, emu\);",
         ),
-        ([card(("cat", "cat_", "emu"))], ("CAT",), "class 'CAT' of folder:x is not one of"),
-        ([card(("cat", "dog", "emu"))], ("Dog", "dog"), "'Dog' and 'dog' of folder:x are both toy's 'dog'"),
+        ([card(("cat", "cat_", "emu"))], ("CAT",), "class 'CAT' of folder:x: expected one of"),
+        (
+            [card(("cat", "dog", "emu"))],
+            ("Dog", "dog"),
+            "'Dog' and 'dog' of folder:x both match 'dog' of toy",
+        ),
         ([card()], ("cat", "dog"), r"toy has 3 classes and does not store their names, .* 2 \(cat, dog\)"),
         (
             [card(("cat", "dog", "emu")), card(("emu", "dog", "cat"), spec="twin")],
@@ -149,7 +153,7 @@ def test_a_trained_model_stores_its_class_names(tmp_path):
     assert load_model(str(tmp_path)).card.class_names is None
     assert train_classifier(recipe, train, train, tmp_path, progress=False) == log
     (tmp_path / "recipe.json").write_text(json.dumps(stored | {"class_names": ["0"]}))
-    with pytest.raises(UserError, match="class_names: expected 10 names"):
+    with pytest.raises(UserError, match="class_names: expected a list of 10 names"):
         load_model(str(tmp_path))
 
 
@@ -183,7 +187,7 @@ def test_a_file_names_the_classes_in_the_models_order(tmp_path, run_cli):
     ("text", "line"),
     [
         ("a\nb\n", "2 lines, expected 3"),
-        ("a\n\na\n", "'a' is there twice"),
+        ("a\n\na\n", "duplicate name 'a'"),
         (b"\xff\n", "not UTF-8"),
         (None, "No such"),
     ],

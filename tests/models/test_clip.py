@@ -135,7 +135,7 @@ def test_mistakes_are_named():
         clip(vision={"num_classes": 5})
     with pytest.raises(UserError, match="text tower: dim 192"):
         clip(text={"num_heads": 7})
-    with pytest.raises(TypeError, match="expected a list of texts"):
+    with pytest.raises(TypeError, match="expected a list of strings"):
         clip().encode_text("a mug")
     with pytest.raises(ValueError, match="33 tokens"):
         clip().text(torch.zeros(1, 33, dtype=torch.long))

@@ -53,5 +53,5 @@ def test_features_of_classifiers_are_what_their_head_is_given():
 
 def test_a_model_of_unknown_make_is_refused():
     odd = with_card(nn.Linear(2, 2), ModelCard("odd", "odd:1", "softmax", 0, (3, 4, 4), 2))
-    with pytest.raises(UserError, match="odd:1: its features are not known"):
+    with pytest.raises(UserError, match="odd:1: cannot extract features"):
         image_tower(odd)

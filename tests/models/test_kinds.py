@@ -81,7 +81,7 @@ def test_timms_models(name, sizes, expected):
 def test_a_loaded_model_without_attention_says_so():
     model = load_model("timm:resnet18", random_weights=True)
     assert card_of(model).attention == "none"
-    with pytest.raises(UserError, match="resnet18 has no attention that is known"):
+    with pytest.raises(UserError, match="resnet18 has no known attention module"):
         attention_maps(model, torch.rand(1, 3, 32, 32))
 
 

@@ -34,5 +34,5 @@ def test_a_foreign_model_sees_normalised_images_and_gradients_are_in_pixels():
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5, 0.5)), ((0.5,), (0.0,)), ((0.5,), (-0.1,))])
 def test_numbers_that_make_no_normalisation_are_refused(mean, std):
-    with pytest.raises(ValueError, match="expected one of each a channel, std above 0"):
+    with pytest.raises(ValueError, match="expected one of each per channel, std above 0"):
         Normalize(mean, std)

@@ -52,7 +52,7 @@ def test_gradients_reach_the_image(model):
 
 
 def test_mistakes_are_named(model):
-    with pytest.raises(UserError, match="in the place of the class's name"):
+    with pytest.raises(UserError, match="as a placeholder for the class name"):
         zero_shot_classifier(model, NAMES, ["a photo"])
     with pytest.raises(UserError, match="0 classes and 1 templates"):
         zero_shot_classifier(model, [])

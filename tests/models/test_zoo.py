@@ -70,10 +70,10 @@ def test_a_fingerprint_tells_functions_apart():
         ("timm:vit_tini_patch16_224", "vit_tiny"),
         ("nowhere/at/all", "specimen"),
         ("x" * 5000, "xxx … xxx.*specimen"),
-        ("/" + "x" * 5000, "neither a directory"),
-        ("", "model '': expected text"),
-        (None, "model None: expected text such as 'specimen:diffvit-0'"),
-        (Path("runs/vit"), "expected text"),
+        ("/" + "x" * 5000, "no such directory"),
+        ("", "model '': expected a string"),
+        (None, "model None: expected a string such as 'specimen:diffvit-0'"),
+        (Path("runs/vit"), "expected a string"),
     ],
 )
 def test_an_unknown_model_is_named_with_what_there_is(spec, named):
@@ -99,7 +99,7 @@ def test_a_tokenizer_without_a_network_is_not_answered_with_random_weights(monke
         raise OSError("no route to host")
 
     monkeypatch.setattr(open_clip, "create_model", fail)
-    with pytest.raises(UserError, match="text tower or tokenizer is on the hub") as raised:
+    with pytest.raises(UserError, match="text tower or tokenizer is neither cached") as raised:
         load_model("open_clip:roberta-ViT-B-32", random_weights=True)
     assert "--random-weights" not in str(raised.value)
 
@@ -127,7 +127,7 @@ def test_a_timm_model_with_nan_is_refused(monkeypatch):
         return model
 
     monkeypatch.setattr(timm, "create_model", damaged)
-    with pytest.raises(UserError, match=r"timm:test_vit: 'head\.bias' holds NaN or infinity"):
+    with pytest.raises(UserError, match=r"timm:test_vit: 'head\.bias' contains NaN or infinity"):
         load_model("timm:test_vit", random_weights=True)
 
 

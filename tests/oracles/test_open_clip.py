@@ -61,5 +61,5 @@ def test_mistakes_are_named():
         load_model("open_clip:ViT-B-3")
     with pytest.raises(UserError, match="TAG one of openai"):
         load_model("open_clip:ViT-B-32/none")
-    with pytest.raises(UserError, match="encodes no text"):
+    with pytest.raises(UserError, match="not a dual encoder"):
         zero_shot_classifier(load_model("specimen:vit-0"), NAMES)

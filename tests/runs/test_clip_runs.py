@@ -77,7 +77,7 @@ def test_a_prompt_of_ones_own_takes_the_place_of_the_datas(run_cli, models, tmp_
         "-q",
     )
     assert (code, err.count("\n")) == (2, 1)
-    assert "in the place of the class's name" in err
+    assert "as a placeholder for the class name" in err
 
 
 def test_sense_looks_at_the_image_tower(run_cli, models, tmp_path):

@@ -120,5 +120,5 @@ def test_crossover():
 
 
 def test_an_image_that_does_not_move_has_no_path():
-    with pytest.raises(UserError, match="expected every image moved"):
+    with pytest.raises(UserError, match="an image equals its clean image"):
         propagate(make(vit), images(), images())

@@ -121,5 +121,5 @@ def test_norms_and_paths_are_the_same_in_every_mode(mode):
 def test_a_model_made_in_inference_mode_has_no_gradients():
     with torch.inference_mode():
         model = make()
-    with pytest.raises(UserError, match=r"made in torch.inference_mode\(\).*: load it outside"):
+    with pytest.raises(UserError, match=r"created in torch.inference_mode\(\).*: load it outside"):
         next(GENERATORS["loss_grams"](model))

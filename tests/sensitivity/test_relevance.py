@@ -219,7 +219,7 @@ def classifier():
 @pytest.mark.parametrize(
     ("make", "side", "named"),
     [
-        (classifier, 9, "no text"),
+        (classifier, 9, "not a dual encoder"),
         (lambda: Masked(small(), 7).eval(), 9, "8 tokens; expected one class token"),
         (lambda: foreign(pool_type="avg"), 12, "10 tokens; expected one class token"),
         (lambda: small().train(), 9, "training mode"),
@@ -242,7 +242,7 @@ def test_mistakes_are_named():
         lambda: chefer_relevance(model, x, TEXTS, "negative"),
         lambda: attention_map(model, x, "negative"),
     ):
-        with pytest.raises(NoSecondMap, match="one map"):
+        with pytest.raises(NoSecondMap, match="no A2"):
             part()
     for layer in (3, -4):
         with pytest.raises(UserError, match=f"layer {layer}: expected -3 to 2"):

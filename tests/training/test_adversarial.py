@@ -171,8 +171,8 @@ def test_eps_warms_up_in_a_line_and_the_step_with_it():
         ({"eps": 0.1, "steps": 0}, "steps"),
         ({"eps": 0.1, "step_size": 0.0}, "step_size"),
         ({"eps": 0.1, "warmup_epochs": -1.0}, "warmup_epochs"),
-        ({"eps": 0.1, "variant": "fast", "steps": 7}, "only pgd takes steps"),
-        ({"eps": 0.1, "replays": 8}, "only free takes replays"),
+        ({"eps": 0.1, "variant": "fast", "steps": 7}, "steps has no effect on variant fast"),
+        ({"eps": 0.1, "replays": 8}, "replays has no effect on variant pgd"),
         ({"eps": 0.1, "norm": "l2"}, "norm"),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_natural_and_an_adversarial_run_do_not_go_on_in_each_others_directory(
         assert train_classifier(plan, *few, tmp_path / name, progress=False) == log  # finished
         assert ("robust_accuracy" in log[0]) == (name == "adversarial")
     for name, other in (("natural", "adversarial"), ("adversarial", "natural")):
-        with pytest.raises(UserError, match="holds a run that differs"):
+        with pytest.raises(UserError, match="contains a run that differs"):
             train_classifier(plans[name], *few, tmp_path / other, progress=False)
 
 
@@ -386,8 +386,11 @@ def test_a_natural_and_an_adversarial_run_do_not_go_on_in_each_others_directory(
         ("--adversarial 1/255 --adversarial-steps 0", "--adversarial-steps"),
         ("--adversarial 1/255 --adversarial-step-size -1/255", "step_size"),
         ("--adversarial 1/255 --adversarial-warmup -1", "--adversarial-warmup"),
-        ("--adversarial 1/255 --adversarial-variant fast --adversarial-steps 7", "only pgd takes steps"),
-        ("--adversarial 1/255 --replays 8", "only free takes replays"),
+        (
+            "--adversarial 1/255 --adversarial-variant fast --adversarial-steps 7",
+            "steps has no effect on variant fast",
+        ),
+        ("--adversarial 1/255 --replays 8", "replays has no effect on variant pgd"),
         ("--adversarial-steps 7", "give --adversarial"),
         ("--replays 4", "give --adversarial"),
     ],

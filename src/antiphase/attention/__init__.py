@@ -1,4 +1,4 @@
-"""The mechanism: differential attention as functions and modules. Imports nothing of the package but kernels."""
+"""Differential attention as functions and modules."""
 
 from antiphase.attention.functional import differential_attention
 from antiphase.attention.lambdas import FixedLambda, ScalarLambda, VectorLambda, constant, depth_scheduled

@@ -1,4 +1,4 @@
-"""Attention maps in plain tensor operations: every derivative exists, forward mode and second order too."""
+"""Attention maps in plain tensor operations, with all derivatives, including forward mode and second order."""
 
 import math
 
@@ -14,13 +14,16 @@ def softmax_maps(
     k: Float[Tensor, "*batch keys width"],
     mask: Tensor | None = None,
 ) -> Float[Tensor, "*batch queries keys"]:
-    """Return the attention maps softmax(q kᵀ / √width).
+    """Compute attention maps, softmax(q·kᵀ / √width).
 
     Args:
         q: queries.
-        k: keys, as wide as the queries.
-        mask: broadcastable to the maps; boolean (True: may be attended to) or added to the scores.
-            A row that may attend to nothing is a row of zeros, with zero gradients.
+        k: keys, of the same width.
+        mask: broadcastable to the maps; boolean (True: may attend) or added to the scores. A fully masked row gives
+            zeros, with zero gradients.
+
+    Raises:
+        ValueError: for an integer mask.
 
     >>> import math, torch
     >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
@@ -35,7 +38,7 @@ def softmax_maps(
 
 
 def masked_softmax(scores: Float[Tensor, "..."], bias: Tensor | None = None) -> Float[Tensor, "..."]:
-    """Return softmax(scores + bias), in the memory of the scores where no derivative can want them."""
+    """Compute softmax(scores + bias), in place if no derivative needs the scores."""
     if scores.requires_grad or plain_forward() or (bias is not None and not _fits(bias, scores)):
         return (scores if bias is None else scores + bias).softmax(-1)
     if bias is not None:
@@ -52,7 +55,7 @@ def combine(
     negative: Float[Tensor, "*batch heads queries keys"],
     lam: float | Float[Tensor, "..."],
 ) -> Float[Tensor, "*batch heads queries keys"]:
-    """Return the differential map A1 − λ·A2; its rows sum to 1 − λ (robustness paper, Section 3.2).
+    """Compute the differential map A1 − λ·A2, whose rows sum to 1 − λ (robustness paper, Section 3.2).
 
     Args:
         positive: A1.
@@ -62,25 +65,23 @@ def combine(
     """
     if not isinstance(lam, Tensor):
         return torch.sub(positive, negative, alpha=lam)
-    return torch.addcmul(positive, negative, per_head(lam), value=-1)  # no second tensor of a map's size
+    return torch.addcmul(positive, negative, per_head(lam), value=-1)  # allocates only the result
 
 
 def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:
-    """Return (additive mask whose all-forbidden rows are opened, those rows).
+    """Return an additive mask in which fully masked rows are unmasked, and which rows these are.
 
-    A softmax over nothing is 0/0, in the gradient too; computing such a row as if it were free and
-    zeroing what comes out keeps both finite.
+    The softmax of a fully masked row is 0/0, also in the gradient. Computing such a row without a mask and zeroing
+    the result keeps both finite.
 
     Raises:
-        ValueError: for a mask of integers.
+        ValueError: for an integer mask.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
     elif not mask.is_floating_point():
-        raise ValueError(
-            f"mask of {mask.dtype}: expected boolean (True: may be attended to) or floating numbers"
-        )
-    mask = torch.atleast_2d(mask).to(dtype)  # what float32 can hold may be −∞ in float16: cast, then look
+        raise ValueError(f"mask of {mask.dtype}: expected boolean (True: may attend) or floating point")
+    mask = torch.atleast_2d(mask).to(dtype)  # cast before the test: large float32 values become −∞ in float16
     dead = (mask == -math.inf).all(-1, keepdim=True)
     return mask.masked_fill(dead, 0.0), dead
 

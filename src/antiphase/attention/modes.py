@@ -1,4 +1,4 @@
-"""What is asked of a call besides its values: whether our own kernels may answer, and what may be left out."""
+"""Modes of a call: whether custom kernels can be used, and whether unused outputs can be skipped."""
 
 import threading
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 _lock = threading.Lock()
-_callers = 0  # within outputs_only()
-_only_outputs = False  # whether any is: by this alone compiled code is to be chosen
+_callers = 0  # number of callers within outputs_only()
+_only_outputs = False  # _callers > 0; a bool, so that torch.compile guards on nothing else
 
 
 @contextmanager
 def outputs_only() -> Iterator[None]:
-    """Let models leave out what their output does not depend on.
+    """Let models skip computations that do not affect their output.
 
-    Within it a vision transformer, which is read at its class token, computes no other token in its last block beyond
-    the keys and values that the class token attends to. Logits and gradients are the same, to rounding. What is
-    watched by hooks, or changed by hand, sees all tokens.
+    Within this context, the last block of a vision transformer computes only the class token, and the keys and values
+    it attends to. Logits and gradients are equal up to rounding. Blocks with hooks or patched modules compute all
+    tokens.
 
-    The attacks search within it, and take their verdicts as their caller would: outside of it, unless the caller is
-    within. Like autocast, it reaches models inside of others and other libraries' attacks; unlike autocast, it holds
-    for all threads, and a checkpointed model has to go backward within it too.
+    The attacks search within it, but verify outside of it unless their caller is within. It also applies to nested
+    models and to attacks of other libraries. Unlike autocast, it applies to all threads, and the backward pass of a
+    checkpointed model must run within it too.
     """
     _enter(1)
     try:
@@ -33,7 +33,7 @@ def outputs_only() -> Iterator[None]:
 
 
 def is_outputs_only() -> bool:
-    """Return whether any caller is within :func:`outputs_only`."""
+    """Return whether :func:`outputs_only` is active in any thread."""
     return _only_outputs
 
 
@@ -45,7 +45,7 @@ def _enter(count: int) -> None:
 
 
 def plain_forward() -> bool:
-    """Return whether only plain operations will do: forward mode, torch.func, or a compiler that reads them."""
+    """Return whether the forward pass needs plain operations: forward mode, torch.func or torch.compile."""
     return (
         torch.compiler.is_compiling()
         or forward_ad._current_level >= 0
@@ -54,8 +54,8 @@ def plain_forward() -> bool:
 
 
 def plain_backward(grad: Tensor) -> bool:
-    """Return whether a backward pass is itself to be differentiated (``create_graph``) or batched."""
+    """Return whether a backward pass is differentiated itself (``create_graph``) or batched."""
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return True
-    # is_grads_batched, which torch.func knows nothing of
+    # is_grads_batched, which torch.func does not report
     return "Batched" in str(torch._C._dispatch_keys(grad))

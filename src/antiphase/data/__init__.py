@@ -1,4 +1,4 @@
-"""Sources of labelled images and of captioned ones by name: pixels in [0, 1], never normalised here."""
+"""Sources of labelled images and of image–caption pairs by name; pixels in [0, 1], not normalised."""
 
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
 from antiphase.data.pair_sources import PAIR_SOURCES, load_pairs

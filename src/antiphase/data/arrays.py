@@ -30,9 +30,9 @@ RANDOM_IMAGES = 1000
 def digits(split: str) -> ArrayImages:
     """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, 0..16 scaled to [0, 1].
 
-    They have no split of their own: a fixed fifth of each class is ``test``.
+    They are published without a split: a fixed fifth of each class is ``test``.
     """
-    from sklearn.datasets import load_digits  # seconds to import, and only this source needs it
+    from sklearn.datasets import load_digits  # seconds to import
 
     values, labels = load_digits(return_X_y=True)
     pixels = np.asarray(values, dtype=np.float32).reshape(-1, 1, 8, 8) / 16
@@ -54,13 +54,13 @@ def digits(split: str) -> ArrayImages:
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
-    """Return Fashion-MNIST (28×28 grey; 60,000 train, 10,000 test) from Debian's package, else a download.
+    """Return Fashion-MNIST (28×28 grey; 60,000 train, 10,000 test) from Debian's package or a download.
 
     Source: "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
     Xiao, Rasul, Vollgraf, 2017. MIT licence.
 
     Raises:
-        UserError: the files are neither installed nor to be had, or are damaged.
+        UserError: if the files are not installed and cannot be downloaded, or are damaged.
     """
     prefix = {"train": "train", "test": "t10k"}[split]
     names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")
@@ -74,14 +74,14 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
             FashionMNIST(root, train=split == "train", download=True)
         except (RuntimeError, OSError) as error:
             raise UserError(
-                f"fashion-mnist is neither in {folders[0]} nor in {folder}, and its download failed "
+                f"fashion-mnist: not found in {folders[0]} or {folder}, and the download failed "
                 f"({_one_line(error)}): apt-get install dataset-fashion-mnist"
             ) from error
     images, labels = (read_idx(folder / name) for name in names)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise UserError(
-            f"{folder / names[0]} holds an array of shape {list(images.shape)} and its labels "
-            f"one of {list(labels.shape)}: delete both and fetch them again"
+            f"{folder / names[0]}: images of shape {list(images.shape)} do not match labels of shape "
+            f"{list(labels.shape)}: delete both files and download them again"
         )
     return _numbered("fashion-mnist", split, FASHION_MNIST_CLASSES, images[:, None], labels.long())
 
@@ -92,7 +92,7 @@ def cifar(classes: int, split: str, root: Path) -> ArrayImages:
     Source: "Learning Multiple Layers of Features from Tiny Images", Krizhevsky, 2009.
 
     Raises:
-        UserError: the files are not under ``root`` and cannot be downloaded.
+        UserError: if the files are not in ``root`` and cannot be downloaded.
     """
     from torchvision.datasets import CIFAR10, CIFAR100
 
@@ -101,12 +101,12 @@ def cifar(classes: int, split: str, root: Path) -> ArrayImages:
         data = dataset(root, train=split == "train", download=True)
     except (RuntimeError, OSError, EOFError) as error:
         raise UserError(
-            f"cifar{classes} is not whole in {root / dataset.base_folder} and its download failed "
+            f"cifar{classes}: missing or incomplete in {root / dataset.base_folder}, and the download failed "
             f"({_one_line(error)}): put {dataset.filename} from https://www.cs.toronto.edu/~kriz/cifar.html "
-            f"into {root}, or name another folder in ANTIPHASE_DATA"
+            f"into {root}, or set ANTIPHASE_DATA to another folder"
         ) from error
     pixels = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
-    names = tuple(name.replace("_", " ") for name in data.classes)  # as they are said in a prompt
+    names = tuple(name.replace("_", " ") for name in data.classes)  # for prompts
     return _numbered(f"cifar{classes}", split, names, pixels, torch.tensor(data.targets))
 
 
@@ -118,22 +118,22 @@ def random_images(
     count: int | None,
     seed: int | None,
 ) -> ArrayImages:
-    """Return images of independent uniform 8-bit noise with uniform labels: for smoke runs, not for results.
+    """Return images of independent uniform 8-bit noise with uniform labels, for smoke tests.
 
     Args:
         split: ``train`` and ``test`` are different draws.
         image_size: height and width in pixels.
         channels: channels of each image.
         num_classes: labels are drawn from 0 to ``num_classes - 1``.
-        count: number of images, 1,000 unless given; a smaller count is a prefix of a larger one.
-        seed: of the generator, 0 unless given.
+        count: number of images; None: 1,000. A smaller count is a prefix of a larger one.
+        seed: random seed; None: 0.
 
     Raises:
-        UserError: one of the three sizes is missing.
+        UserError: if ``image_size``, ``channels`` or ``num_classes`` is missing.
     """
     if image_size is None or channels is None or num_classes is None:
         given = f"image_size={image_size}, channels={channels}, num_classes={num_classes}"
-        raise UserError(f"data source 'random' has no shape of its own: give all three, not {given}")
+        raise UserError(f"data source 'random' has no default shape: expected all three of {given}")
     count = RANDOM_IMAGES if count is None else count
     stream = [seed or 0, ("train", "test").index(split)]
     noise = np.random.default_rng([*stream, 0])
@@ -151,7 +151,7 @@ def _numbered(
     pixels: UInt8[Tensor, "n c h w"],
     labels: Int64[Tensor, " n"],
 ) -> ArrayImages:
-    """Return a full split, whose ids count from 0."""
+    """Return a full split with ids counted from 0."""
     ids = torch.arange(len(labels))
     return ArrayImages(name=name, split=split, class_names=class_names, ids=ids, labels=labels, pixels=pixels)
 

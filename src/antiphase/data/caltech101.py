@@ -1,4 +1,4 @@
-"""Caltech-101, which was published without a split: ours is a rule, and a list may take its place."""
+"""Caltech-101, which was published without a split; the split is a rule, or a list supplied by the user."""
 
 import csv
 import hashlib
@@ -16,7 +16,7 @@ _TRAIN_IMAGES = (
     30  # a class, as in "Learning Generative Visual Models from Few Training Examples", Fei-Fei, 2004
 )
 _SPLITS = ("train", "test")
-# what CLIP's authors call the classes whose folders' names say little: data/prompts.md of openai/CLIP
+# class names used by CLIP's authors (data/prompts.md of openai/CLIP) where they differ from the folder names
 _NAMES = {
     "BACKGROUND_Google": "background",
     "Faces": "off-center face",
@@ -35,16 +35,16 @@ _NAMES = {
 
 
 def caltech101(split: str, root: Path) -> Listing:
-    """List Caltech-101 with its background as a class: 9,144 images of 102 classes, in order of folder.
+    """List Caltech-101 with its background class: 9,144 images of 102 classes, sorted by folder.
 
-    In each class the 30 files whose SHA-256 of ``class/file`` is smallest are ``train``, the others ``test``:
-    the numbers of tensorflow_datasets' split, 3,060 and 6,084, which is not published as a list. Where
-    ``antiphase-split.csv`` lies beside the class folders, with columns ``file`` and ``split``, it is taken.
+    In each class, the 30 files with the smallest SHA-256 of ``class/file`` are ``train``, the others ``test``. This
+    gives 3,060 and 6,084 images, as in tensorflow_datasets, whose split is not published as a list. A file
+    ``antiphase-split.csv`` next to the class folders, with columns ``file`` and ``split``, replaces this rule.
 
     Source: "Learning Generative Visual Models from Few Training Examples", Fei-Fei, Fergus, Perona, 2004.
 
     Raises:
-        UserError: the folder is absent and its download failed, or the list of the split is no good.
+        UserError: if the folder is missing and its download failed, or the list of the split is invalid.
     """
     folder = _find(root)
     classes = sub_folders(folder)
@@ -59,7 +59,7 @@ def caltech101(split: str, root: Path) -> Listing:
 
 
 def split_by_digest(files: Sequence[str]) -> dict[str, str]:
-    """Return ``train`` or ``test`` for each ``class/file``: our rule, which needs no list and no order.
+    """Return ``train`` or ``test`` for each ``class/file``, independent of their order.
 
     >>> split_by_digest(["ant/image_0001.jpg"])
     {'ant/image_0001.jpg': 'train'}
@@ -72,44 +72,43 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
 
 
 def read_split(manifest: Path, files: Sequence[str]) -> dict[str, str]:
-    """Return ``train`` or ``test`` for each of ``files``, as the table says.
+    """Return ``train`` or ``test`` for each of ``files`` from a table.
 
     Raises:
-        UserError: it is not readable, or does not name each image once; the line is named.
+        UserError: if the table is unreadable or does not name each image exactly once; names the line.
     """
     try:
         with manifest.open(encoding="utf-8-sig", newline="") as file:
             table = csv.reader(file)
             lines = [(table.line_num, row) for row in table if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {manifest} ({error}): save it as CSV in UTF-8 again") from error
+        raise UserError(f"cannot read {manifest} ({error}): save it as CSV in UTF-8") from error
     if not lines or lines[0][1] != ["file", "split"]:
-        raise UserError(f"{manifest} does not begin with the line 'file,split': add it")
+        raise UserError(f"{manifest}: expected 'file,split' as the first line: add it")
     known = set(files)
     part: dict[str, str] = {}
     for number, row in lines[1:]:
         where = f"line {number} of {manifest}"
         if len(row) != 2:
-            raise UserError(f"{where} has {len(row)} cells, expected a file and a split: mend it")
+            raise UserError(f"{where} has {len(row)} cells, expected a file and a split: correct it")
         name, split = row
         if split not in _SPLITS:
-            raise UserError(f"{where} has split {split!r}, expected one of {', '.join(_SPLITS)}: mend it")
+            raise UserError(f"{where} has split {split!r}, expected one of {', '.join(_SPLITS)}: correct it")
         if name not in known:
-            raise UserError(f"{where} names {name}, which is no image in {manifest.parent}: take it out")
+            raise UserError(f"{where}: {name} is not an image in {manifest.parent}: remove the line")
         if name in part:
-            raise UserError(f"{where} names {name} again: name an image once")
+            raise UserError(f"{where}: duplicate image {name}: remove the line")
         part[name] = split
     absent = next((file for file in files if file not in part), None)
     if absent is not None:
         raise UserError(
-            f"{manifest} says nothing of {len(known) - len(part)} images, the first is {absent}: "
-            "give each its split"
+            f"{manifest}: no split for {len(known) - len(part)} images, the first is {absent}: add them"
         )
     return part
 
 
 def write_split(folder: Path, part: Mapping[str, str]) -> Path:
-    """Write the table that gives each ``class/file`` in ``folder`` its split, and return its path."""
+    """Write the split of each ``class/file`` as a table in ``folder``, and return its path."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([("file", "split"), *sorted(part.items())])
     write_text(folder / SPLIT_FILE, text.getvalue())
@@ -119,7 +118,7 @@ def write_split(folder: Path, part: Mapping[str, str]) -> Path:
 def _find(root: Path) -> Path:
     from torchvision.datasets import Caltech101
 
-    below = ("caltech101", "caltech-101", "")  # torchvision's, the archive's, or without either
+    below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
     places = [root / folder / "101_ObjectCategories" for folder in below]
     found = next((place for place in places if sub_folders(place)), None)
     if found is not None:
@@ -129,9 +128,9 @@ def _find(root: Path) -> Path:
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"caltech101 is not in {places[0]} and its download failed ({reason}): unpack caltech-101.zip of "
+            f"caltech101: not found in {places[0]}, and the download failed ({reason}): unpack caltech-101.zip from "
             f"{CALTECH101_PAGE}, and 101_ObjectCategories.tar.gz in it, in {places[0].parent}, "
-            "or name another folder in ANTIPHASE_DATA"
+            "or set ANTIPHASE_DATA to another folder"
         ) from error
     return places[0]
 

@@ -1,4 +1,4 @@
-"""Image files with captions from the lists that others publish: COCO, any CSV."""
+"""Image files with captions from published lists: COCO, or any CSV file."""
 
 import csv
 import itertools
@@ -18,18 +18,17 @@ _CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def coco_captions(root: Path, split: str, year: int | None = None) -> FilePairs:
-    """List COCO's images with all their captions, about five each, in order of image and caption id.
+    """List COCO's images with all their captions, about five each, sorted by image and caption id.
 
     Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
 
     Args:
-        root: the folder with ``annotations`` and ``train2014`` or the like, or the one above, as ``coco``.
-        split: ``train`` or ``val``; ``test`` means ``val``, as the test images' captions are not published.
-        year: 2014 (82,783 train, 40,504 val) or 2017 (118,287 and 5,000); else the one that is there, 2014
-            where both are.
+        root: folder with ``annotations`` and ``train2014`` or similar, or with a sub-folder ``coco`` that has them.
+        split: ``train`` or ``val``; ``test`` means ``val``, because the captions of the test images are not public.
+        year: 2014 (82,783 train, 40,504 val) or 2017 (118,287 and 5,000); None: the one found, 2014 before 2017.
 
     Raises:
-        UserError: the annotations or the images are not there, or are damaged.
+        UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split("coco", split, ("train", "val"))
     folder, year = _coco(root, f"captions_{split}", year)
@@ -45,11 +44,11 @@ def coco_captions(root: Path, split: str, year: int | None = None) -> FilePairs:
 
 
 def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePairs:
-    """List COCO's images, each with one label: the category of its largest object.
+    """List COCO's images, each labelled with the category of its largest object.
 
-    The label of image i is that of argmax_j area(i, j) over its annotated objects j that are no crowds; of
-    objects of equal area the one of lower annotation id counts. Images without such an object are left out.
-    This rule makes COCO a set on which a zero-shot classifier can be attacked.
+    The label of image i is the category of argmax_j area(i, j) over its annotated objects j that are not crowds; ties
+    go to the lower annotation id. Images without such an object are skipped. With one label per image, a zero-shot
+    classifier can be attacked on COCO.
 
     Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014.
 
@@ -59,11 +58,11 @@ def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePa
         year: as for :func:`coco_captions`.
 
     Returns:
-        The images in order of their COCO ids; the 80 category names in order of theirs. Captions are those
-        of ``captions_*.json`` where that is there, else the class name.
+        The images sorted by COCO id, with the 80 category names sorted by category id. Captions come from
+        ``captions_*.json`` if present; otherwise they are the class names.
 
     Raises:
-        UserError: the annotations or the images are not there, or are damaged.
+        UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split("coco-single-label", split, ("train", "val"))
     folder, year = _coco(root, f"instances_{split}", year)
@@ -100,20 +99,19 @@ def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePa
 
 
 def csv_pairs(path: Path, split: str) -> FilePairs:
-    """List the image files and captions of a table with a header line; a row is one caption of one image.
+    """List the image files and captions of a table with a header line; each row is one caption of one image.
 
-    Its columns, in any order and case: ``image``, ``file``, ``filepath``, ``path`` or ``image_path`` (relative
-    to the table's folder); ``caption``, ``title`` or ``text``; if it likes ``label`` (the name of a class) and
-    ``split`` (the whole table is one split where there is none). Rows of the same image are captions of one
-    pair; the pairs are in the order of their first rows. Classes are in sorted order, over all splits.
+    Columns, in any order and case: ``image``, ``file``, ``filepath``, ``path`` or ``image_path`` (relative to the
+    table's folder); ``caption``, ``title`` or ``text``; optionally ``label`` (a class name) and ``split`` (without
+    it, the table is one split). Rows of the same image become one pair with several captions. Pairs are in the order
+    of their first rows; classes are sorted, over all splits.
 
     Args:
-        path: commas, or tabs where the header line has one; UTF-8.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where the table has only that.
+        path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the table has no ``test``.
 
     Raises:
-        UserError: the table or the images are not there, a column is missing, a row has no label or another
-            one than the row before of the same image.
+        UserError: if the table or the images are missing, a column is missing, or an image has no label or several.
     """
     name = f"csv:{path}"
     header, table = _read_table(name, path)
@@ -140,16 +138,16 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
             skipped.append(f"line {line} has no caption")
         if label_column is not None and labels.setdefault(file, row[label_column]) != row[label_column]:
             raise UserError(
-                f"{name}: line {line} labels {file} {row[label_column]!r}, an earlier line "
-                f"{labels[file]!r}: give an image one label"
+                f"{name}: line {line} labels {file} {row[label_column]!r}, but an earlier line "
+                f"{labels[file]!r}: expected one label per image"
             )
     files = [file for file in captions if captions[file]]
     unlabelled = next((file for file in files if label_column is not None and not labels[file]), None)
     if unlabelled is not None:
-        raise UserError(f"{name}: {unlabelled} has no label: fill the column, or take it out")
+        raise UserError(f"{name}: {unlabelled} has no label: add it, or remove the label column")
     if files and files[0].startswith(("http://", "https://")):
         raise UserError(
-            f"{name}: its images are URLs, the first {files[0]}: fetch them with img2dataset, and use shards:"
+            f"{name}: its images are URLs, the first is {files[0]}: download them with img2dataset, and use shards:"
         )
     numbers = {label: number for number, label in enumerate(class_names)}
     rows = [(file, tuple(said), numbers.get(labels.get(file, ""))) for file, said in captions.items()]
@@ -157,29 +155,29 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
 
 
 def _coco(root: Path, annotations: str, year: int | None) -> tuple[Path, int]:
-    """Return the folder of COCO and the year of its annotations."""
+    """Find the folder of COCO and the year of its annotations."""
     if year not in (None, *COCO_YEARS):
-        raise UserError(f"COCO of {year}: choose one of {', '.join(map(str, COCO_YEARS))}")
+        raise UserError(f"COCO year {year}: expected one of {', '.join(map(str, COCO_YEARS))}")
     years = COCO_YEARS if year is None else (year,)
     for folder, found in itertools.product((root, root / "coco"), years):
         if (folder / f"annotations/{annotations}{found}.json").is_file():
             return folder, found
     raise UserError(
-        f"COCO's annotations/{annotations}{years[0]}.json is neither in {root} nor in {root / 'coco'}: unzip "
+        f"COCO's annotations/{annotations}{years[0]}.json not found in {root} or {root / 'coco'}: unzip "
         f"http://images.cocodataset.org/annotations/annotations_trainval{years[0]}.zip and the images there, "
-        "or name another folder in ANTIPHASE_DATA"
+        "or set ANTIPHASE_DATA to another folder"
     )
 
 
 def _coco_files(told: dict[str, Any], split: str, year: int) -> dict[int, str]:
-    """Return each image's file by its id, in order of ids."""
+    """Return the file of each image by id, sorted by id."""
     return {
         entry["id"]: f"{split}{year}/{entry['file_name']}" for entry in sorted(told["images"], key=_number)
     }
 
 
 def _coco_captions(told: dict[str, Any]) -> dict[int, tuple[str, ...]]:
-    """Return the captions of each image that has some, in order of their ids."""
+    """Return the captions of each image that has any, sorted by caption id."""
     captions: dict[int, list[str]] = {}
     for note in sorted(told["annotations"], key=_number):
         if caption := note["caption"].strip():
@@ -192,7 +190,7 @@ def _number(entry: dict[str, Any]) -> int:
 
 
 def _read_table(name: str, path: Path) -> tuple[dict[str, int], list[tuple[int, list[str]]]]:
-    """Return the columns' positions by name, and the rows with their line numbers, all cells stripped."""
+    """Return the column positions by name, and the rows with line numbers and stripped cells."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -200,18 +198,18 @@ def _read_table(name: str, path: Path) -> tuple[dict[str, int], list[tuple[int, 
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except OSError as error:
         raise UserError(
-            f"{name}: cannot read {path} ({error.strerror}): name a file that is there"
+            f"{name}: cannot read {path} ({error.strerror}): give an existing, readable file"
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: {path} is no table in UTF-8 ({error}): save it as CSV again") from error
+        raise UserError(f"{name}: {path} is not a UTF-8 table ({error}): save it as CSV in UTF-8") from error
     if len(lines) < 2:
-        raise UserError(f"{name}: {path} has no rows: expected a header line and a line for each caption")
+        raise UserError(f"{name}: {path} has no rows: expected a header line and one line per caption")
     header = {cell.lower(): place for place, cell in enumerate(lines[0][1])}
     ragged = next((number for number, row in lines if len(row) != len(lines[0][1])), None)
     if ragged is not None:
         raise UserError(
-            f"{name}: line {ragged} of {path} has not the {len(lines[0][1])} cells of the header: mend it "
-            "(a caption with commas stands in double quotes)"
+            f"{name}: line {ragged} of {path}: expected {len(lines[0][1])} cells, like the header: correct it "
+            "(put captions with commas in double quotes)"
         )
     return header, lines[1:]
 
@@ -221,11 +219,11 @@ def _column(name: str, header: dict[str, int], names: Sequence[str], what: str) 
         if column in header:
             return header[column]
     raise UserError(
-        f"{name} has no column for {what}: expected one called {', '.join(names)}, found {', '.join(header)}"
+        f"{name} has no column for {what}: expected one of {', '.join(names)}, found {', '.join(header)}"
     )
 
 
 def _sorted_names(names: set[str]) -> tuple[str, ...]:
-    """Return class names in order: numbers by value, others as text; an empty cell is none."""
+    """Sort class names, numbers by value; empty cells are ignored."""
     given = names - {""}
     return tuple(sorted(given, key=int) if all(name.isdecimal() for name in given) else sorted(given))

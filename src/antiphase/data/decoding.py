@@ -1,4 +1,4 @@
-"""From an image file to 8-bit pixels of a fixed shape."""
+"""Decode image files to 8-bit pixels, optionally at a fixed size."""
 
 import functools
 import io
@@ -23,7 +23,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 def describe_transform(image_size: int, channels: int, interpolation: Interpolation = "bicubic") -> str:
-    """Return the sentence that stands for ``decode``'s transform in a fingerprint.
+    """Describe the transform of ``decode``, for fingerprints.
 
     >>> describe_transform(224, 3)
     'shorter side 224 bicubic antialias, centre crop 224, RGB'
@@ -37,7 +37,7 @@ def describe_transform(image_size: int, channels: int, interpolation: Interpolat
 def _resize_and_crop(
     image_size: int, interpolation: str = "bicubic"
 ) -> Callable[[Image.Image], UInt8[Tensor, "channels size size"]]:
-    from torchvision.transforms import InterpolationMode, v2  # seconds to import, and arrays never need it
+    from torchvision.transforms import InterpolationMode, v2  # seconds to import
 
     return v2.Compose(
         [
@@ -50,7 +50,7 @@ def _resize_and_crop(
 
 @dataclass(frozen=True)
 class Square:
-    """A model's preprocessing: shorter side to ``size``, centre cut out; an image of that size stays as it is.
+    """A model's preprocessing: resize the shorter side to ``size``, crop the centre; no-op at that size.
 
     Attributes:
         size: height and width in pixels.
@@ -61,7 +61,6 @@ class Square:
     interpolation: Interpolation = "bicubic"
 
     def __call__(self, image: UInt8[Tensor, "3 height width"]) -> UInt8[Tensor, "3 size size"]:
-        """Return the square."""
         if image.shape[1:] == (self.size, self.size):
             return image
         picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -71,32 +70,32 @@ class Square:
 def decode(
     path: Path, image_size: int, channels: int, interpolation: Interpolation = "bicubic"
 ) -> UInt8[Tensor, "channels size size"]:
-    """Return the image at ``path`` with its shorter side resized to ``image_size`` and its centre cut out.
+    """Decode an image, resize its shorter side to ``image_size`` and crop the centre.
 
-    An alpha channel is dropped and an EXIF orientation is not applied, as in torchvision's own folders.
+    The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders.
 
     Args:
-        path: any file that Pillow reads, 8 bits a channel; it may lie in a plain tar file, ``X.tar/FILE``.
-        image_size: height and width of the result in pixels.
+        path: any file that Pillow reads, with 8 bits per channel; also in an uncompressed tar file, ``X.tar/FILE``.
+        image_size: height and width of the result, in pixels.
         channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
-        interpolation: of the resizing.
+        interpolation: ``"bicubic"`` or ``"bilinear"``.
 
     Raises:
-        UserError: the file cannot be decoded; the line names it.
+        UserError: naming the file that cannot be decoded.
     """
-    mend = "mend it, or use --skip-bad to leave such files out"
+    mend = "repair it, or use --skip-bad to skip such files"
     return _resize_and_crop(image_size, interpolation)(_read(path, channels, printable(str(path)), mend))
 
 
 def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "3 height width"]:
-    """Return a file's RGB image in its own size; otherwise as :func:`decode`.
+    """Decode a file to RGB at its own size; otherwise like :func:`decode`.
 
     Args:
-        file: a path, or the file's bytes.
-        name: what messages call it; the path where not given.
+        file: a path, or the bytes of the file.
+        name: name in error messages; None: the path.
 
     Raises:
-        UserError: it cannot be decoded; the line names it.
+        UserError: naming the file that cannot be decoded.
     """
     source = file if isinstance(file, Path) else io.BytesIO(file)
     return pil_to_tensor(
@@ -104,7 +103,7 @@ def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "
             source,
             3,
             name or (printable(str(file)) if isinstance(file, Path) else "in memory"),
-            "mend it or leave it out",
+            "repair it, or remove it from the data",
         )
     )
 
@@ -117,11 +116,11 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
 def _read(source: Path | io.BytesIO, channels: int, name: str, mend: str) -> Image.Image:
     try:
         with Image.open(openable(source) if isinstance(source, Path) else source) as image:
-            if image.mode.startswith(("I", "F")):  # Pillow would clip these to white without a word
+            if image.mode.startswith(("I", "F")):  # Pillow would silently clip these to white
                 raise ValueError(f"its pixels have more than 8 bits (mode {image.mode})")
-            # Pillow warns when a palette with transparency goes to RGB in one step
+            # Pillow warns about converting a palette with transparency directly to RGB
             flat = image.convert("RGBA") if image.mode in ("P", "PA") else image
             return flat.convert(_MODES[channels])
-    except Exception as error:  # Pillow's readers raise anything: OSError, SyntaxError, struct.error, ...
+    except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"cannot read image {name} ({reason}): {mend}") from error

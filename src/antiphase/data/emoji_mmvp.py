@@ -1,4 +1,4 @@
-"""Pairs of held-out emoji that differ in one thing, in MMVP-VLM's own format: a stand-in that needs no download."""
+"""Pairs of held-out emoji that differ in one aspect, in MMVP-VLM's format: a substitute that needs no download."""
 
 import csv
 import io
@@ -16,11 +16,11 @@ from antiphase.files import replacing, write_text
 from antiphase.streams import key
 
 NAME = "emoji-mmvp"
-PAIRS = 15  # of each pattern, as in MMVP-VLM
+PAIRS = 15  # per pattern, as in MMVP-VLM
 
 _Rule = tuple[str, Callable[[str], str], Callable[[str], bool]]
 
-# pattern: from the name of a pair's first emoji to that of its second
+# pattern; map from the name of the first emoji to that of the second; filter on the first name
 _RULES: tuple[_Rule, ...] = (
     (
         "Facing right",
@@ -41,17 +41,17 @@ _RULES: tuple[_Rule, ...] = (
 
 
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
-    """Return 45 pairs of OpenMoji's held-out emoji in three patterns: the side faced, skin tone, woman or man.
+    """Return 45 pairs of OpenMoji's held-out emoji in three patterns: direction, skin tone, woman or man.
 
-    Of every pattern the 15 pairs whose names have the smallest keys. They are written once, as MMVP-VLM is published,
-    and read back as it is read.
+    Each pattern has the 15 pairs with the smallest hash of their names. They are written once to disk in the format
+    of MMVP-VLM, and read from there.
 
     Args:
-        root: folder of the data sets, where they are kept.
-        progress: whether to show a bar on stderr while the emoji are rendered.
+        root: data folder, where the pairs are stored.
+        progress: show a progress bar on stderr while the emoji are rendered.
 
     Raises:
-        UserError: a package that draws the emoji is missing.
+        UserError: if a package that draws the emoji is missing.
     """
     pairs = openmoji_pairs("test", root, progress)
     folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"
@@ -69,11 +69,11 @@ def _write(folder: Path, pairs: ArrayPairs) -> None:
         picture = Image.fromarray(pairs.pixels(row).permute(1, 2, 0).numpy())
         with replacing(folder / "MLLM_VLM Images" / pattern / f"{number}.jpg") as temporary:
             picture.save(temporary, "JPEG", quality=95, subsampling=0)
-    write_text(folder / "Questions.csv", table.getvalue())  # last: where it is, all is
+    write_text(folder / "Questions.csv", table.getvalue())  # written last: marks the set as complete
 
 
 def _questions(pairs: ArrayPairs) -> Iterator[tuple[str, int]]:
-    """Yield pattern and position of the emoji of every question."""
+    """Yield the pattern and the position of the emoji of each question."""
     places = {several[0]: row for row, several in enumerate(pairs.captions)}
     for pattern, other, first in _RULES:
         both = [(name, other(name)) for name in places if first(name) and other(name) in places]

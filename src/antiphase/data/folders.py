@@ -1,4 +1,4 @@
-"""Where the files and labels of a folder of images are: any folder of classes, and Tiny ImageNet."""
+"""List the files and labels of a folder of images: any folder of class folders, and Tiny ImageNet."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of one split, relative to ``root``, with a label each."""
+    """The files of one split, relative to ``root``, and their labels."""
 
     split: str
     root: Path
@@ -24,17 +24,19 @@ class Listing:
 
 
 def class_folder(name: str, folder: Path, split: str) -> Listing:
-    """List the images of ``folder``, one sub-folder a class, classes and files in sorted order.
+    """List the images of ``folder``, one sub-folder per class, with classes and files sorted.
 
-    ``folder/train``, ``folder/val`` and ``folder/test`` are splits where they hold sub-folders themselves;
-    the classes are then those of all splits together, so that a label means the same in each. A folder
-    without such splits is one split, ``test``: it would be no good to train and test on the same images.
+    ``folder/train``, ``folder/val`` and ``folder/test`` are splits if they contain sub-folders. The classes are then
+    those of all splits together, so that a label has the same meaning in each. A folder without such splits has only
+    the split ``test``, so that a model is not tested on its training images.
 
     Raises:
-        UserError: the folder or the split is missing, or a class has no image.
+        UserError: if the folder or the split is missing, or a class has no images.
     """
     if not folder.is_dir():
-        raise UserError(f"{name}: {folder} is no folder: give one that holds a sub-folder of images a class")
+        raise UserError(
+            f"{name}: {folder} is not a folder: give one with a sub-folder of images for each class"
+        )
     splits = {split: folder / split for split in SPLITS if sub_folders(folder / split)}
     if splits:
         split = choose_split(name, split, tuple(splits))
@@ -42,7 +44,7 @@ def class_folder(name: str, folder: Path, split: str) -> Listing:
         return list_classes(name, split, splits[split], classes, tuple(map(printable, classes)))
     if split != "test":
         raise NoSuchSplit(
-            f"{name}: there is no {split} split in {folder}: move the class folders into "
+            f"{name}: no {split} split in {folder}: move the class folders into "
             f"{folder / 'train'} and {folder / 'test'}"
         )
     classes = sub_folders(folder)
@@ -50,13 +52,13 @@ def class_folder(name: str, folder: Path, split: str) -> Listing:
 
 
 def tiny_imagenet(split: str, root: Path) -> Listing:
-    """List Tiny ImageNet (200 classes, 64×64; 100,000 train, 10,000 val) in its unpacked archive.
+    """List Tiny ImageNet (200 classes, 64×64; 100,000 train, 10,000 val) from its unpacked archive.
 
-    Classes are sorted wnids, named by the first synonym in ``words.txt``. The archive's ``test`` images have
+    Classes are sorted by wnid and named by their first synonym in ``words.txt``. The archive's ``test`` images have
     no labels, so ``test`` means ``val``.
 
     Raises:
-        UserError: it is not under ``root``, or one of its lists is damaged.
+        UserError: if it is not in ``root``, or one of its lists is damaged.
     """
     folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
     split = choose_split("tiny-imagenet", split, ("train", "val"))
@@ -67,9 +69,9 @@ def tiny_imagenet(split: str, root: Path) -> Listing:
         notes = annotations.read_text().splitlines() if split == "val" else []
     except OSError as error:
         raise UserError(
-            f"tiny-imagenet is not whole, {error.filename} is missing: unzip "
+            f"tiny-imagenet: {error.filename} is missing: unzip "
             f"http://cs231n.stanford.edu/tiny-imagenet-200.zip in {root}, "
-            "or name another folder in ANTIPHASE_DATA"
+            "or set ANTIPHASE_DATA to another folder"
         ) from error
     words = {wnid: synonyms.split(",")[0].strip() for wnid, _, synonyms in entries}
     class_names = tuple(words.get(wnid, wnid) for wnid in wnids)
@@ -80,7 +82,7 @@ def tiny_imagenet(split: str, root: Path) -> Listing:
     for number, pair in enumerate(pairs, start=1):
         if len(pair) < 2 or pair[1] not in labels:
             raise UserError(
-                f"tiny-imagenet: line {number} of {annotations}, {notes[number - 1]!r}, names no class of "
+                f"tiny-imagenet: line {number} of {annotations}, {notes[number - 1]!r}: expected a class of "
                 "wnids.txt: unzip the archive again"
             )
     return _checked(
@@ -96,7 +98,7 @@ def tiny_imagenet(split: str, root: Path) -> Listing:
 
 
 def choose_split(name: str, split: str, available: tuple[str, ...]) -> str:
-    """Return ``split``; where a source calls its held-out images ``val``, ``test`` means these.
+    """Return ``split`` if available; ``test`` means ``val`` if a source has only that.
 
     >>> choose_split("imagenet", "test", ("train", "val"))
     'val'
@@ -105,20 +107,20 @@ def choose_split(name: str, split: str, available: tuple[str, ...]) -> str:
         return split
     if split == "test" and "val" in available:
         return "val"
-    raise NoSuchSplit(f"{name} has no split {split!r}: choose one of {', '.join(available)}")
+    raise NoSuchSplit(f"{name} has no split {split!r}: expected one of {', '.join(available)}")
 
 
 def list_classes(
     name: str, split: str, root: Path, folders: list[str], class_names: tuple[str, ...]
 ) -> Listing:
-    """List every image at any depth below ``root/folders[k]`` with label ``k``; absent folders are empty."""
+    """List every image at any depth below ``root/folders[k]`` with label ``k``; folders may be missing."""
     files: list[str] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
         found = sorted(_images_below(root, folder))
         if not found and (root / folder).is_dir():
             raise UserError(
-                f"{name}: class folder {root / folder} holds no images ({', '.join(SUFFIXES)}): "
+                f"{name}: class folder {root / folder} has no images ({', '.join(SUFFIXES)}): "
                 "add some or remove it"
             )
         files += found
@@ -127,7 +129,7 @@ def list_classes(
 
 
 def missing_files(root: Path, files: Iterable[str]) -> list[str]:
-    """Return those of ``files``, relative to ``root``, that are not there; a folder is looked into once.
+    """Return the ``files``, relative to ``root``, that do not exist; lists each folder only once.
 
     >>> missing_files(Path("/"), ["dev/null", "dev/nil"])
     ['dev/nil']
@@ -147,14 +149,13 @@ def missing_files(root: Path, files: Iterable[str]) -> list[str]:
 def _checked(name: str, listing: Listing) -> Listing:
     if not listing.files:
         raise UserError(
-            f"{name}: there are no images in {listing.root}: "
-            "put those of each class in a sub-folder of its name"
+            f"{name}: no images in {listing.root}: put the images of each class in a sub-folder named after it"
         )
     return listing
 
 
 def sub_folders(folder: Path) -> list[str]:
-    """Return the sorted names of the visible sub-folders; none where ``folder`` is no folder."""
+    """Return the sorted names of the visible sub-folders; empty if ``folder`` is not a folder."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, fetched to its cache."""
+"""Download data sets from the Hugging Face hub to its cache."""
 
 from pathlib import Path
 
@@ -20,18 +20,18 @@ OFFLINE = (
     OSError,
     RuntimeError,
 )
-"""What the hub's library raises where there is no network, no such name, or no leave."""
+"""Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
 
 
 def local_or_hub(name: str, path: Path) -> Path:
-    """Return a folder that is there, or one that the hub has under ``USER/NAME``.
+    """Return a local folder, or download ``USER/NAME`` from the hub and return its folder.
 
     Args:
-        name: what messages call the source.
-        path: as it was given.
+        name: name of the source in error messages.
+        path: local folder, or ``USER/NAME``.
 
     Raises:
-        UserError: neither.
+        UserError: if there is neither.
     """
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
@@ -40,6 +40,6 @@ def local_or_hub(name: str, path: Path) -> Path:
     except OFFLINE as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{name}: neither a folder here nor to be had from the hub ({reason}): fetch it where there is a network "
-            f"with 'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
+            f"{name}: not a local folder, and not available from the hub ({reason}): download it with network access: "
+            f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
         ) from None

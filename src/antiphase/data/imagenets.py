@@ -1,4 +1,4 @@
-"""ImageNet-1k, and the sets that its classes are tested on under a shift."""
+"""ImageNet-1k, and test sets of its classes under distribution shift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class _Variant:
-    """One of the shifted sets.
+    """A test set under distribution shift.
 
     Attributes:
-        places: folders below the data folder that it may stand in, the archive's own first.
-        page: where it is fetched from.
-        classes: their numbers among ImageNet's; all of them where empty.
-        numbered: whether a class folder is the number of its class, not its wnid.
+        places: possible folders below the data folder, the archive's own first.
+        page: where to download it.
+        classes: indices of its classes among ImageNet's; all if empty.
+        numbered: whether class folders are named by class index instead of wnid.
     """
 
     places: tuple[str, ...]
@@ -28,7 +28,7 @@ class _Variant:
     numbered: bool = False
 
 
-# numbers of the 200 classes among ImageNet's 1,000, from the authors' lists
+# indices of the 200 classes among ImageNet's 1,000, from the authors' lists
 _A_CLASSES = (
     "6 11 13 15 17 22 23 27 30 37 39 42 47 50 57 70 71 76 79 89 90 94 96 97 99 105 107 108 110 113 124 "
     "125 130 132 143 144 150 151 207 234 235 254 277 283 287 291 295 298 301 306 307 308 309 310 311 313 "
@@ -75,18 +75,18 @@ IMAGENET_VARIANTS = {
     "imagenet-r": "ImageNet-R, RGB, 200 of ImageNet's classes in art, cartoons, toys and other renditions",
     "imagenet-sketch": "ImageNet-Sketch, RGB, 1,000 classes in black and white sketches",
 }
-"""The shifted sets and what each is, in one line."""
+"""One-line description of each test set under distribution shift."""
 
 
 def imagenet(split: str, root: Path) -> Listing:
-    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``; classes in order of wnid.
+    """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``, with classes sorted by wnid.
 
-    They have the names that CLIP is prompted with (open_clip's), the wnid where there is none.
+    Class names are open_clip's prompt names, or the wnid if there is none.
 
     Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
 
     Raises:
-        UserError: it is not under ``root`` in that layout.
+        UserError: if it is not in ``root`` in that layout.
     """
     folder = root if any(sub_folders(root / split) for split in ("train", "val")) else root / "imagenet"
     split = choose_split("imagenet", split, ("train", "val"))
@@ -94,7 +94,7 @@ def imagenet(split: str, root: Path) -> Listing:
         raise UserError(
             f"imagenet has no class folders in {folder / split}: sign up at "
             f"https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG, "
-            "or name another folder in ANTIPHASE_DATA"
+            "or set ANTIPHASE_DATA to another folder"
         )
     listing = class_folder("imagenet", folder, split)
     names = prompt_names()
@@ -102,10 +102,10 @@ def imagenet(split: str, root: Path) -> Listing:
 
 
 def imagenet_variant(name: str, split: str, root: Path) -> Listing:
-    """List a set of images of ImageNet's classes under a shift; it has no training images, only ``test``.
+    """List a test set of ImageNet's classes under distribution shift.
 
-    Its classes are those of ImageNet that it has, in order of wnid, under the names that CLIP is prompted with:
-    a classifier bound to them chooses among these alone, which is what masking the other logits does.
+    Its classes are the subset of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A
+    classifier bound to them chooses among these classes only, which is equivalent to masking the other logits.
 
     Sources: "Do ImageNet Classifiers Generalize to ImageNet?", Recht et al., 2019 (V2); "Natural Adversarial
     Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning
@@ -113,11 +113,11 @@ def imagenet_variant(name: str, split: str, root: Path) -> Listing:
 
     Args:
         name: one of ``IMAGENET_VARIANTS``.
-        split: ``test``; ``val`` means the same.
-        root: folder of the data sets.
+        split: ``test`` or, equivalently, ``val``.
+        root: data folder.
 
     Raises:
-        UserError: it is not under ``root``, or its class folders are not those that were published.
+        UserError: if it is not in ``root``, or its class folders differ from the published ones.
     """
     known = _VARIANTS[name]
     split = choose_split(name, "test" if split == "val" else split, ("test",))
@@ -126,7 +126,7 @@ def imagenet_variant(name: str, split: str, root: Path) -> Listing:
     if folder is None:
         raise UserError(
             f"{name} has no class folders in {' or '.join(map(str, places))}: unpack {known.page} in {root}, "
-            "or name another folder in ANTIPHASE_DATA"
+            "or set ANTIPHASE_DATA to another folder"
         )
     wnids = variant_wnids(name)
     wanted = list(map(str, range(CLASSES))) if known.numbered else list(wnids)
@@ -138,7 +138,7 @@ def imagenet_variant(name: str, split: str, root: Path) -> Listing:
 
 
 def variant_wnids(name: str) -> tuple[str, ...]:
-    """Return the wnids of a variant's labels, in order.
+    """Return the wnids of a variant's labels in order.
 
     >>> len(variant_wnids("imagenet-r")), variant_wnids("imagenet-a")[0]
     (200, 'n01498041')
@@ -148,32 +148,32 @@ def variant_wnids(name: str) -> tuple[str, ...]:
 
 
 def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
-    """Return the wnids of the labels of ImageNet or a variant, in order; None for other sets."""
+    """Return the wnids of the labels of ImageNet or a variant in order; None for other sets."""
     if name == "imagenet" and classes == CLASSES:
         return _wnids()
     return variant_wnids(name) if name in _VARIANTS else None
 
 
 def imagenet_indices(wnids: Sequence[str]) -> tuple[int, ...]:
-    """Return the place of each wnid among the 1,000 classes of ImageNet, which is a classifier's output for it.
+    """Return the index of each wnid among ImageNet's 1,000 classes.
 
     >>> imagenet_indices(["n01498041", "n01440764"])
     (6, 0)
 
     Raises:
-        UserError: one is none of ImageNet's.
+        UserError: naming the first wnid that is not one of them.
     """
     places = {wnid: place for place, wnid in enumerate(_wnids())}
     unknown = next((wnid for wnid in wnids if wnid not in places), None)
     if unknown is not None:
         raise UserError(
-            f"wnid {unknown!r} is none of ImageNet's 1,000 classes: expected one such as n01440764"
+            f"wnid {unknown!r} is not one of ImageNet's 1,000 classes: expected one such as n01440764"
         )
     return tuple(places[wnid] for wnid in wnids)
 
 
 def _named_alike(folders: list[str], known: _Variant) -> bool:
-    """Return whether a place holds class folders at all, and not the archive's one folder above them."""
+    """Return whether these are class folders, and not the archive's top-level folder."""
     return any(
         entry.isdecimal() if known.numbered else entry[:1] == "n" and entry[1:].isdecimal()
         for entry in folders
@@ -181,30 +181,30 @@ def _named_alike(folders: list[str], known: _Variant) -> bool:
 
 
 def _class_folders(name: str, folder: Path, known: _Variant, wanted: list[str]) -> dict[str, str]:
-    """Return the folder of each wanted class; a number may have zeros before it."""
+    """Return the folder of each wanted class; numbers may have leading zeros."""
     found: dict[str, str] = {}
     lack = ""
     for entry in sub_folders(folder):
-        # as text, 10 comes before 2: labels by the order of the folders' names would be wrong
+        # match by number, since sorting folder names as text would put 10 before 2
         label = str(int(entry)) if known.numbered and entry.isdecimal() else entry
         if label in found:
-            lack = lack or f"holds {entry} beside {found[label]}, both of one class"
+            lack = lack or f"has two folders of one class, {found[label]} and {entry}"
         found[label] = entry
     known_labels = set(wanted)
     odd = next((entry for label, entry in found.items() if label not in known_labels), None)
     absent = [label for label in wanted if label not in found]
     if odd is not None:
         what = "a number from 0 to 999" if known.numbered else f"a wnid of its {len(wanted):,} classes"
-        lack = f"holds {odd}, which is not {what}"
+        lack = f"has a folder {odd}, which is not {what}"
     elif absent:
-        lack = f"lacks {len(absent):,} of its {len(wanted):,} class folders, the first is {absent[0]}"
+        lack = f"lacks {len(absent):,} of {len(wanted):,} class folders, the first is {absent[0]}"
     if lack:
         raise UserError(f"{name}: {folder} {lack}: unpack {known.page} again")
     return found
 
 
 def prompt_names() -> dict[str, str]:
-    """Return the name that CLIP is prompted with for each wnid, in the order of ImageNet's classes."""
+    """Return open_clip's prompt name of each wnid, in the order of ImageNet's classes."""
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES  # seconds to import
 
     return dict(zip(_wnids(), IMAGENET_CLASSNAMES, strict=True))
@@ -212,7 +212,7 @@ def prompt_names() -> dict[str, str]:
 
 @cache
 def _wnids() -> tuple[str, ...]:
-    """Return ImageNet's wnids, in the order of its classes."""
+    """Return ImageNet's wnids in the order of its classes."""
     from timm.data.imagenet_info import ImageNetInfo
 
     return tuple(ImageNetInfo("imagenet-1k").label_names())

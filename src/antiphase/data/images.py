@@ -1,4 +1,4 @@
-"""A set of labelled images: what every source returns, held in memory or decoded from files on demand."""
+"""Sets of labelled images, in memory or decoded from files on demand."""
 
 import os
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from antiphase.errors import UserError
 from antiphase.files import digest, printable
 
 _WORKERS = min(16, os.cpu_count() or 1)
-_VERIFY_CHUNK = 256  # files in flight while a folder is verified: keeps the list of futures short
+_VERIFY_CHUNK = 256  # files submitted at a time when a folder is verified
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,10 +32,10 @@ class ImageSet(ABC):
         name: the source's name, as given to ``load_data``.
         split: the split's own name, such as ``"train"``.
         class_names: one name for each label.
-        ids: position of each sample in the full split; subsets keep them, random streams are keyed by them.
-        labels: index into ``class_names``; known without decoding an image.
-        skipped: files left out because they could not be read.
-        prompts: texts for each class that a dual encoder is bound to in place of its name; None: the name.
+        ids: position of each sample in the full split; kept by subsets, and used as keys of random streams.
+        labels: indices into ``class_names``.
+        skipped: unreadable files that were left out.
+        prompts: prompts of each class for a dual encoder; None: made from its name.
     """
 
     name: str
@@ -52,8 +52,8 @@ class ImageSet(ABC):
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
             raise UserError(
-                f"{self.name} ({self.split}): label {outside[0]} is none of its classes, "
-                f"0 to {len(self.class_names) - 1}: the data are damaged, fetch them again"
+                f"{self.name} ({self.split}): label {outside[0]}: expected 0 to {len(self.class_names) - 1}; "
+                "the data are damaged, download them again"
             )
 
     @property
@@ -71,7 +71,7 @@ class ImageSet(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return the SHA-256 of images, labels and ids: the same for the same samples on any machine."""
+        """Return the SHA-256 of images, labels and ids; equal on all machines."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,7 +81,7 @@ class ImageSet(ABC):
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
         """Yield ``(ids, images, labels)`` in order, ``size`` at a time; the last batch may be smaller."""
         if size < 1:
-            raise UserError(f"batch size {size} must be at least 1")
+            raise UserError(f"batch size {size}: expected an integer of at least 1")
         for start in range(0, len(self), size):
             rows = torch.arange(start, min(start + size, len(self)))
             yield self.ids[rows], self.images(rows), self.labels[rows]
@@ -90,23 +90,21 @@ class ImageSet(ABC):
         """Return at most ``limit`` samples in their own order.
 
         Args:
-            limit: number of samples, at least 1; ``None`` keeps them all.
-            seed: ``None`` takes the first ``limit``; a number takes the first ``limit`` of that seed's
-                permutation, so that a larger limit contains the smaller one.
+            limit: number of samples, at least 1; None: all.
+            seed: None: the first ``limit`` samples; otherwise the first ``limit`` of the seed's permutation, so that
+                a larger limit contains a smaller one.
 
         Raises:
-            UserError: ``limit`` is less than 1, or ``seed`` is negative.
+            UserError: if ``limit`` is less than 1 or ``seed`` is negative.
         """
         if limit is None:
             return self
         if limit < 1:
-            raise UserError(
-                f"limit {limit} must be at least 1: give a number of images, or leave it out for all"
-            )
+            raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
         if seed is None:
             return self.take(torch.arange(min(limit, len(self))))
         if seed < 0:
-            raise UserError(f"seed {seed} must be 0 or more")
+            raise UserError(f"seed {seed}: expected an integer of at least 0")
         order = np.random.default_rng(seed).permutation(len(self))[:limit]
         return self.take(torch.from_numpy(np.sort(order)))
 
@@ -129,8 +127,8 @@ class ArrayImages(ImageSet):
         if self.pixels.dtype == torch.uint8:
             return
         if self.pixels.dtype != torch.float32:
-            raise TypeError(f"pixels must be uint8 or float32, not {self.pixels.dtype}")
-        outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # written so that NaN is outside
+            raise TypeError(f"pixels of type {self.pixels.dtype}: expected uint8 or float32")
+        outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # includes NaN
         if len(outside):
             raise UserError(
                 f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images to [0, 1] first"
@@ -163,14 +161,14 @@ class ArrayImages(ImageSet):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FileImages(ImageSet):
-    """Image files, decoded when they are asked for, resized and cut to one square shape.
+    """Image files, decoded on demand, resized and cropped to squares of one size.
 
     Attributes:
-        root: the folder that ``files`` are relative to; not part of the fingerprint.
-        files: relative names with forward slashes, one for each sample.
+        root: folder of the files; not part of the fingerprint.
+        files: names relative to ``root``, with forward slashes.
         image_size: height and width in pixels.
         channels: 1 (grey) or 3 (RGB).
-        interpolation: of the resizing, ``"bicubic"`` or ``"bilinear"``.
+        interpolation: ``"bicubic"`` or ``"bilinear"``.
     """
 
     root: Path
@@ -190,18 +188,18 @@ class FileImages(ImageSet):
         return self.channels, self.image_size, self.image_size
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        """Decode the images at ``positions`` in a few threads and return them as float32 in [0, 1].
+        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1].
 
         Raises:
-            UserError: a file cannot be read; the line names the first such file.
+            UserError: naming the first unreadable file.
         """
         rows = _index(positions, len(self)).tolist()
         if not rows:
             return torch.empty(0, *self.image_shape)
         with ThreadPoolExecutor(_WORKERS) as pool:
             decoded = [pixels.numpy() for pixels in pool.map(self._decode, rows)]
-        # torch.stack meets its threads once an image: on a busy machine that took longer than the decoding
-        return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place: it may be large
+        # torch.stack synchronises its threads for each image, which on a busy machine took longer than decoding
+        return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place to save memory
 
     def take(self, positions: Sequence[int] | Tensor) -> "FileImages":
         """Return the samples at ``positions``, in that order, with their ids and labels."""
@@ -215,16 +213,18 @@ class FileImages(ImageSet):
         try:
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         except OSError as error:
-            raise UserError(f"{self.name}: {error.filename} is gone since the folder was listed") from error
+            raise UserError(
+                f"{self.name}: {error.filename} was removed after the folder was listed"
+            ) from error
         return digest(kind, *names, _little(self.labels), _little(self.ids))
 
     def without_unreadable(self, *, progress: bool = True) -> "FileImages":
-        """Decode every file once and return the set without those that fail, named in ``skipped``.
+        """Decode every file once and return the set without unreadable files, which are listed in ``skipped``.
 
-        The ids stay as they were: a bad file leaves a gap and moves nobody.
+        The other samples keep their ids.
 
         Raises:
-            UserError: no file can be read.
+            UserError: if no file is readable.
         """
         good: list[int] = []
         console = Console(stderr=True)
@@ -262,16 +262,16 @@ class FileImages(ImageSet):
 
 
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
-    """Return ``positions`` as an index; a mask, a fraction or a position outside 0..length-1 is refused."""
+    """Return ``positions`` as an index tensor; masks, floats and positions outside 0..length-1 are refused."""
     index = torch.as_tensor(positions)
     if index.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     if index.ndim != 1 or index.dtype == torch.bool or index.is_floating_point():
         raise TypeError(
-            f"positions must be a list of whole numbers, not {index.dtype} of shape {tuple(index.shape)}"
+            f"positions of type {index.dtype} and shape {tuple(index.shape)}: expected a list of integers"
         )
     if index.min() < 0 or index.max() >= length:
-        raise IndexError(f"positions {index.min()} to {index.max()} do not all lie in 0..{length - 1}")
+        raise IndexError(f"positions {index.min()} to {index.max()}: expected positions in 0..{length - 1}")
     return index.to(device="cpu", dtype=torch.int64)
 
 

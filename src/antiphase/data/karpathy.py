@@ -1,4 +1,4 @@
-"""Karpathy's splits of Flickr8k, Flickr30k and COCO, on which retrieval is measured."""
+"""Karpathy's splits of Flickr8k, Flickr30k and COCO, used to measure retrieval."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ class _KarpathySet:
     """One of the three sets.
 
     Attributes:
-        title: as people call it.
-        json_name: of its list.
-        folder: the folder below that of the data sets that it usually stands in.
-        image_folders: names that its images are unpacked to.
-        images_page: where they are fetched from.
+        title: name for display.
+        json_name: file name of its list.
+        folder: its usual folder below the data folder.
+        image_folders: possible folders of its images.
+        images_page: where to download the images.
     """
 
     title: str
@@ -50,21 +50,21 @@ _SETS = {
         "COCO",
         "dataset_coco.json",
         "coco",
-        (),  # its list names train2014 and val2014 itself
+        (),  # paths in its list include train2014 and val2014
         "https://cocodataset.org/#download (train2014.zip and val2014.zip)",
     ),
 }
 
 KARPATHY_SETS = {
-    name: f"{known.title} with five captions an image in Karpathy's splits, his {known.json_name} and the images "
+    name: f"{known.title} with five captions per image in Karpathy's splits; needs {known.json_name} and the images "
     "below the data folder"
     for name, known in _SETS.items()
 }
-"""Karpathy's sets by name and what each is, in one line."""
+"""One-line description of each of Karpathy's sets."""
 
 
 def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
-    """List the images and captions of Karpathy's splits of COCO and Flickr, in the file's order.
+    """List the images and captions of one of Karpathy's splits, in the order of the file.
 
     COCO: 113,287 train (``restval`` counts as train), 5,000 val, 5,000 test. Flickr30k: 29,000 train, 1,014
     val, 1,000 test. Flickr8k: 6,000 train, 1,000 val, 1,000 test.
@@ -73,12 +73,12 @@ def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
 
     Args:
         json_path: ``dataset_coco.json``, ``dataset_flickr30k.json`` or ``dataset_flickr8k.json``.
-        root: where ``train2014`` and ``val2014``, or Flickr's images, are looked for, in sub-folders of the
-            usual names too; the folder of ``json_path`` comes next.
+        root: folder searched for the images, including sub-folders with the usual names; the folder of ``json_path``
+            is searched next.
         split: ``train``, ``val`` or ``test``.
 
     Raises:
-        UserError: the list or the images are not there, or the list is damaged.
+        UserError: if the list or the images are missing, or the list is damaged.
     """
     name = f"karpathy:{json_path}"
     split = choose_split(name, split, SPLITS)
@@ -90,17 +90,17 @@ def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
 
 
 def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
-    """List one of Karpathy's sets, whose list and images are looked for in the usual places.
+    """List one of Karpathy's sets; its list and images are searched in the usual folders.
 
     Args:
         name: one of ``KARPATHY_SETS``.
-        root: folder of the data sets; the list is in it, or in its ``flickr8k``, ``flickr30k``, ``coco`` or
-            ``karpathy``; the images are beside the list, in the set's own folder, or in a folder of the usual
-            name in one of these.
+        root: data folder. The list is in it, or in its sub-folder ``flickr8k``, ``flickr30k``, ``coco`` or
+            ``karpathy``; the images are next to the list, in the set's own folder, or in a folder with the usual name
+            in one of these.
         split: ``train``, ``val`` or ``test``.
 
     Raises:
-        UserError: the list or the images are not there, or the list is damaged.
+        UserError: if the list or the images are missing, or the list is damaged.
     """
     known = _SETS[name]
     split = choose_split(name, split, SPLITS)
@@ -109,15 +109,15 @@ def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
     found = next((path for path in lists if path.is_file()), None)
     if found is None:
         raise UserError(
-            f"{name}: {known.json_name} is neither in {root} nor in its {', '.join(_FOLDERS)}: unzip {KARPATHY_PAGE} "
-            f"in {root / known.folder}, with the images of {known.images_page}"
+            f"{name}: {known.json_name} not found in {root} or its {', '.join(_FOLDERS)}: unzip {KARPATHY_PAGE} in "
+            f"{root / known.folder}, and the images from {known.images_page}"
         )
     places = [
         place / below
         for place in dict.fromkeys((root / known.folder, found.parent, root))
         for below in (*known.image_folders, "images", "")
     ]
-    mend = f"unpack those of {known.images_page} in {root / known.folder}"
+    mend = f"unpack the images from {known.images_page} in {root / known.folder}"
     return listed_pairs(name, split, places, _read_split(found, split), mend=mend)
 
 
@@ -131,5 +131,5 @@ def _read_split(json_path: Path, split: str) -> list[Row]:
                 said = [sentence["raw"].strip() for sentence in entry["sentences"]]
                 rows.append((file, tuple(filter(None, said)), None))
     except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(json_path, "splits of Karpathy's", error) from error
+        raise damaged(json_path, "Karpathy's splits", error) from error
     return rows

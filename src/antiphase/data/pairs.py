@@ -1,4 +1,4 @@
-"""Images with captions: what a contrastive trainer draws its batches from."""
+"""Images with captions, and their batches for contrastive training."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -21,14 +21,14 @@ from antiphase.streams import generator
 
 @dataclass(frozen=True)
 class PairBatch:
-    """One process's share of a batch, as it was decoded: nothing is resized yet.
+    """One process's share of a batch, decoded but not resized.
 
     Attributes:
-        ids: stable number of each sample; augmentation is keyed by them.
-        images: RGB, each of its own size.
+        ids: stable id of each sample, which keys its augmentation.
+        images: RGB images, each at its own size.
         captions: all captions of each image.
-        size: samples in the whole batch, over all processes, bad ones included.
-        bad: what could not be used since the last batch, one line each.
+        size: samples in the whole batch over all processes, including bad ones.
+        bad: one line for each unusable sample since the last batch.
     """
 
     ids: Int64[Tensor, " share"]
@@ -39,45 +39,39 @@ class PairBatch:
 
 
 class PairSource(Protocol):
-    """What a contrastive trainer needs of its data: a set in random order, or a stream of shards."""
+    """Interface of training pairs: a set in random order, or a stream of shards."""
 
     @property
-    def name(self) -> str:
-        """The source's name, as given to ``load_pairs``."""
-        ...
+    def name(self) -> str: ...
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Return how many whole batches an epoch has."""
-        ...
+    def steps_per_epoch(self, batch_size: int) -> int: ...
 
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of the batches of an epoch from step ``first`` on.
+        """Yield this process's share of each batch of an epoch, from step ``first`` on.
 
-        What a step holds depends on (seed, epoch, step) alone, so that a resumed run sees the same batches,
-        and the shares of all processes make up the batch of one process.
+        A batch depends only on (seed, epoch, step), so a resumed run sees the same batches, and the shares of all
+        processes form the batch that a single process would see.
         """
         ...
 
-    def fingerprint(self) -> str:
-        """Return a digest of what the data are, for the identity of a run."""
-        ...
+    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairSet(ABC):
-    """Images with captions and stable ids, in random access.
+    """Images with captions and stable ids, with random access.
 
     Attributes:
         name: the source's name, as given to ``load_pairs``.
         split: the split's own name, such as ``"train"``.
-        ids: position of each sample in the full split; subsets keep them.
-        captions: at least one for each image; the first is the one that retrieval takes where it takes one.
-        labels: index into ``class_names``; None where the source has no classes.
+        ids: position of each sample in the full split; kept by subsets.
+        captions: at least one per image; tasks with one caption per image use the first.
+        labels: indices into ``class_names``; None if the source has no classes.
         class_names: one name for each label.
-        skipped: what was left out, one line each.
-        prompts: texts for each class that a model is bound to in place of its name; None: the name.
+        skipped: one line for each sample that was left out.
+        prompts: prompts of each class for a dual encoder; None: made from its name.
     """
 
     name: str
@@ -93,14 +87,16 @@ class PairSet(ABC):
         if len(self.captions) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
         if not len(self.ids):
-            raise UserError(f"{self.name} ({self.split}): no pair of an image and a caption in it")
+            raise UserError(
+                f"{self.name} ({self.split}): no pairs found; expected at least one captioned image"
+            )
 
     @abstractmethod
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
-        """Return one image as it is, RGB.
+        """Return one image as RGB at its own size.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: if the image is unreadable.
         """
 
     @abstractmethod
@@ -109,16 +105,13 @@ class PairSet(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return the SHA-256 of images, captions and ids: the same for the same pairs on any machine."""
+        """Return the SHA-256 of images, captions and ids; equal on all machines."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def subset(self, limit: int | None, seed: int | None = None) -> "PairSet":
-        """Return ``limit`` samples in their own order, all where it is None.
-
-        Without a seed they are the first ones, else the first of the seed's permutation.
-        """
+        """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
         if limit is None or limit >= len(self):
             return self
         if seed is None:
@@ -126,19 +119,20 @@ class PairSet(ABC):
         return self.take(torch.randperm(len(self), generator=generator(seed, "subset"))[:limit].sort().values)
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return how many whole batches an epoch has; the rest of the samples sit it out.
+        """Return the number of whole batches per epoch; remaining samples are not used in that epoch.
 
         Raises:
-            UserError: there is not one whole batch.
+            UserError: if there are fewer samples than the batch size.
         """
         if not 1 <= batch_size <= len(self):
-            raise UserError(f"batch size {batch_size}: expected 1 to {len(self)}, the pairs of {self.name}")
+            raise UserError(
+                f"batch size {batch_size}: expected 1 to {len(self)}, the number of pairs in {self.name}"
+            )
         return len(self) // batch_size
 
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch, as :class:`PairSource` says."""
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
         shares = [
             order[step * batch_size : (step + 1) * batch_size][rank::world]
@@ -151,7 +145,7 @@ class PairSet(ABC):
             except UserError as error:
                 return error
 
-        # two batches ahead; the threads share out images, not batches
+        # decode two batches ahead; threads work on single images
         every = in_threads(decoded, itertools.chain(*shares), ahead=2 * max(map(len, shares), default=1))
         for rows in shares:
             found = [(row, next(every)) for row in rows]
@@ -169,20 +163,14 @@ class PairSet(ABC):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayPairs(PairSet):
-    """Pairs held in memory.
-
-    Attributes:
-        array: the images, all of one size.
-    """
+    """Pairs held in memory, with images of one size."""
 
     array: UInt8[Tensor, "n 3 height width"]
 
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
-        """Return one image."""
         return self.array[position]
 
     def take(self, positions: Sequence[int] | Tensor) -> "ArrayPairs":
-        """Return the samples at ``positions``, in that order."""
         return replace(self, **_rows(self, positions), array=self.array[torch.as_tensor(positions)])
 
     def fingerprint(self) -> str:
@@ -193,26 +181,20 @@ class ArrayPairs(PairSet):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FilePairs(PairSet):
-    """Image files with captions, decoded when they are asked for.
+    """Image files with captions, decoded on demand.
 
     Attributes:
-        root: the folder that ``files`` are relative to; not part of the fingerprint.
-        files: relative names with forward slashes, one for each sample.
+        root: folder of the files; not part of the fingerprint.
+        files: names relative to ``root``, with forward slashes.
     """
 
     root: Path
     files: tuple[str, ...]
 
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
-        """Decode one file.
-
-        Raises:
-            UserError: it cannot be read; the line names it.
-        """
         return decode_whole(self.root / self.files[position])
 
     def take(self, positions: Sequence[int] | Tensor) -> "FilePairs":
-        """Return the samples at ``positions``, in that order."""
         files = tuple(self.files[int(row)] for row in positions)
         return replace(self, **_rows(self, positions), files=files)
 
@@ -223,7 +205,7 @@ class FilePairs(PairSet):
 
 
 def _size(file: Path) -> int | str:
-    """Return a file's size; one that is missing is a bad sample when its turn comes."""
+    """Return a file's size; a missing file is a bad sample later, not an error here."""
     try:
         return file_size(file)
     except OSError:

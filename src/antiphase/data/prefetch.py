@@ -1,4 +1,4 @@
-"""Work done ahead of time in a few threads, in order."""
+"""Ordered map over several threads, a few items ahead."""
 
 import os
 from collections import deque
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], ahead: int = WORKERS
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` of each item, in order, while the next ``ahead`` ones are at work.
+    """Yield ``function(item)`` for each item in order, while up to ``ahead`` items are computed in threads.
 
     >>> list(in_threads(abs, [-1, 2, -3]))
     [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Images of any source as a model takes them: squared by the model's own preprocessing."""
+"""Convert images of any source to a model's input size with its own preprocessing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,45 +17,45 @@ from antiphase.files import digest
 
 
 def content_key(data: ImageSet | PairSet) -> str:
-    """Return what stands for the images in the name of what is stored of them on this machine.
+    """Return a key of the images for caches on this machine.
 
-    For files it is the set's fingerprint and when each was last changed: the fingerprint alone, of names and sizes, is
-    the same for a folder of bitmaps and for its corrupted copy.
+    For files it combines the fingerprint with the modification times, because the fingerprint (names and sizes) does
+    not distinguish a folder of bitmaps from a corrupted copy.
 
     Raises:
-        UserError: a file is gone.
+        UserError: if a file was removed.
     """
     if not isinstance(data, (FileImages, FilePairs)):
         return data.fingerprint()
     try:
         times = [str(changed(data.root / file)) for file in data.files]
     except OSError as error:
-        raise UserError(f"{data.name}: {error.filename} is gone since the set was listed") from error
+        raise UserError(f"{data.name}: {error.filename} was removed after the set was listed") from error
     return digest(data.fingerprint(), *times)
 
 
 def model_images(
     data: ImageSet | PairSet, positions: Sequence[int], square: Square, channels: int = 3
 ) -> Float[Tensor, "b channels size size"]:
-    """Return images as float32 in [0, 1], of the model's size and number of channels.
+    """Return images as float32 in [0, 1] with the model's size and number of channels.
 
-    Grey images are repeated for a model of three channels; an image of the model's size is left as it is.
+    Grey images are repeated over three channels if needed; images of the model's size are not changed.
 
     Args:
         data: labelled images or pairs.
-        positions: which of them.
+        positions: positions of the images in ``data``.
         square: the model's preprocessing.
-        channels: of the model.
+        channels: the model's number of channels.
 
     Raises:
-        UserError: an image cannot be read, or is in colour and the model takes grey ones.
+        UserError: if an image is unreadable, or is in colour and the model expects grey.
     """
     if isinstance(data, FileImages):
         own = replace(data, image_size=square.size, interpolation=square.interpolation, channels=channels)
         return own.images(positions)
     if isinstance(data, PairSet):
         if channels != 3:
-            raise UserError(f"{data.name} is in colour, the model takes images of {channels} channel")
+            raise UserError(f"{data.name} is in colour; the model expects images with {channels} channel")
         return (
             torch.stack(list(in_threads(lambda at: square(data.pixels(at)), map(int, positions)))).float()
             / 255
@@ -65,8 +65,8 @@ def model_images(
         return images
     if channels != 3:
         raise UserError(
-            f"{data.name} has images of shape {data.image_shape}, the model takes {channels} channel and {square.size} "
-            "pixels a side: expected the same"
+            f"{data.name} has images of shape {data.image_shape}; the model expects "
+            f"{(channels, square.size, square.size)}"
         )
     pixels = (images * 255).round().to(torch.uint8).expand(-1, 3, -1, -1)
     return torch.stack([square(image) for image in pixels]).float() / 255

@@ -1,4 +1,4 @@
-"""The image sets of the linear probe that are folders of files, as torchvision lists them."""
+"""Image sets of the linear probe that consist of files, listed by torchvision."""
 
 import tarfile
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from antiphase.errors import UserError
 SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 
 Entries = tuple[Sequence[str | Path], Sequence[int], Sequence[str]]
-"""Files, labels, and the classes' own names."""
+"""Files, labels and class names."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class _ProbeSet:
     """One set.
 
     Attributes:
-        splits: that it was published with.
-        folder: that it is unpacked to, below the data folder.
-        mend: how to get it where the download fails.
-        entries: what is in a split; whatever torchvision raises is for the caller to tell.
+        splits: published splits.
+        folder: its folder below the data folder.
+        mend: advice if the download fails.
+        entries: lists a split; may raise any of torchvision's exceptions.
     """
 
     splits: tuple[str, ...]
@@ -34,7 +34,7 @@ class _ProbeSet:
 
 
 def probe_set(name: str, split: str, root: Path) -> Listing:
-    """List a set of the linear probe, in the order of its published lists.
+    """List a set of the linear probe in the order of its published lists.
 
     Sources: "Food-101", Bossard, Guillaumin, Van Gool, 2014; "SUN Database", Xiao et al., 2010;
     "Fine-Grained Visual Classification of Aircraft", Maji et al., 2013 (its variants); "Describing Textures in
@@ -43,11 +43,11 @@ def probe_set(name: str, split: str, root: Path) -> Listing:
 
     Args:
         name: one of ``PROBE_FILE_SETS``.
-        split: ``train``, ``test``, or ``val`` where the set has one.
-        root: folder of the data sets.
+        split: ``train``, ``test``, or ``val`` if the set has one.
+        root: data folder.
 
     Raises:
-        UserError: the set is absent and its download failed, a list is damaged or names a file that is absent.
+        UserError: if the set is missing and its download failed, or a list is damaged or contains missing files.
     """
     if name == "caltech101":
         return caltech101(choose_split(name, split, ("train", "test")), root)
@@ -60,16 +60,16 @@ def probe_set(name: str, split: str, root: Path) -> Listing:
         raise
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, tarfile.TarError) as error:
         raise UserError(
-            f"{name} ({split}) is not whole in {folder}, and what is missing could not be downloaded "
-            f"({_one_line(error)}): {known.mend.format(root=root)}, or name another folder in ANTIPHASE_DATA"
+            f"{name} ({split}) is missing or incomplete in {folder}, and the download failed "
+            f"({_one_line(error)}): {known.mend.format(root=root)}, or set ANTIPHASE_DATA to another folder"
         ) from error
     listed = [Path(file).relative_to(folder).as_posix() for file in files]
     if not listed:
         raise UserError(f"{name} ({split}): its list in {folder} is empty: {known.mend.format(root=root)}")
     if absent := missing_files(folder, listed):
         raise UserError(
-            f"{name} ({split}): {len(absent):,} of the {len(listed):,} images that its list names are not in "
-            f"{folder}, the first is {absent[0]}: {known.mend.format(root=root)}"
+            f"{name} ({split}): {len(absent):,} of the {len(listed):,} listed images are missing in {folder}, "
+            f"the first is {absent[0]}: {known.mend.format(root=root)}"
         )
     names = tuple(" ".join(label.replace("_", " ").replace("?", "").split()) for label in classes)
     return Listing(split, folder, names, listed, list(labels))
@@ -107,10 +107,10 @@ def _pets(root: Path, split: str) -> Entries:
 
 
 def _sun397(root: Path, split: str) -> Entries:
-    """Return one of the first of the ten published partitions, whose halves have 50 images a class each."""
+    """List the first of the ten published partitions, with 50 images per class in each half."""
     from torchvision.datasets import SUN397
 
-    classes = SUN397(root, download=True).classes  # it knows no split, and lists what it finds
+    classes = SUN397(root, download=True).classes  # torchvision has no splits here
     folder = root / "SUN397"
     name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
     partition = next(
@@ -118,7 +118,7 @@ def _sun397(root: Path, split: str) -> Entries:
     )
     if partition is None:
         raise UserError(
-            f"sun397 ({split}): its published partition {name} is neither in {folder} nor in "
+            f"sun397 ({split}): its published partition {name} not found in {folder} or "
             f"{folder / 'Partitions'}: unzip {SUN_PARTITIONS} there"
         )
     numbers = {label: number for number, label in enumerate(classes)}
@@ -127,11 +127,11 @@ def _sun397(root: Path, split: str) -> Entries:
     for line, text in enumerate(partition.read_text(encoding="utf-8").splitlines(), start=1):
         if not text.strip():
             continue
-        _, *places = Path(text.strip().lstrip("/")).parts  # /a/abbey/sun_x.jpg: the letter comes first
+        _, *places = Path(text.strip().lstrip("/")).parts  # /a/abbey/sun_x.jpg: drop the initial letter
         label = "/".join(places[:-1])
         if label not in numbers:
             raise UserError(
-                f"sun397: line {line} of {partition}, {text!r}, names no class of {folder / 'ClassName.txt'}: "
+                f"sun397: line {line} of {partition}, {text!r}: expected a class of {folder / 'ClassName.txt'}: "
                 f"unzip {SUN_PARTITIONS} again"
             )
         files.append(folder / text.strip().lstrip("/"))
@@ -191,4 +191,4 @@ PROBE_FILE_SETS = {
     "caltech101": "Caltech-101, RGB, 102 classes with the background, 30 images of each to train on (downloaded)",
     "flowers102": "Oxford Flowers, RGB, 102 classes (downloaded)",
 }
-"""The probe sets that are files, and what each is, in one line."""
+"""One-line description of each probe set that consists of files."""

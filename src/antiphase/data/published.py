@@ -1,4 +1,4 @@
-"""How many images and classes the sets of the evaluation suite were published with."""
+"""Published numbers of images and classes of the evaluation sets."""
 
 import warnings
 
@@ -16,16 +16,16 @@ PROBE_SETS = (
 """The nine sets of the linear probe and of few-shot learning, in the paper's order."""
 
 MEAN_PER_CLASS = frozenset({"aircraft", "pets", "caltech101", "flowers102"})
-"""The probe sets whose figure is the mean of the classes' accuracies; that of the others is plain accuracy."""
+"""The probe sets scored by mean per-class accuracy; the others are scored by accuracy."""
 
 IMAGENET_SETS = ("imagenet", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
-"""ImageNet and the sets that its classes are tested on under a shift."""
+"""ImageNet, and test sets of its classes under distribution shift."""
 
 RETRIEVAL_SETS = ("flickr8k", "flickr30k", "coco-karpathy")
-"""The sets of images and captions that retrieval is measured on, in Karpathy's splits."""
+"""The image–caption sets for retrieval, in Karpathy's splits."""
 
 _PUBLISHED: dict[str, tuple[int | None, dict[str, int]]] = {
-    "caltech101": (102, {"train": 3_060, "test": 6_084}),  # 9,144 images, 30 of each class to train on
+    "caltech101": (102, {"train": 3_060, "test": 6_084}),  # 9,144 images, 30 per class for training
     "dtd": (47, {"train": 1_880, "val": 1_880, "test": 1_880}),
     "pets": (37, {"train": 3_680, "test": 3_669}),
     "flowers102": (102, {"train": 1_020, "val": 1_020, "test": 6_149}),
@@ -45,10 +45,7 @@ _PUBLISHED: dict[str, tuple[int | None, dict[str, int]]] = {
 
 
 def warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:
-    """Warn, in one line, where a known split has not the images and classes that were published.
-
-    Results on it are then not comparable, though nothing else may look amiss.
-    """
+    """Warn if a known split differs from the published number of images or classes."""
     known_classes, splits = _PUBLISHED.get(name, (None, {}))
     known = splits.get(split)
     if known is None or (images, classes) == (known, known_classes or classes):
@@ -57,7 +54,6 @@ def warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -
     if known_classes is not None:
         found, published = f"{found} of {classes:,} classes", f"{published} of {known_classes:,}"
     warnings.warn(
-        f"{name} ({split}): {found} where {published} were published: its figures are not comparable, "
-        "fetch it again",
+        f"{name} ({split}): {found}, but {published} were published: results are not comparable, download it again",
         stacklevel=3,
     )

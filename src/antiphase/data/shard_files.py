@@ -1,4 +1,4 @@
-"""Which tar files a pattern of shards names, and how many samples they hold."""
+"""Find the tar files that match a pattern, and count their samples."""
 
 import contextlib
 import glob
@@ -22,7 +22,7 @@ from antiphase.progress import progress_bar
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
 CAPTION_SUFFIX = "txt"
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # first bytes of gzip, bzip2, xz
-_LEAST_BYTES = 2048  # of a sample: an image and a caption, each a header and a block of 512 bytes
+_LEAST_BYTES = 2048  # of a sample: image and caption, each with a header and a block of 512 bytes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Shard:
     """One tar file.
 
     Attributes:
-        name: its base name; with as many folders before it as it takes to tell it from the others.
+        name: its base name, with as many parent folders as needed to be unique.
         place: its path, or a URL that webdataset opens.
         local: whether ``place`` is a path.
     """
@@ -41,15 +41,14 @@ class Shard:
 
 
 def find_shards(patterns: str | Sequence[str]) -> tuple[Shard, ...]:
-    """Return the shards of a pattern or of several, in their order.
+    """Return the shards of one or more patterns in order.
 
     Args:
-        patterns: with braces, as in ``cc3m/{00000..00331}.tar``; two patterns may be joined by ``::``. Each
-            is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
+        patterns: patterns with braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a
+            folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
 
     Raises:
-        UserError: a pattern matches nothing, names a file that is not there or one twice, or is of a kind
-            that cannot be opened.
+        UserError: if nothing matches, a named file is missing or repeated, or a URL scheme is not supported.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     shown = ", ".join(map(repr, listed))
@@ -64,42 +63,42 @@ def find_shards(patterns: str | Sequence[str]) -> tuple[Shard, ...]:
             found.append((place, False))
     if not found:
         raise UserError(
-            f"no shard matches {shown}: expected tar files of img2dataset's layout, such as "
+            f"no shard matches {shown}: expected tar files in img2dataset's layout, such as "
             "'shards:/data/cc3m/{00000..00331}.tar'"
         )
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(found) + len(missing)} shards of {shown} are not there, the first is "
-            f"{missing[0]}: mend the pattern, or fetch them"
+            f"{len(missing)} of the {len(found) + len(missing)} shards of {shown} are missing, the first is "
+            f"{missing[0]}: correct the pattern, or download them"
         )
     names = _names([place for place, _ in found], shown)
     return tuple(Shard(name, place, local) for name, (place, local) in zip(names, found, strict=True))
 
 
 def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: bool = True) -> int:
-    """Return how many samples local shards hold.
+    """Return the number of samples in local shards.
 
-    The number is that of img2dataset's ``NNNNN_stats.json`` beside each shard (its ``successes``), else of a
-    ``sizes.json`` in its folder (webdataset's: shard name to count), else the members of the tar file are
-    counted, once: the counts are kept below ``root/shards`` with the size and the time of each file.
+    It is read from img2dataset's ``NNNNN_stats.json`` next to each shard (``successes``), otherwise from webdataset's
+    ``sizes.json`` in its folder (shard name to count), otherwise the members of the tar file are counted. Counts are
+    cached in ``root/shards`` by size and modification time.
 
     Sources: img2dataset (https://github.com/rom1504/img2dataset), ``logger.write_stats``; webdataset.
 
     Args:
-        name: the source's name, for messages.
-        shards: what to count.
-        root: the folder of the data sets.
-        progress: show a bar on stderr while members are counted.
+        name: name of the source in error messages.
+        shards: shards to count.
+        root: data folder.
+        progress: show a progress bar on stderr while members are counted.
 
     Raises:
-        UserError: a shard is remote, a list beside it is damaged or promises more samples than it has room for, or
-            there is no sample at all.
+        UserError: if a shard is remote, a list of counts is damaged or larger than a shard allows, or there are no
+            samples.
     """
     remote = next((shard for shard in shards if not shard.local), None)
     if remote is not None:
         raise UserError(
-            f"{name}: the number of samples in {remote.name} is not known before it is read: "
-            "give that of all shards together with --samples"
+            f"{name}: the number of samples in {remote.name} is unknown, because it is remote: "
+            "give the total of all shards with --samples"
         )
     noted: dict[Path, int] = {}
     by_folder: dict[Path, list[Path]] = {}
@@ -117,8 +116,7 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
     total = sum(noted.values()) + _counted({f: paths for f, paths in rest.items() if paths}, root, progress)
     if not total:
         raise UserError(
-            f"{name}: its {len(shards)} shards hold no sample, that is KEY.jpg, .png, .webp or .jpeg with "
-            "KEY.txt: name others"
+            f"{name}: no samples in its {len(shards)} shards: expected KEY.jpg, .png, .webp or .jpeg with KEY.txt"
         )
     return total
 
@@ -126,8 +124,8 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
 def _expanded(pattern: str) -> list[str]:
     try:
         return expand_urls(pattern)
-    except (AssertionError, ValueError) as error:  # a variable that is not set, unbalanced braces
-        raise UserError(f"shards {pattern!r}: {error}: mend the pattern") from error
+    except (AssertionError, ValueError) as error:  # unset variable, unbalanced braces
+        raise UserError(f"shards {pattern!r}: {error}: correct the pattern") from error
 
 
 def _is_local(place: str) -> bool:
@@ -137,8 +135,8 @@ def _is_local(place: str) -> bool:
     if scheme in ("", "file") or Path(place).exists():
         return True
     raise UserError(
-        f"shard {place!r}: nothing here opens {scheme}: URLs: say how with 'pipe:COMMAND', a command that "
-        "writes the tar file to its standard output"
+        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' with a command that writes the tar "
+        "file to its standard output"
     )
 
 
@@ -152,7 +150,7 @@ def _local_files(place: str) -> list[Path]:
 
 
 def _names(places: list[str], shown: str) -> list[str]:
-    """Return the shortest ends of the places that tell all of them apart."""
+    """Return the shortest unique suffixes of the paths."""
     ends = [_tar_path(place).split("/") for place in places]
     for depth in range(1, max(map(len, ends)) + 1):
         names = ["/".join(end[-depth:]) for end in ends]
@@ -160,12 +158,12 @@ def _names(places: list[str], shown: str) -> list[str]:
             return names
     twice = next((place for place in places if places.count(place) > 1), None)
     if twice is not None:
-        raise UserError(f"shards of {shown}: {twice} is named twice: name it once")
+        raise UserError(f"shards of {shown}: duplicate {twice}: give each shard once")
     return places
 
 
 def _tar_path(place: str) -> str:
-    """Return the path of the tar file, without what a URL or a command has around it.
+    """Return the path of the tar file in a URL or command.
 
     >>> _tar_path("https://host/a/00003.tar?key=1"), _tar_path("pipe:aws s3 cp s3://b/00003.tar -")
     ('/a/00003.tar', '/00003.tar')
@@ -176,7 +174,7 @@ def _tar_path(place: str) -> str:
 
 
 def _read_counts(path: Path, field: str | None) -> dict[str, int]:
-    """Return a JSON object of whole numbers, of one field or of all; empty where there is no file."""
+    """Read counts from a JSON object, of one field or of all; empty if there is no file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -189,23 +187,25 @@ def _read_counts(path: Path, field: str | None) -> dict[str, int]:
             raise TypeError(f"it is a {type(value).__name__}")
         counts = {str(key): value[key] for key in (value if field is None else [field])}
         if any(type(count) is not int or count < 0 for count in counts.values()):
-            raise TypeError("a count is no whole number")
+            raise TypeError("a count is not a non-negative integer")
     except (ValueError, KeyError, TypeError) as error:
         wanted = f"a field {field!r}" if field else "shard names and counts"
-        raise UserError(f"{path} is no JSON object with {wanted} ({error}): mend or delete it") from error
+        raise UserError(
+            f"{path}: expected a JSON object with {wanted} ({error}): correct or delete it"
+        ) from error
     return counts
 
 
 def _check_room(name: str, path: Path, count: int) -> None:
-    """Refuse a count that a shard is too small for: an epoch of that many samples would read it over and over."""
+    """Refuse a count that is too large for the size of the shard, since an epoch would repeat its samples."""
     with path.open("rb") as file:
         if file.read(8).startswith(COMPRESSED):
             return
     room = path.stat().st_size // _LEAST_BYTES
     if count > room:
         raise UserError(
-            f"{name}: {path.name} is said to hold {count:,} samples and has room for at most {room:,}: correct or "
-            f"delete {path.stem}_stats.json or sizes.json next to it, or give the number of all samples with --samples"
+            f"{name}: {count:,} samples stated for {path.name}, but its size allows at most {room:,}: correct or "
+            f"delete {path.stem}_stats.json or sizes.json next to it, or give the total of all shards with --samples"
         )
 
 
@@ -224,7 +224,7 @@ def _counted(folders: dict[Path, list[Path]], root: Path, progress: bool) -> int
                 total += known[path.name][2]
                 advance(1)
             if known != before:
-                with contextlib.suppress(OSError):  # no place to keep them: they are counted again next time
+                with contextlib.suppress(OSError):  # the cache is optional
                     write_json(kept, {"folder": str(folder), "shards": known})
     return total
 
@@ -233,12 +233,12 @@ def _kept_counts(kept: Path) -> dict[str, Any]:
     try:
         entries = json.loads(kept.read_text(encoding="utf-8"))["shards"].items()
         return {name: entry for name, entry in entries if len(entry) == 3}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or not ours: count again
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or invalid: count again
         return {}
 
 
 def _count_members(path: Path) -> int:
-    """Return how many keys of a tar file have an image and a caption; only the headers are read."""
+    """Count the keys of a tar file that have an image and a caption, reading only headers."""
     suffixes: dict[str, set[str]] = {}
     last: tuple[str, str] | None = None
     try:
@@ -248,7 +248,7 @@ def _count_members(path: Path) -> int:
                 if key is not None and suffix is not None and member.isreg() and member.size:
                     last = key, suffix.lower()
                     suffixes.setdefault(key, set()).add(last[1])
-    except Exception:  # tarfile raises many things at a damaged file; the stream names it when it gets there
-        if last is not None:  # the member that the end of the file cuts
+    except Exception:  # damaged file; reported when the stream reaches it
+        if last is not None:  # the last member is truncated
             suffixes[last[0]].discard(last[1])
     return sum(CAPTION_SUFFIX in found and bool(found & set(IMAGE_SUFFIXES)) for found in suffixes.values())

@@ -1,4 +1,4 @@
-"""Shards dealt to lanes: each lane is read over and over in a random order by key, a few steps ahead."""
+"""Lanes of shards: each is read repeatedly in a keyed random order, a few steps ahead."""
 
 import itertools
 import threading
@@ -17,20 +17,20 @@ from antiphase.streams import generator
 READ_AHEAD = 4  # steps
 
 Chunk = tuple[list[RawSample], tuple[str, ...]]
-"""A lane's samples of one step, and what could not be used since its step before, one line each."""
+"""A lane's samples of one step, and one line for each unusable sample since its previous step."""
 
 
 @dataclass(frozen=True)
 class ShardLane:
-    """A share of the shards, read over and over in an order that depends on nothing but these fields.
+    """A subset of the shards, read repeatedly in an order that depends only on these fields.
 
     Attributes:
-        source: the name of the stream, for messages.
-        number: which lane it is.
-        shards: its own.
-        seed: of the run.
-        epoch: from 0.
-        buffer: samples that are held at a time, from which the next one is drawn.
+        source: name of the stream in error messages.
+        number: index of the lane.
+        shards: shards of the lane.
+        seed: random seed of the run.
+        epoch: epoch, from 0.
+        buffer: size of the shuffle buffer, in samples.
     """
 
     source: str
@@ -41,15 +41,15 @@ class ShardLane:
     buffer: int
 
     def chunks(self, size: int, steps: range, stop: threading.Event) -> Generator[Chunk, None, None]:
-        """Yield the lane's samples of each step in turn; those before ``steps.start`` are read and left out.
+        """Yield the lane's samples of each step; samples before ``steps.start`` are read and dropped.
 
         Args:
-            size: samples in a step.
-            steps: of the epoch, one after another.
-            stop: once it is set, no more is read.
+            size: samples per step.
+            steps: consecutive steps of the epoch.
+            stop: reading stops when it is set.
 
         Raises:
-            UserError: the lane holds no usable sample.
+            UserError: if the lane has no usable samples.
         """
         bad: list[str] = []
         samples = self._samples(bad, stop)
@@ -60,7 +60,7 @@ class ShardLane:
             bad.clear()
 
     def _samples(self, bad: list[str], stop: threading.Event) -> Iterator[RawSample]:
-        """Yield pass after pass over the shards, each in an order of its own."""
+        """Yield the samples of repeated passes over the shards, each in its own order."""
         for number in itertools.count():
             keys = (self.number, self.epoch, number)
             order = torch.randperm(len(self.shards), generator=generator(self.seed, "shards", *keys))
@@ -78,13 +78,13 @@ class ShardLane:
                 reason = f"; {bad[-1]}" if bad else ""
                 raise UserError(
                     f"{self.source}: lane {self.number} has no usable sample in its {len(self.shards)} "
-                    f"shards, the first of which is {self.shards[0].name}{reason}: mend or leave out these "
-                    "shards, or use fewer lanes"
+                    f"shards, the first is {self.shards[0].name}{reason}: repair or remove these shards, or use "
+                    "fewer lanes"
                 )
 
 
 def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
-    """Yield the samples in random order, as far as a buffer allows: any of the ``buffer`` held ones is next."""
+    """Shuffle the samples with a buffer of the given size."""
     held: list[RawSample] = []
     for sample in samples:
         if len(held) < buffer:
@@ -100,10 +100,10 @@ def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator)
 def read_ahead(lanes: Sequence[ShardLane], size: int, steps: range) -> Iterator[list[Chunk]]:
     """Yield each step's chunks, lane by lane, while a thread reads the next few steps.
 
-    One thread for all lanes: with one for each they waited for Python's lock and were no faster.
+    One thread serves all lanes; one per lane was no faster because of Python's lock.
 
     Raises:
-        UserError: a lane holds no usable sample.
+        UserError: if a lane has no usable samples.
     """
     stop = threading.Event()
     chunks = [lane.chunks(size, steps, stop) for lane in lanes]
@@ -126,7 +126,7 @@ def read_ahead(lanes: Sequence[ShardLane], size: int, steps: range) -> Iterator[
 
 
 class _StoppedError(Exception):
-    """Nobody waits for what is being read."""
+    """Reading was stopped because the consumer has finished."""
 
 
 def _goes_on(stop: threading.Event) -> bool:

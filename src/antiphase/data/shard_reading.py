@@ -1,4 +1,4 @@
-"""One shard as a stream of raw samples, read with webdataset; what is amiss is reported and passed over."""
+"""Read one shard as a stream of raw samples with webdataset; unusable samples are reported and skipped."""
 
 import contextlib
 import re
@@ -18,14 +18,14 @@ _BLOCK = 512  # of a tar file, bytes
 
 @dataclass(frozen=True, slots=True)
 class RawSample:
-    """An image with its caption as a shard holds them.
+    """An encoded image with its caption.
 
     Attributes:
-        shard: the shard's name.
-        key: what the names of the sample's members begin with.
-        suffix: the image's, without its dot.
-        image: the file's bytes.
-        caption: the text, stripped; not empty.
+        shard: name of the shard.
+        key: common prefix of the sample's members.
+        suffix: suffix of the image file, without the dot.
+        image: bytes of the image file.
+        caption: stripped text, not empty.
     """
 
     shard: str
@@ -36,13 +36,13 @@ class RawSample:
 
 
 def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSample]:
-    """Yield a shard's samples in its own order.
+    """Yield a shard's samples in order.
 
-    Nothing stops it: what lacks an image or a caption is left out, and so is what comes after a damage.
+    Samples without an image or a caption are skipped, as is everything after damaged data; no exception is raised.
 
     Args:
-        shard: what to read.
-        report: takes one line for each thing that is left out.
+        shard: shard to read.
+        report: called with one line for each thing that is skipped.
     """
     damage: list[str] = []
 
@@ -56,7 +56,7 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
 
     try:
         stream = _TarStream(gopen(_address(shard.place)))
-    except Exception as error:  # whatever the opener of a URL raises
+    except Exception as error:  # openers of URLs may raise anything
         report(f"{shard.name} cannot be opened ({_reason(error)})")
         return
     last = lacking = None
@@ -76,25 +76,25 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
                 lacks = [] if suffix else [f"image (.{', .'.join(IMAGE_SUFFIXES)})"]
                 lacks += [] if caption else [f"caption (.{CAPTION_SUFFIX})"]
                 lacking = f"{shard.name}: {key} has no {' and no '.join(lacks)}"
-        if not damage or not stream.started:  # the exit code of a command says more than "empty file"
+        if not damage or not stream.started:  # a command's exit code is more informative than "empty file"
             stream.finish()
     except Exception as error:
         note(error)
     finally:
-        with contextlib.suppress(Exception):  # a command that is stopped half-way may complain
+        with contextlib.suppress(Exception):  # an interrupted command may fail
             stream.close()
     if damage:
         reason = damage[0] if stream.started else damage[-1]
         where = f"after {last}" if last else "from its start"
         report(f"{shard.name} is cut short or damaged {where} ({reason}): the rest of it is left out")
-    elif lacking:  # else it may be the sample that the damage cuts
+    elif lacking:  # in a damaged shard this is the truncated sample
         report(lacking)
 
 
 class _TarStream:
-    """A stream of bytes that knows how a tar file ends: with blocks of zeros, and with nothing behind them.
+    """A byte stream that checks the end of a tar file: zero blocks, followed by nothing.
 
-    Python's tarfile takes a file that ends before a header, or a header that makes no sense, for the end.
+    Python's tarfile takes a truncated file or an invalid header for the end.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -107,7 +107,7 @@ class _TarStream:
         return bool(self._first)
 
     def read(self, size: int) -> bytes:
-        if len(self._ready) - self._place < size:  # large reads, as each one gives Python's lock away
+        if len(self._ready) - self._place < size:  # large reads, since each one releases Python's lock
             self._ready = self._ready[self._place :] + self._stream.read(_READ)
             self._place = 0
         data = self._ready[self._place : self._place + size]
@@ -117,21 +117,21 @@ class _TarStream:
         return data
 
     def finish(self) -> None:
-        """Read what is left; OSError where it was not the end."""
+        """Read the rest; OSError if the tar file did not end properly."""
         plain = not self._first.startswith(COMPRESSED)
         while rest := self.read(_READ):
             if plain and rest.strip(b"\0"):
                 raise OSError("a header is damaged")
         if plain and self._last.strip(b"\0"):
             raise OSError("it has no end mark")
-        self._stream.close()  # a command that failed says so now
+        self._stream.close()  # raises if the command failed
 
     def close(self) -> None:
         self._stream.close()
 
 
 def _address(place: str) -> str:
-    """Return what webdataset opens: it has no opener for s3, and the AWS command line is what its users pipe.
+    """Return a URL that webdataset can open; s3 URLs are read through the AWS command line.
 
     >>> _address("s3://bucket/00000.tar"), _address("gs://bucket/00000.tar")
     ('pipe:aws s3 cp s3://bucket/00000.tar -', 'gs://bucket/00000.tar')
@@ -142,7 +142,7 @@ def _address(place: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's first words; webdataset appends to its arguments, some of which name addresses."""
+    """Return an error's message without the arguments that webdataset appends."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error.args[0] if error.args else "").partition(" @ ")[0].split())

@@ -1,4 +1,4 @@
-"""Images with captions from webdataset shards, as a stream that can be resumed at any step."""
+"""Image–caption pairs from webdataset shards, as a stream that can be resumed at any step."""
 
 import os
 from collections import deque
@@ -30,23 +30,22 @@ _LANES = (8, 4, 2, 1)
 @final
 @dataclass(frozen=True)
 class ShardStream:
-    """Pairs from tar files in img2dataset's layout: KEY.jpg, .png, .webp or .jpeg, KEY.txt, maybe KEY.json.
+    """Pairs from tar files in img2dataset's layout: KEY.jpg, .png, .webp or .jpeg, KEY.txt, optionally KEY.json.
 
-    The shards are dealt to ``lanes``, of which each gives the same number of samples to every batch, and a
-    process of rank r reads the lanes r, r + world, ...: so a step holds the same samples for any number of
-    processes. Within a lane the order of the shards is permuted, samples pass through a shuffle buffer, and
-    a lane that comes to its end before the epoch does begins again; each is drawn by (seed, epoch, lane,
-    pass). An epoch is ``samples // batch_size`` steps: where the lanes are of unequal size, it leaves out a
-    few samples of the longer ones and repeats some of the shorter.
+    The shards are distributed over ``lanes``. Every batch takes the same number of samples from each lane, and the
+    process of rank r reads the lanes r, r + world, …, so that a batch does not depend on the number of processes.
+    Within a lane the shards are permuted and samples pass through a shuffle buffer, both keyed by (seed, epoch, lane,
+    pass); a lane that ends before the epoch starts again. An epoch has ``samples // batch_size`` steps: if lanes have
+    different sizes, it omits a few samples of the longer ones and repeats some of the shorter ones.
 
-    Sources: img2dataset (https://github.com/rom1504/img2dataset) for the layout; webdataset reads it.
+    Sources: img2dataset (https://github.com/rom1504/img2dataset) for the layout; webdataset to read it.
 
     Attributes:
         name: as given to ``load_pairs``.
-        shards: the tar files, in order.
-        samples: in an epoch.
-        lanes: at most the number of shards; a part of what the batches are.
-        buffer: samples that each lane holds and draws from; also a part of what the batches are.
+        shards: the tar files in order.
+        samples: samples per epoch.
+        lanes: number of lanes, at most the number of shards; affects the batches.
+        buffer: size of each lane's shuffle buffer, in samples; affects the batches.
     """
 
     name: str
@@ -58,21 +57,21 @@ class ShardStream:
     def __post_init__(self) -> None:
         for label, value in (("samples", self.samples), ("buffer", self.buffer)):
             if value < 1:
-                raise UserError(f"{self.name}: {label} {value} must be at least 1")
+                raise UserError(f"{self.name}: {label} {value}: expected an integer of at least 1")
         if not 1 <= self.lanes <= len(self.shards):
             raise UserError(
                 f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, the number of shards"
             )
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return how many whole batches an epoch has.
+        """Return the number of whole batches per epoch.
 
         Raises:
-            UserError: there is not one, or the lanes cannot share a batch evenly.
+            UserError: if there is none, or the batch size is not a multiple of the lanes.
         """
         if not 1 <= batch_size <= self.samples:
             raise UserError(
-                f"batch size {batch_size}: expected 1 to {self.samples}, the samples of {self.name}"
+                f"batch size {batch_size}: expected 1 to {self.samples}, the number of samples in {self.name}"
             )
         if batch_size % self.lanes:
             near = max(batch_size // self.lanes, 1) * self.lanes
@@ -85,22 +84,21 @@ class ShardStream:
     def batches(
         self, batch_size: int, *, seed: int, epoch: int, first: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[PairBatch]:
-        """Yield this process's share of each batch, as :class:`~antiphase.data.pairs.PairSource` says.
+        """Yield this process's share of each batch, see :class:`~antiphase.data.pairs.PairSource`.
 
-        Where ``first`` is not 0, the steps before it are read and thrown away undecoded. What a batch names
-        as bad are its own broken images, each of which makes it smaller by one, and what was met in the
-        shards since the batch before, in whose place the next sample came.
+        Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
+        smaller by one, and unusable entries of the shards, which are replaced by the next sample.
 
         Raises:
-            UserError: the numbers do not divide each other, or a lane holds no usable sample.
+            UserError: if batch size, lanes and processes do not divide evenly, or a lane has no usable samples.
         """
         steps = self.steps_per_epoch(batch_size)
         if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of {world} processes")
+            raise ValueError(f"rank {rank} of {world} processes: expected 0 to {world - 1}")
         if self.lanes % world:
             raise UserError(
                 f"{self.name}: {world} processes cannot share {self.lanes} lanes evenly: use "
-                f"{_divisor(self.lanes, world)} of them, or a --lanes that is a multiple of {world}, divides "
+                f"{_divisor(self.lanes, world)} processes, or --lanes with a multiple of {world} that divides "
                 f"the batch size {batch_size} and is at most {len(self.shards)}, the number of shards"
             )
         lanes = [
@@ -110,14 +108,16 @@ class ShardStream:
         return self._batches(lanes, batch_size, range(min(first, steps), steps))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the shards' names and sizes, or URLs, and of samples, lanes and buffer."""
+        """Return the SHA-256 of the shards' names and sizes (or URLs), samples, lanes and buffer."""
         try:
             told = [
                 f"{Path(shard.place).stat().st_size} {shard.name}" if shard.local else shard.place
                 for shard in self.shards
             ]
         except OSError as error:
-            raise UserError(f"{self.name}: {error.filename} is gone since the shards were listed") from error
+            raise UserError(
+                f"{self.name}: {error.filename} was removed after the shards were listed"
+            ) from error
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *told)
 
     def _batches(self, lanes: list[ShardLane], batch_size: int, steps: range) -> Iterator[PairBatch]:
@@ -154,19 +154,18 @@ def open_shards(
     root: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> ShardStream:
-    """Return the stream of the shards that a pattern names.
+    """Open a stream of shards.
 
     Args:
-        patterns: as :func:`~antiphase.data.shard_files.find_shards` takes them.
-        samples: in an epoch; else what :func:`~antiphase.data.shard_files.count_samples` finds.
-        lanes: see :class:`ShardStream`; else the largest of 1, 2, 4 and 8 that is not above the number of
-            shards.
-        buffer: samples that each lane holds, all in memory.
-        root: folder of the data sets, where counts are kept.
-        progress: show a bar on stderr while samples are counted.
+        patterns: as for :func:`~antiphase.data.shard_files.find_shards`.
+        samples: samples per epoch; None: :func:`~antiphase.data.shard_files.count_samples`.
+        lanes: see :class:`ShardStream`; None: the largest of 1, 2, 4 and 8 that is at most the number of shards.
+        buffer: size of each lane's shuffle buffer, in samples.
+        root: data folder, where counts are cached.
+        progress: show a progress bar on stderr while samples are counted.
 
     Raises:
-        UserError: the pattern matches nothing, a number is out of range, or samples cannot be counted.
+        UserError: if no shard matches, a number is out of range, or samples cannot be counted.
     """
     shards = find_shards(patterns)
     listed = [patterns] if isinstance(patterns, str) else list(patterns)

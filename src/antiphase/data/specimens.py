@@ -1,4 +1,4 @@
-"""The 1,000 Fashion-MNIST test images that ship with the package: one tall grey PNG."""
+"""The 1,000 Fashion-MNIST test images that ship with the package as one tall grey PNG."""
 
 import json
 import os
@@ -18,14 +18,17 @@ from antiphase.files import replacing
 SPECIMEN_FILE = "fashion-mnist-test-1000.png"
 PER_CLASS = 100
 _SEED = 0
-_CHUNK = "antiphase"  # the PNG text chunk that holds {"ids": [...], "labels": [...]} as JSON
+_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
 
 
 def specimen_images(path: Path | None = None) -> ArrayImages:
-    """Return the specimen images: 28×28 grey, ids are positions in the 10,000 Fashion-MNIST test images.
+    """Return the specimen images: 28×28 grey; ids are positions in the 10,000 Fashion-MNIST test images.
 
     Args:
-        path: a file that ``make_specimen_images`` wrote; by default the one in the package.
+        path: file written by ``make_specimen_images``; None: the one in the package.
+
+    Raises:
+        UserError: if the file is unreadable.
     """
     if path is None:
         with as_file(files("antiphase") / "specimens" / SPECIMEN_FILE) as own:
@@ -36,7 +39,7 @@ def specimen_images(path: Path | None = None) -> ArrayImages:
             pixels = np.array(image)
     except (OSError, SyntaxError, KeyError, ValueError) as error:
         raise UserError(
-            f"{path} is no whole file of specimen images ({error}): install antiphase again"
+            f"{path} is not a valid file of specimen images ({error}): reinstall antiphase"
         ) from error
     return ArrayImages(
         name="specimen-fashion-mnist",
@@ -49,15 +52,14 @@ def specimen_images(path: Path | None = None) -> ArrayImages:
 
 
 def make_specimen_images(out: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> None:
-    """Write the specimen file from the real test set: 100 of each class by a fixed seed, sorted by position.
+    """Write the specimen file from the full test set: 100 images per class by a fixed seed, sorted by position.
 
-    Pixels, ids and labels are the same every time; only the compression may differ between zlib versions.
-    The packaged file is made again by
+    Pixels, ids and labels are reproducible; the compression may depend on the zlib version. To regenerate the file:
     ``python -c "from antiphase.data.specimens import make_specimen_images as make; make('OUT.png')"``.
 
     Args:
         out: file to write.
-        root: as in ``load_data``; used when Debian's package is absent.
+        root: as in ``load_data``; used if Debian's package is not installed.
     """
     whole = fashion_mnist("test", data_root(root))
     generator = np.random.default_rng(_SEED)

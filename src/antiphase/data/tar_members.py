@@ -1,4 +1,4 @@
-"""Files that lie in a plain tar file, by a path that goes on into it: ``test/0.tar/s0000001.webp``."""
+"""Files in an uncompressed tar file, addressed by paths such as ``test/0.tar/s0000001.webp``."""
 
 import errno
 import functools
@@ -14,32 +14,34 @@ _BLOCK = 512  # of a tar file, bytes
 
 
 class Member(NamedTuple):
-    """Where a file's bytes are in the tar file."""
+    """Position of a file's bytes in the tar file."""
 
     offset: int
     size: int
 
 
 def read_index(tar: Path) -> dict[str, Member]:
-    """Return where each regular file of a tar file is, in its order; only headers are read, and once a process.
+    """Return the position of each regular file in a tar file, in order; reads only headers, cached per process.
 
     Raises:
-        UserError: it cannot be read, is compressed, cut short or damaged.
+        UserError: if the tar file is unreadable, compressed, truncated or damaged.
     """
     try:
         status = tar.stat()
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{tar} is no whole, uncompressed tar file ({reason}): fetch it again") from error
+        raise UserError(
+            f"{tar} is not a complete, uncompressed tar file ({reason}): download it again"
+        ) from error
 
 
 def openable(path: Path) -> Path | io.BytesIO:
-    """Return ``path``, or the bytes of the file that it names in a tar file.
+    """Return ``path``, or the bytes of the file if ``path`` points into a tar file.
 
     Raises:
-        UserError: the tar file is damaged.
-        OSError: it holds no such file.
+        UserError: if the tar file is damaged.
+        OSError: if it has no such file.
     """
     inside = _inside(path)
     if inside is None:
@@ -51,19 +53,19 @@ def openable(path: Path) -> Path | io.BytesIO:
 
 
 def file_size(path: Path) -> int:
-    """Return a file's size in bytes, in a tar file or not; OSError where it is absent."""
+    """Return the size in bytes of a file, possibly in a tar file; OSError if it is missing."""
     inside = _inside(path)
     return path.stat().st_size if inside is None else inside[1].size
 
 
 def changed(path: Path) -> int:
-    """Return when a file, or the tar file that it lies in, was last changed, in nanoseconds; OSError if absent."""
+    """Return the modification time of a file or its tar file, in nanoseconds; OSError if it is missing."""
     inside = _inside(path)
     return (path if inside is None else inside[0]).stat().st_mtime_ns
 
 
 def _inside(path: Path) -> tuple[Path, Member] | None:
-    """Return the tar file that a path goes into and the member it names; None where it goes into none."""
+    """Return the tar file and member that a path points to; None if it does not point into a tar file."""
     before, sign, name = path.as_posix().rpartition(".tar/")
     tar = Path(f"{before}.tar")
     if not sign or not tar.is_file():
@@ -76,7 +78,7 @@ def _inside(path: Path) -> tuple[Path, Member] | None:
 
 @functools.lru_cache(maxsize=256)
 def _index(path: str, size: int, changed: int) -> dict[str, Member]:
-    """Read the headers; size and time of change are there for the cache."""
+    """Read the headers; size and modification time only key the cache."""
     with tarfile.open(path, "r:") as archive:
         found = {
             member.name.removeprefix("./"): Member(member.offset_data, member.size)
@@ -86,7 +88,7 @@ def _index(path: str, size: int, changed: int) -> dict[str, Member]:
         end = archive.offset
     with open(path, "rb") as file:
         file.seek(end)
-        # tarfile takes a damaged header for the end of the file, which is a block of zeros
+        # tarfile takes a damaged header for the end of the file, so check the zero block
         if file.read(_BLOCK) != bytes(_BLOCK):
-            raise tarfile.ReadError("it is cut short or damaged")
+            raise tarfile.ReadError("it is truncated or damaged")
     return found

@@ -1,4 +1,4 @@
-"""Sets as CLIP_benchmark mirrors them on the Hugging Face hub (clip-benchmark/wds_*): tar files in a folder."""
+"""CLIP_benchmark's mirrors of data sets on the Hugging Face hub (clip-benchmark/wds_*): tar files in a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +17,18 @@ from antiphase.errors import UserError
 WDS_PAGE = "https://huggingface.co/clip-benchmark"
 _IMAGES = ("webp", "png", "jpg", "jpeg")
 _RETRIEVAL = "retrieval"
-_MOST_CLASSES = 1_000_000  # of a set without names
-_DIGITS = 18  # of a label; Python refuses to read a number of thousands
+_MOST_CLASSES = 1_000_000  # of a set without class names
+_DIGITS = 18  # of a label; Python refuses to parse numbers with thousands of digits
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """One image with the text that goes with it.
+    """One image with its text.
 
     Attributes:
-        file: the image's name in its shard, as ``0.tar/s0000001.webp``.
-        place: shard and key, for messages.
-        text: what its ``.cls`` or ``.txt`` says.
+        file: name of the image in its shard, such as ``0.tar/s0000001.webp``.
+        place: shard and key, for error messages.
+        text: content of its ``.cls`` or ``.txt`` file.
     """
 
     file: str
@@ -37,22 +37,21 @@ class _Sample:
 
 
 def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileImages:
-    """Return a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg and KEY.cls, the label's number.
+    """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
 
-    Images are read from the tar files, which are not unpacked. The classes have the names in ``classnames.txt``,
-    their numbers where there is none; with ``zeroshot_classification_templates.txt`` they have its templates as
-    prompts, ``{c}`` standing for the name.
+    Images are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
+    Templates in ``zeroshot_classification_templates.txt``, if present, give the prompts, with ``{c}`` for the name.
 
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
 
     Args:
-        path: the folder with ``SPLIT/nshards.txt``, or its name on the hub, such as clip-benchmark/wds_food101.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where that is what is held out.
-        image_size: height and width of the images.
-        channels: 1 or 3.
+        path: folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the set has only that.
+        image_size: height and width of the images, in pixels.
+        channels: 1 (grey) or 3 (RGB).
 
     Raises:
-        UserError: it is not there in this layout, a shard is missing or damaged, or a sample is no good.
+        UserError: if the set is missing, has another layout, or has a missing or damaged shard or an invalid sample.
     """
     name, path = f"wds:{path}", local_or_hub(f"wds:{path}", path)
     split, samples = _samples(name, path, split, "cls")
@@ -62,11 +61,11 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
     for sample in samples:
         text = sample.text.strip()
         if not text.isdecimal():
-            raise UserError(f"{name}: {sample.place}.cls says {text[:80]!r}, expected the number of a class")
+            raise UserError(f"{name}: {sample.place}.cls contains {text[:80]!r}, expected a class number")
         if len(text.lstrip("0")) > _DIGITS or int(text) >= most:
             raise UserError(
-                f"{name}: {sample.place}.cls says {text[:80]}, expected the number of a class, 0 to {most - 1}: "
-                "correct it, or fetch the set again"
+                f"{name}: {sample.place}.cls contains {text[:80]}, expected a class number from 0 to {most - 1}: "
+                "correct it, or download the set again"
             )
         labels.append(int(text))
     names = names or [str(label) for label in range(max(labels) + 1)]
@@ -75,7 +74,7 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
     odd = next((template for template in templates if "{c}" not in template), None)
     if odd is not None:
         raise UserError(
-            f"{name}: template {odd!r} of {listed} has no {{c}} for the name of the class: add it"
+            f"{name}: template {odd!r} of {listed} has no placeholder {{c}} for the class name: add it"
         )
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
     return FileImages(
@@ -86,14 +85,14 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
 
 
 def wds_pairs(path: Path, split: str) -> FilePairs:
-    """Return a retrieval set: as :func:`wds_images`, with KEY.txt, one caption a line, and no labels.
+    """List a retrieval set: as :func:`wds_images`, but with KEY.txt, one caption per line, instead of labels.
 
     Args:
-        path: the folder with ``SPLIT/nshards.txt``, or its name on the hub, such as clip-benchmark/wds_food101.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` where that is what is held out.
+        path: folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_flickr8k.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the set has only that.
 
     Raises:
-        UserError: it is not there in this layout, a shard is missing or damaged, or a sample is no good.
+        UserError: as :func:`wds_images`.
     """
     name, path = f"wds:{path}", local_or_hub(f"wds:{path}", path)
     split, samples = _samples(name, path, split, "txt")
@@ -109,31 +108,30 @@ def wds_pairs(path: Path, split: str) -> FilePairs:
 
 
 def has_captions(path: Path) -> bool:
-    """Return whether a folder of this layout is for retrieval, as its ``dataset_type.txt`` says, not for classes."""
+    """Return whether ``dataset_type.txt`` marks a set as one for retrieval."""
     folder = local_or_hub(f"wds:{path}", path)
     return " ".join(_lines(folder / "dataset_type.txt")).lower() == _RETRIEVAL
 
 
 def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[_Sample]]:
-    """Return the split's own name, and its samples in order of shard and place."""
+    """Return the split's own name, and its samples in order."""
     here = tuple(part for part in SPLITS if (path / part / "nshards.txt").is_file())
     if not here:
         raise UserError(
-            f"{name}: there is no nshards.txt in {path}/train, /val or /test: fetch one of the sets of {WDS_PAGE} with "
+            f"{name}: no nshards.txt in {path}/train, /val or /test: download one of the sets of {WDS_PAGE} with "
             f"'hf download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
         )
     split = choose_split(name, split, here)
     if has_captions(path) and suffix != "txt":
-        raise UserError(f"{name} has captions, not labels, as its dataset_type.txt says: it is for retrieval")
+        raise UserError(f"{name} has captions, not labels (see dataset_type.txt): use it for retrieval")
     if not has_captions(path) and suffix == "txt":
         raise UserError(
-            f"{name} has labels, not captions, as no dataset_type.txt says {_RETRIEVAL!r}: it is for "
-            "classification"
+            f"{name} has labels, not captions (no dataset_type.txt with {_RETRIEVAL!r}): use it for classification"
         )
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
         raise UserError(
-            f"{path / split / 'nshards.txt'} says {shards!r}, expected a number of shards: fetch it again"
+            f"{path / split / 'nshards.txt'} contains {shards!r}, expected a number of shards: download it again"
         )
     samples = [
         sample
@@ -141,7 +139,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
         for sample in _shard(name, path / split / f"{number}.tar", suffix)
     ]
     if not samples:
-        raise UserError(f"{name} ({split}): there are no images in its {shards} shards: fetch them again")
+        raise UserError(f"{name} ({split}): no images in its {shards} shards: download them again")
     return split, samples
 
 
@@ -158,7 +156,9 @@ def _shard(name: str, tar: Path, suffix: str) -> list[_Sample]:
             image = next((kinds[kind] for kind in _IMAGES if kind in kinds), None)
             if image is None or suffix not in kinds:
                 lack = f".{suffix}" if image else f"image (.{', .'.join(_IMAGES)})"
-                raise UserError(f"{name}: {key} in {tar} has no {lack}: fetch it again, or use another set")
+                raise UserError(
+                    f"{name}: {key} in {tar} has no {lack}: download it again, or use another set"
+                )
             text = _read(file, index[kinds[suffix]]).decode(errors="replace")
             samples.append(_Sample(f"{tar.name}/{image}", f"{tar.name}/{key}", text))
     return samples
@@ -170,11 +170,11 @@ def _read(file: BinaryIO, member: Member) -> bytes:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a text that are not blank, stripped; none where there is no such file."""
+    """Return the stripped, non-empty lines of a text file; none if the file is missing."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({' '.join(str(error).split())}): fetch it again") from error
+        raise UserError(f"cannot read {path} ({' '.join(str(error).split())}): download it again") from error
     return [line.strip() for line in lines if line.strip()]

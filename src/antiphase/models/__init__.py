@@ -1,4 +1,4 @@
-"""Models: transformers with attention as a slot, and all else that loads as a classifier or a dual encoder."""
+"""Models: transformers with exchangeable attention modules, and loaders for other classifiers and dual encoders."""
 
 from antiphase.models.card import ModelCard
 from antiphase.models.clip import CLIP, ClipConfig, build_clip

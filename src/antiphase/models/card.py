@@ -1,4 +1,4 @@
-"""What is known of a loaded model beside its weights."""
+"""Metadata of a loaded model."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,17 +13,17 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What is known of a loaded model beside its weights; ``model.card``.
+    """Metadata of a loaded model, available as ``model.card``.
 
     Attributes:
         name: short name, the last part of the specification.
-        spec: the specification.
-        attention: ``"softmax"``, ``"differential"``, ``"none"``, or ``"unknown"`` for attention of another kind.
-        seed: of its training (of its weights, if random); None where unknown.
+        spec: the specification passed to ``load_model``.
+        attention: ``"softmax"``, ``"differential"``, ``"none"``, or ``"unknown"`` for any other kind.
+        seed: training seed, or the seed of random weights; None if unknown.
         image_shape: (channels, height, width).
-        num_classes: number of logits; 0 for a dual encoder that is bound to no prompts.
-        recipe: how it was trained, where known.
-        class_names: one name for each output, where known; WordNet ids for timm's models of ImageNet.
+        num_classes: number of logits; 0 for a dual encoder that is not bound to prompts.
+        recipe: training recipe, if known.
+        class_names: one name per output, if known; WordNet ids for timm's ImageNet models.
     """
 
     name: str
@@ -37,18 +37,20 @@ class ModelCard:
 
 
 def card_of(model: nn.Module) -> ModelCard:
-    """Return the card of a model that ``load_model`` loaded.
+    """Return the card of a model loaded by ``load_model``.
 
     Raises:
-        UserError: if it has none.
+        UserError: if the model has no card.
     """
     card = getattr(model, "card", None)
     if not isinstance(card, ModelCard):
-        raise UserError(f"{type(model).__name__} has no card; expected a model loaded by load_model")
+        raise UserError(f"{type(model).__name__} has no card: expected a model returned by load_model")
     return card
 
 
 def with_card(model: Model, card: ModelCard) -> Model:
     """Attach a card and put the model in evaluation mode."""
-    object.__setattr__(model, "card", card)  # past nn.Module, which would look for parameters in it
+    object.__setattr__(
+        model, "card", card
+    )  # bypasses nn.Module.__setattr__, which would search it for parameters
     return model.eval()

@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors with the recipe beside them."""
+"""Weights on disk: a safetensors file next to its recipe."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ CLASS_NAMES = "class_names"  # in the recipe's file
 def save(
     model: nn.Module, recipe: dict[str, Any], directory: Path, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write the recipe, then the weights rounded to ``dtype``, so that weights never stand without a recipe."""
+    """Write the recipe, then the weights rounded to ``dtype``; in this order, weights never lack a recipe."""
     write_json(directory / RECIPE_FILE, recipe)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
     with replacing(directory / WEIGHTS_FILE) as temporary:
@@ -33,26 +33,26 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory.
 
     Raises:
-        UserError: if there is none, or it is not JSON.
+        UserError: if it is missing or not a JSON object.
     """
     path = directory / RECIPE_FILE
     try:
         recipe = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{directory}: no {RECIPE_FILE} there; expected a directory made by antiphase train"
+            f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a recipe ({error}); take it from a backup or train again") from None
+        raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None
     if not isinstance(recipe, dict):
-        raise UserError(f"{path}: not a recipe (no object of JSON); take it from a backup or train again")
+        raise UserError(f"{path}: not a recipe (not a JSON object); restore it from a backup or train again")
     return recipe
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file.
 
-    Files that ``save`` wrote hold a digest of the weights, by which damaged bytes are found.
+    Files written by ``save`` contain a digest of the weights, which is checked.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -63,13 +63,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such file; an unfinished run goes on with the command that began it"
+            f"{path}: no such file; if the run is unfinished, resume it with the command that started it"
         ) from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a whole safetensors file ({error}); copy or train it again") from None
+        raise UserError(
+            f"{path}: incomplete or invalid safetensors file ({error}); copy it again or retrain"
+        ) from None
     if stored is not None and stored != _digest(tensors):
         raise UserError(
-            f"{path}: damaged: its weights differ from those that were saved; copy or train it again"
+            f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
         )
     return tensors
 
@@ -78,35 +80,35 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights with NaN or infinity.
 
     Raises:
-        UserError: naming the first of them.
+        UserError: naming the first such tensor.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{source}: {name!r} holds NaN or infinity; copy or train it again")
+            raise UserError(f"{source}: {name!r} contains NaN or infinity; copy the file again or retrain")
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Load tensors by name; every name and shape must match, and every weight be a finite real number.
+    """Load tensors by name; names, shapes and types must match, and all weights must be finite.
 
     Raises:
-        UserError: naming the first parameter that does not fit.
+        UserError: naming the first parameter that does not match.
     """
     own = model.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
         if name not in tensors:
-            raise UserError(
-                f"{source}: has no {name!r}, which the model needs; the architecture does not match"
-            )
+            raise UserError(f"{source}: parameter {name!r} is missing; the architecture does not match")
         if name not in own:
-            raise UserError(f"{source}: has {name!r}, which the model lacks; the architecture does not match")
+            raise UserError(
+                f"{source}: parameter {name!r} is not in the model; the architecture does not match"
+            )
         if own[name].shape != tensors[name].shape:
             have, want = tuple(tensors[name].shape), tuple(own[name].shape)
             raise UserError(
-                f"{source}: {name!r} is {have}, the model's is {want}; the architecture does not match"
+                f"{source}: {name!r} has shape {have}, expected {want}; the architecture does not match"
             )
         if own[name].is_floating_point() != tensors[name].is_floating_point():
             have, want = (str(held.dtype).removeprefix("torch.") for held in (tensors[name], own[name]))
-            raise UserError(f"{source}: {name!r} is of type {have}; expected {want}")
+            raise UserError(f"{source}: {name!r} has type {have}; expected {want}")
     check_finite(tensors, source)
     model.load_state_dict(tensors)
 

@@ -1,4 +1,4 @@
-"""Which output of a model each class of a data set is: matched by name, never by alphabetical order alone."""
+"""Match the classes of a data set to the outputs of a model by name, not only by alphabetical order."""
 
 import re
 from collections import Counter
@@ -12,24 +12,24 @@ from antiphase.errors import UserError
 from antiphase.models.card import ModelCard
 
 _WNID = re.compile(r"n\d{8}")
-_HOW = "give the folder names in the order of the model's outputs with --classes FILE"
+_HOW = "use --classes FILE with the folder names in the order of the model's outputs"
 
 
 def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet, list[str]]:
-    """Return the images with each label replaced by the model's output for that class, and warnings.
+    """Return the images with each label replaced by the index of the model's output, and warnings.
 
-    A class is matched by its exact name, else by its letters and digits in any case; ImageNet's classes also by
-    their WordNet ids and synonyms. The data may have a part of the model's classes only.
+    A class is matched by its exact name, otherwise by its letters and digits, ignoring case. ImageNet classes are
+    also matched by WordNet id and synonym. The data may cover a subset of the model's classes.
 
     Args:
-        cards: of the classifiers, one or more, that are measured on the images.
-        data: images, labelled by the order of their own classes.
+        cards: cards of the classifiers to be measured on the images; at least one.
+        data: images, with labels in the order of their own classes.
 
     Raises:
-        UserError: a class has no match, a model without class names has another number of them, or the models order
-            the classes differently.
+        UserError: if a class has no match, if a model without class names has a different number of classes, or if
+            the models order the classes differently.
     """
-    if data.name == "random":  # its labels mean nothing
+    if data.name == "random":  # its labels are noise
         return data, []
     warnings: list[str] = []
     orders = {card.spec: _order(card, data, warnings) for card in cards}
@@ -37,7 +37,7 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
     for spec, order in orders.items():
         if order != orders[first]:
             raise UserError(
-                f"{first} and {spec} order the classes of {data.name} differently; measure them one by one"
+                f"{first} and {spec} order the classes of {data.name} differently; measure each in its own run"
             )
     return _relabelled(
         data, orders[first], next((c.class_names for c in cards if c.class_names), None)
@@ -45,33 +45,33 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
 
 
 def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
-    """Return the names in a text file: one a line, in the order of the model's outputs, a blank line for none.
+    """Read class names from a text file, one line per model output; a blank line is an output without a name.
 
     Args:
-        path: the file.
-        num_classes: how many outputs the model has, so many lines are expected.
+        path: UTF-8 text file.
+        num_classes: number of the model's outputs, and of lines expected.
 
     Raises:
-        UserError: it cannot be read, has another number of lines, or a name twice.
+        UserError: if the file is unreadable, has a different number of lines, or repeats a name.
     """
     try:
         names = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"--classes {path}: cannot be read ({reason}); expected a text file") from None
+        raise UserError(f"--classes {path}: cannot be read ({reason}); expected a UTF-8 text file") from None
     if len(names) != num_classes:
         raise UserError(
-            f"--classes {path}: {len(names)} lines, expected {num_classes}: one for each output of the model, blank "
-            "where the data lack that class"
+            f"--classes {path}: {len(names)} lines, expected {num_classes}: one per model output, blank if the data "
+            "lack that class"
         )
     twice = next((name for name, count in Counter(filter(None, names)).items() if count > 1), None)
     if twice is not None:
-        raise UserError(f"--classes {path}: {twice!r} is there twice; expected each name once")
+        raise UserError(f"--classes {path}: duplicate name {twice!r}; expected each name once")
     return names
 
 
 def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, ...]:
-    """Return the model's output for each class of the data."""
+    """Return the index of the model's output for each class of the data."""
     numbers = tuple(range(len(data.class_names)))
     if card.class_names == data.class_names or (
         card.class_names is None and (card.recipe or {}).get("data") == data.name
@@ -82,17 +82,17 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         return _matched(card.spec, card.class_names, data)
     if numbered and len(numbers) <= card.num_classes:
         warnings.append(
-            f"{data.name} has no class names: its numbers are taken as the outputs of {card.spec}"
+            f"{data.name} has no class names: its class numbers are used as output indices of {card.spec}"
         )
     elif len(numbers) == card.num_classes:
         warnings.append(
-            f"{card.spec} does not store the names of its {card.num_classes} classes: those of {data.name} are taken "
-            f"in sorted order ({_listed(data.class_names)}); if the model's order is another, {_HOW}"
+            f"{card.spec} does not store the names of its {card.num_classes} classes: assuming the sorted order "
+            f"({_listed(data.class_names)}) of {data.name}; if the model orders them differently, {_HOW}"
         )
     else:
         raise UserError(
-            f"{card.spec} has {card.num_classes} classes and does not store their names, {data.name} has "
-            f"{len(numbers)} ({_listed(data.class_names)}): {_HOW}"
+            f"{card.spec} has {card.num_classes} classes and does not store their names, but {data.name} has "
+            f"{len(numbers)} ({_listed(data.class_names)}); {_HOW}"
         )
     return numbers
 
@@ -100,7 +100,7 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
 def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[int, ...]:
     exact = _unique((name, output) for output, name in enumerate(class_names))
     distinct = len(set(data.class_names)) == len(data.class_names)
-    if distinct and all(name in exact for name in data.class_names):  # usual, and needs no list of synonyms
+    if distinct and all(name in exact for name in data.class_names):  # common case: no synonym list to load
         return tuple(exact[name] for name in data.class_names)
     loose: dict[str, int] = {}
     for naming in _namings(class_names):
@@ -112,20 +112,21 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[i
         output = exact.get(own, exact.get(name, loose.get(_letters(name))))
         if output is None:
             raise UserError(
-                f"class {name!r} of {data.name} is not one of {spec}'s, {_listed(class_names)}: rename it, or {_HOW}"
+                f"class {name!r} of {data.name}: expected one of the classes of {spec} ({_listed(class_names)}); "
+                f"rename it, or {_HOW}"
             )
         if output in order:
             other = data.class_names[order.index(output)]
             raise UserError(
-                f"classes {other!r} and {name!r} of {data.name} are both {spec}'s {class_names[output]!r}: join or "
-                "rename them"
+                f"classes {other!r} and {name!r} of {data.name} both match {class_names[output]!r} of {spec}; merge "
+                "or rename them"
             )
         order.append(output)
     return tuple(order)
 
 
 def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
-    """Return lists of names with their outputs: the model's own, then what WordNet ids are also called."""
+    """Return (name, output) lists: the model's own names, then synonyms of the WordNet ids."""
     own = [(name, output) for output, name in enumerate(class_names) if name]
     wnids = _wnids(class_names)
     if not wnids:
@@ -143,7 +144,7 @@ def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
 
 
 def _wnids(class_names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the classes' WordNet ids, where they are named by them or are ImageNet's own 1,000."""
+    """Return the WordNet ids if the classes are named by them or are ImageNet's 1,000; otherwise None."""
     if all(map(_WNID.fullmatch, class_names)):
         return class_names
     if len(class_names) == CLASSES and class_names == tuple(prompt_names().values()):
@@ -152,7 +153,7 @@ def _wnids(class_names: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the names that stand for one output alone."""
+    """Return the names that belong to exactly one output."""
     found: dict[str, set[int]] = {}
     for name, output in naming:
         found.setdefault(name, set()).add(output)

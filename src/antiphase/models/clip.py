@@ -1,4 +1,4 @@
-"""One dual encoder for CLIP, DiffCLIP and its variants: what attends in its towers is a slot."""
+"""One dual encoder class for CLIP, DiffCLIP and its variants, which differ only in their attention modules."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 
 
 class ClipConfig(BaseModel):
-    """All that is needed to build a dual encoder again; stored beside its weights.
+    """Architecture of a dual encoder; stored next to its weights.
 
-    ``interpolation`` is how images of other sizes are brought to the model's: shorter side resized, centre
-    cut out. Mean and standard deviation are the image tower's.
+    ``interpolation`` is used to resize the shorter side of an image before its centre is cropped. The mean and
+    standard deviation of the pixels belong to the image tower.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -39,7 +39,7 @@ class ClipConfig(BaseModel):
 
 
 class CLIP(nn.Module):
-    """Images in [0, 1] and texts, each to a vector; pairs are to point the same way.
+    """Embed images in [0, 1] and texts in one space, where matching pairs have a high cosine (vectors not normalised).
 
     Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021;
     H. Hammoud, B. Ghanem, *DiffCLIP: Differential Attention Meets CLIP*, TMLR 2025, Section 3.
@@ -47,10 +47,10 @@ class CLIP(nn.Module):
     Args:
         visual: image tower without a head.
         text: text tower.
-        widths: of the features of the image and the text tower.
+        widths: feature widths of the image tower and the text tower.
         embed_dim: width of the common space.
-        logit_scale: natural logarithm of what cosines are multiplied by.
-        logit_bias: added to the logits by the sigmoid loss; None where there is none.
+        logit_scale: natural logarithm of the factor on the cosines.
+        logit_bias: added to the logits by the sigmoid loss; None for no bias.
     """
 
     def __init__(
@@ -71,21 +71,20 @@ class CLIP(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(float(logit_scale)))
         self.logit_bias = None if logit_bias is None else nn.Parameter(torch.tensor(float(logit_bias)))
         self.image_shape = visual.image_shape
-        self.square = Square(self.image_shape[1])  # brings an image to the model's size
-        self.config: ClipConfig | None = None  # what the factories built it from
+        self.square = Square(self.image_shape[1])
+        self.config: ClipConfig | None = None  # set by the factories
 
     def encode_image(
         self,
         images: Float[Tensor, "batch 3 height width"],
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> Float[Tensor, "batch embed"]:
-        """Return the embeddings of images in [0, 1], not normalised; ``keep`` as in the vision transformer."""
+        """Return image embeddings, not normalised; ``keep`` as in :class:`VisionTransformer`."""
         return self.visual(images, keep) @ self.image_projection
 
     def encode_text(
         self, texts: Sequence[str] | Int64[Tensor, "batch length"]
     ) -> Float[Tensor, "batch embed"]:
-        """Return the embeddings of texts or of their token ids, not normalised."""
         tokens = as_tokens(texts, self.text.context_length).to(self.text_projection.device)
         return self.text(trimmed(tokens)) @ self.text_projection
 
@@ -95,31 +94,30 @@ class CLIP(nn.Module):
         texts: Sequence[str] | Int64[Tensor, "batch length"],
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> tuple[Float[Tensor, "batch embed"], Float[Tensor, "batch embed"]]:
-        """Return both embeddings, not normalised."""
         return self.encode_image(images, keep), self.encode_text(texts)
 
 
 def build_clip(config: ClipConfig, seed: int = 0) -> CLIP:
-    """Build the model that a configuration describes, with weights drawn from ``seed``.
+    """Build a model from its configuration, with weights drawn from ``seed``.
 
     Raises:
-        UserError: for sizes that do not fit together.
+        UserError: if the sizes are incompatible.
     """
-    with torch.random.fork_rng(devices=[]):  # construction draws weights that are drawn again
+    with torch.random.fork_rng(devices=[]):  # the constructors' weights are overwritten
         model = bare_clip(config)
     initialise_clip(model, config.init, seed)
     return model
 
 
 def bare_clip(config: ClipConfig) -> CLIP:
-    """Build the model with whatever weights construction draws.
+    """Build a model with the constructors' default weights.
 
     Raises:
-        UserError: for sizes that do not fit together.
+        UserError: if the sizes are incompatible.
     """
     if config.vision.num_classes:
         raise UserError(
-            f"vision.num_classes {config.vision.num_classes}: a CLIP's image tower has no head, expected 0"
+            f"vision.num_classes {config.vision.num_classes}: expected 0, a CLIP's image tower has no head"
         )
     try:
         text = text_tower(config.text, attention_slot(config.text))

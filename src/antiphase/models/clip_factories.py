@@ -14,7 +14,7 @@ Towers = Literal["both", "vision", "text"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# b16: both papers' model. small: 64-pixel images on a laptop, the sizes that openmoji was tried with.
+# b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
 PRESETS: dict[str, dict[str, Any]] = {
     "b16": {
         "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
@@ -34,38 +34,35 @@ def clip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
 
     Args:
         preset: ``"b16"`` or ``"small"``.
-        seed: of the initial weights.
+        seed: random seed of the initial weights.
         **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
             and the other fields of :class:`~antiphase.models.clip.ClipConfig`.
 
     Raises:
-        UserError: for an unknown preset or field, or sizes that do not fit together.
+        UserError: for an unknown preset or field, or incompatible sizes.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 
 
 def diffclip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
-    """Build a DiffCLIP: the same class with differential attention in the slots.
+    """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
 
     Args:
         preset: ``"b16"`` or ``"small"``.
-        seed: of the initial weights.
+        seed: random seed of the initial weights.
         **fields: as in :func:`clip`, and ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"``
             for the paper's DiffCLIP*) and ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and
             ``attention``, another registered differential attention.
 
     Raises:
-        UserError: for an unknown preset or field, or sizes that do not fit together.
+        UserError: for an unknown preset or field, or incompatible sizes.
     """
     values: dict[str, Any] = {"towers": "both"} | fields
     return build_clip(configure_clip(preset, **values), seed)
 
 
 def clip_vit_b16(*, seed: int = 0, **fields: Any) -> CLIP:
-    """Build the papers' baseline: ViT-B/16 at 224 pixels, text 12 × 512 × 8 heads; arguments as of :func:`clip`.
-
-    149,619,969 parameters.
-    """
+    """Build the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters); arguments as for :func:`clip`."""
     return clip("b16", seed=seed, **fields)
 
 
@@ -81,11 +78,11 @@ def diffclip_vit_b16(
     """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4).
 
     Args:
-        lambda_init: λ_init of every layer, with the constant schedule.
-        schedule: ``"constant"``, or ``"depth"``: .8 − .6·exp(−.3·layer), the paper's DiffCLIP*.
-        towers: which have differential attention; ``"vision"`` is the paper's DiffCLIP†.
+        lambda_init: λ_init of every layer; used by the constant schedule.
+        schedule: ``"constant"``, or ``"depth"``: 0.8 − 0.6·exp(−0.3·layer), the paper's DiffCLIP*.
+        towers: towers with differential attention; ``"vision"`` is the paper's DiffCLIP†.
         init: ``"matched"`` to the baseline, or ``"released"``, see :mod:`antiphase.models.clip_init`.
-        seed: of the initial weights.
+        seed: random seed of the initial weights.
         **fields: as in :func:`clip`.
     """
     fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
@@ -99,8 +96,8 @@ def configure_clip(
 ) -> ClipConfig:  # fmt: skip
     """Return a validated configuration.
 
-    ``towers`` have the registered ``attention``, the others standard attention; with None, both have standard
-    attention.
+    The ``towers`` have the registered ``attention``, other towers have standard attention; ``towers=None`` means
+    standard attention in both.
 
     Raises:
         UserError: naming the first field that is unknown or out of range.
@@ -108,11 +105,11 @@ def configure_clip(
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
     if towers not in (None, "both", "vision", "text"):
-        raise UserError(f"towers {towers!r}: expected both, vision or text")
+        raise UserError(f"towers {towers!r}: expected one of both, vision, text")
     sizes = PRESETS[preset]
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}
-    # the released DiffCLIP builds its image tower's norms with PyTorch's eps, the baseline with timm's
+    # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
     eps = 1e-5 if init == "released" and towers in ("both", "vision") else 1e-6
     fixed = {
         "in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps
@@ -131,10 +128,10 @@ def configure_clip(
 
 
 def valid_clip(values: Any, source: str = "") -> ClipConfig:
-    """Return the configuration that ``values`` spell.
+    """Validate ``values`` and return them as a configuration.
 
     Raises:
-        UserError: naming ``source`` and the first field that is wrong.
+        UserError: naming ``source`` and the first invalid field.
     """
     try:
         return ClipConfig.model_validate(values)

@@ -1,4 +1,4 @@
-"""Dual encoders from elsewhere: DiffCLIP's released checkpoints, open_clip's models."""
+"""Loaders of DiffCLIP's released checkpoints and of open_clip's models."""
 
 import contextlib
 import difflib
@@ -26,14 +26,14 @@ RELEASED_FILE = "checkpoint_best.pt"
 
 
 class OpenClip(nn.Module):
-    """A model of open_clip as a dual encoder of images in [0, 1] and strings.
+    """Wrap an open_clip model as a dual encoder of images in [0, 1] and strings.
 
     Args:
-        model: with ``encode_image`` (of normalised images), ``encode_text`` and ``logit_scale``.
-        tokenizer: from strings to token ids.
-        mean: subtracted from the images, one number a channel.
-        std: what they are divided by after that.
-        square: brings an image to the model's size.
+        model: has ``encode_image`` (of normalised images), ``encode_text`` and ``logit_scale``.
+        tokenizer: converts strings to token ids.
+        mean: mean of each channel, in units of the [0, 1] pixel range.
+        std: standard deviation of each channel, in the same units.
+        square: resizes and crops an image to the model's size.
     """
 
     def __init__(
@@ -48,17 +48,15 @@ class OpenClip(nn.Module):
 
     @property
     def logit_scale(self) -> Tensor:
-        """The natural logarithm of what cosines are multiplied by."""
+        """Natural logarithm of the factor on the cosines."""
         return self.model.logit_scale
 
     def encode_image(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch embed"]:
-        """Return the embeddings of images in [0, 1], not normalised."""
         return self.model.encode_image(self.normalize(images))
 
     def encode_text(
         self, texts: Sequence[str] | Int64[Tensor, "batch length"]
     ) -> Float[Tensor, "batch embed"]:
-        """Return the embeddings of texts or of their token ids, not normalised."""
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
         return self.model.encode_text(tokens.to(self.logit_scale.device))
 
@@ -67,11 +65,11 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
     """Load one of the authors' checkpoints: DiffCLIP, its baseline, or the vision-only model.
 
     Args:
-        name: a file, a folder with ``checkpoint_best.pt``, or a repository of the hub.
-        lambda_init: λ_init, which is not in the file; ``"depth"`` for DiffCLIP*. The baseline needs none.
+        name: a file, a folder with ``checkpoint_best.pt``, or a repository on the Hugging Face hub.
+        lambda_init: λ_init, which the file does not contain; ``"depth"`` for DiffCLIP*, None for the baseline.
 
     Raises:
-        UserError: it cannot be had or read, or λ_init is needed and not given.
+        UserError: if the checkpoint cannot be found or read, or if λ_init is missing.
     """
     path = _released_file(name)
     state = read_released(path)
@@ -80,8 +78,8 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
     config = config_of(state, str(path), lambda_init=number, schedule=schedule)
     if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
         warnings.warn(
-            f"{name}: λ_init = {lambda_init} is taken on trust, nothing in the file can confirm it: models of "
-            "another λ_init load without error and are wrong",
+            f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init the "
+            "checkpoint loads without error but gives wrong outputs",
             stacklevel=2,
         )
     model = build_clip(config)
@@ -100,14 +98,14 @@ def _released_file(name: str) -> Path:
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"diffclip:{name}: neither a file here nor to be had from the hub ({reason}); give a path, or "
-            "download it where there is a network"
+            f"diffclip:{name}: not a local file, and not available from the hub ({reason}); give a path, or "
+            "download it on a machine with network access"
         ) from None
 
 
 @contextlib.contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """Keep open_clip from saying on stderr that a model without weights has none."""
+    """Silence open_clip's message that a model was built without pretrained weights."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)
@@ -118,10 +116,10 @@ def _quiet_logging() -> Iterator[None]:
 
 
 def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
-    """Load ``NAME`` or ``NAME/TAG`` of open_clip, TAG being one of its pretrained weights.
+    """Load ``NAME`` or ``NAME/TAG`` from open_clip; TAG names the pretrained weights.
 
     Raises:
-        UserError: open_clip does not know it, or its weights cannot be had.
+        UserError: if open_clip does not know the model, or its weights are not available.
     """
     import open_clip  # seconds to import
 
@@ -136,34 +134,34 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             f"open_clip:{name}: expected open_clip:{base}/TAG with TAG one of {', '.join(tags) or 'none'}, or "
             "--random-weights"
         )
-    # some weights were trained with QuickGELU; open_clip warns of the mismatch and goes on with GELU
+    # some weights were trained with QuickGELU; open_clip would only warn and use GELU
     known = {} if random_weights else open_clip.get_pretrained_cfg(base, tag)
     try:
         with torch.random.fork_rng(devices=[]), _quiet_logging():
-            torch.manual_seed(seed)  # open_clip draws from the global generator, which is put back afterwards
+            torch.manual_seed(seed)  # open_clip draws from the global generator; fork_rng restores it
             model: Any = open_clip.create_model(
                 base,
                 pretrained=None if random_weights else tag,
                 force_quick_gelu=bool(known.get("quick_gelu")),
             )
-            tokenizer = open_clip.get_tokenizer(base)  # some come from the hub
+            tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
         if random_weights:
             raise UserError(
-                f"open_clip:{name}: its text tower or tokenizer is on the hub and not in the cache ({reason}); load it "
-                "once where there is a network, or take a model with a tokenizer of its own, such as open_clip:ViT-B-32"
+                f"open_clip:{name}: its text tower or tokenizer is neither cached nor available ({reason}); "
+                "load it once with network access, or use a model with a built-in tokenizer, such as open_clip:ViT-B-32"
             ) from None
         raise UserError(
-            f"open_clip:{name}: the weights cannot be had ({reason}); download them where there is a network, "
-            "or build the model with --random-weights"
+            f"open_clip:{name}: the weights are not available ({reason}); download them on a machine with network "
+            "access, or build the model with --random-weights"
         ) from None
     checkpoints.check_finite(model.state_dict(), f"open_clip:{name}")
     settings = model.visual.preprocess_cfg
     if settings["resize_mode"] != "shortest":
         raise UserError(
-            f"open_clip:{name}: its images are resized by {settings['resize_mode']!r}; expected a model whose "
-            "shorter side is resized and whose centre is cut out"
+            f"open_clip:{name}: resize mode {settings['resize_mode']!r} is not supported; expected a model with "
+            "resize mode 'shortest' (shorter side resized, centre cropped)"
         )
     size = settings["size"][0] if isinstance(settings["size"], (tuple, list)) else settings["size"]
     square = Square(int(size), settings["interpolation"])

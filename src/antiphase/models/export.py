@@ -1,4 +1,4 @@
-"""A loaded model as files: in our layout, in the released one, or in a repository of the hub."""
+"""Write a loaded model in our layout or in DiffCLIP's released one, or push it to the Hugging Face hub."""
 
 import tempfile
 from pathlib import Path
@@ -22,40 +22,45 @@ RELEASED_WEIGHTS = "released.safetensors"
 def write_model(
     model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
 ) -> Path:
-    """Write a model and return the file of its weights.
+    """Write a model to a directory and return the path of its weights.
 
     Args:
-        model: one of ours, or loaded from a released checkpoint.
-        directory: made if missing.
-        layout: ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads and which
-            hold sizes, λ_init and preprocessing; ``"released"``: ``released.safetensors`` with the keys of
-            DiffCLIP's checkpoints, for the authors' code.
+        model: trained by antiphase, or loaded from a released DiffCLIP checkpoint.
+        directory: created if missing.
+        layout: ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
+            ``load_model`` reads; ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints,
+            for the authors' code.
 
     Raises:
-        UserError: the model is foreign, or does not fit the layout.
+        UserError: if the model is of another library, or cannot be expressed in the layout.
     """
     directory = Path(directory)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
         raise UserError(
-            f"{type(model).__name__}: only our own models and DiffCLIP's checkpoints can be written"
+            f"{type(model).__name__}: cannot be written; expected a model of antiphase or a DiffCLIP checkpoint"
         )
     if layout == "antiphase":
         checkpoints.save(model, _recipe(model), directory)
         return directory / checkpoints.WEIGHTS_FILE
     if not isinstance(model, CLIP):
-        raise UserError("the released layout is DiffCLIP's: expected a dual encoder")
+        raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
         save_file({name: weight.contiguous() for name, weight in to_released(model).items()}, temporary)
     return directory / RELEASED_WEIGHTS
 
 
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
-    """Put a model in our layout into a repository of the hub, made if missing; return its address.
+    """Upload a model to a repository on the Hugging Face hub and return its URL.
 
-    ``load_model("hub:USER/NAME")`` reads it. The token is the one that ``hf auth login`` left.
+    ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
+
+    Args:
+        model: as for :func:`write_model`.
+        repository: ``USER/NAME``, created if missing.
+        private: whether a new repository is private.
 
     Raises:
-        UserError: the model is foreign, or the hub refuses.
+        UserError: if the model is of another library, or the hub refuses the upload.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, Path(folder))
@@ -65,14 +70,12 @@ def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
             found = api.upload_folder(repo_id=repository, folder_path=folder)
         except OFFLINE as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"{repository}: cannot be pushed ({reason}); log in with: hf auth login"
-            ) from None
+            raise UserError(f"{repository}: upload failed ({reason}); log in with: hf auth login") from None
     return str(found)
 
 
 def _recipe(model: CLIP | VisionTransformer) -> dict[str, Any]:
-    """Return the recipe that came with a model, or as much of one as is needed to build it again."""
+    """Return the model's recipe, or one with its configuration alone if it has none."""
     card = getattr(model, "card", None)
     if card is not None and card.recipe is not None:
         return card.recipe

@@ -1,4 +1,4 @@
-"""The image tower of any model, cut where its features are: what probes and few-shot learning are given."""
+"""Image features of any model, for linear probes and few-shot learning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ Features = Float[Tensor, "batch width"]
 
 @dataclass(frozen=True)
 class ImageTower:
-    """A model's image tower in two parts.
+    """A model's image tower, split in front of its projection or head.
 
     Attributes:
-        features: from images in [0, 1] to what the projection or the head is given.
-        project: from features to the space that is common with texts, not normalised; None for a classifier.
-        square: brings an image of any size to the model's.
-        channels: of the images.
-        raw: whether ``features`` are those before the projection; some models of open_clip cannot be cut there,
-            their ``project`` does nothing.
+        features: maps images in [0, 1] to the input of the projection or head.
+        project: maps features to the joint embedding space, not normalised; None for a classifier.
+        square: resizes and crops an image to the model's size.
+        channels: number of image channels.
+        raw: whether ``features`` precede the projection; False for open_clip models that cannot be split there, whose
+            ``project`` is the identity.
     """
 
     features: Callable[[Images], Features]
@@ -40,10 +40,10 @@ class ImageTower:
 
 
 def image_tower(model: nn.Module) -> ImageTower:
-    """Return the two parts of a loaded model.
+    """Split the image tower of a loaded model.
 
     Raises:
-        UserError: a classifier whose features are not known.
+        UserError: for a classifier of an unknown kind.
     """
     if isinstance(model, CLIP):
         return ImageTower(model.visual, lambda x: x @ model.image_projection, model.square, 3)
@@ -60,7 +60,7 @@ def image_tower(model: nn.Module) -> ImageTower:
 
         return ImageTower(features, None, Square(size), channels)
     raise UserError(
-        f"{card_of(model).spec}: its features are not known; expected a CLIP, a vision transformer or a model of timm"
+        f"{card_of(model).spec}: cannot extract features; expected a CLIP, a vision transformer or a timm model"
     )
 
 
@@ -70,10 +70,10 @@ def _open_clip(model: OpenClip) -> ImageTower:
         projection = cast(nn.Parameter, visual.proj)
 
         def features(images: Images) -> Features:
-            visual.proj = None  # its forward pass then stops before the projection
+            visual.proj = None  # makes forward stop before the projection
             try:
                 found = visual(model.normalize(images))
-                return found[0] if isinstance(found, tuple) else found  # some return their tokens too
+                return found[0] if isinstance(found, tuple) else found  # some also return tokens
             finally:
                 visual.proj = projection
 

@@ -1,4 +1,4 @@
-"""Which kind of attention a model has, read off its modules."""
+"""Detect the kind of attention of a model from its modules."""
 
 import re
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
-# by full name, so that no library is imported to look for its modules
+# by full name, so that these libraries need not be imported
 _KNOWN: dict[str, AttentionKind] = {
     "timm.layers.diff_attention.DiffAttention": "differential",
     "timm.models.vision_transformer.DiffParallelScalingBlock": "differential",
@@ -30,12 +30,12 @@ _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_l
 
 
 def attention_kind(model: nn.Module) -> AttentionKind:
-    """Return which attention a model has.
+    """Return the kind of attention of a model.
 
-    ``"differential"`` if any module is known to be, or looks like attention and has a λ of its own
-    (``lam…``, ``lambda…``); else ``"unknown"`` if any module looks like attention but is not known;
-    else ``"softmax"`` if any module is known to be; else ``"none"``. A module looks like attention if its class's name
-    contains "attention" or "attn", or if one of its parts is named as queries or attention usually are.
+    ``"differential"`` if any module is known as such, or looks like attention and has a λ (``lam…``, ``lambda…``);
+    otherwise ``"unknown"`` if any module looks like attention but is not known; otherwise ``"softmax"`` if any module
+    is known as such; otherwise ``"none"``. A module looks like attention if its class name contains "attention" or
+    "attn", or if a submodule or parameter has a usual name of queries or attention.
 
     >>> attention_kind(nn.MultiheadAttention(4, 2)), attention_kind(nn.Linear(2, 2))
     ('softmax', 'none')
@@ -47,7 +47,7 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 
 
 def named_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class says that it is attention."""
+    """Return whether a module's class name contains "attention" or "attn"."""
     return bool(_CLASS.search(type(module).__name__))
 
 
@@ -56,7 +56,7 @@ def _kinds(module: nn.Module) -> set[AttentionKind]:
     weighted = any(map(_LAMBDA.fullmatch, [*parts, *vars(module)]))
     known = _known(module)
     if known is not None:
-        return _either(weighted, known)  # a user's subclass of standard attention may have a λ
+        return _either(weighted, known)  # a subclass of standard attention may add a λ
     inside: set[AttentionKind] = set()
     for part in module.children():
         inside |= _kinds(part)
@@ -84,6 +84,6 @@ def _known(module: nn.Module) -> AttentionKind | None:
 
 
 def _projects(module: nn.Module) -> bool:
-    """Whether a module has linear layers for queries, keys and values."""
+    """Return whether a module has linear layers for queries, keys and values."""
     parts = dict(module.named_children())
     return any(all(isinstance(parts.get(name), nn.Linear) for name in names) for names in _PROJECTIONS)

@@ -1,4 +1,4 @@
-"""From pixels to the model's own units, inside the model, so that every ε is in units of the [0, 1] pixel."""
+"""Pixel normalisation inside the model, so that every ε is in units of the [0, 1] pixel range."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,14 @@ from torch import Tensor, nn
 
 
 class Normalize(nn.Module):
-    """(x − mean) / std for each channel.
+    """Normalise images per channel: (x − mean) / std.
 
     Args:
-        mean: one number a channel, in units of the [0, 1] pixel.
-        std: one positive number a channel.
+        mean: one number per channel, in units of the [0, 1] pixel range.
+        std: one positive number per channel, in the same units.
+
+    Raises:
+        ValueError: if the lengths differ or a standard deviation is not positive.
     """
 
     mean: Tensor
@@ -22,26 +25,25 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
             raise ValueError(
-                f"mean {tuple(mean)} and std {tuple(std)}: expected one of each a channel, std above 0"
+                f"mean {tuple(mean)} and std {tuple(std)}: expected one of each per channel, std above 0"
             )
-        # not in the state dict: a checkpoint keeps timm's names, and the recipe beside it holds these
+        # not in the state dict: checkpoints keep timm's names, and the recipe stores these values
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
-        """Return the normalised images."""
         return (images - self.mean) / self.std
 
 
 class Normalized(nn.Module):
-    """A foreign model that takes normalised images, as a classifier of images in [0, 1].
+    """Wrap a classifier of normalised images as a classifier of images in [0, 1].
 
     Args:
-        model: from normalised images to logits.
-        mean: one number a channel.
-        std: one number a channel.
+        model: maps normalised images to logits.
+        mean: mean of each channel, in units of the [0, 1] pixel range.
+        std: standard deviation of each channel, in the same units.
     """
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -50,5 +52,4 @@ class Normalized(nn.Module):
         self.model = model
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits."""
         return self.model(self.normalize(images))

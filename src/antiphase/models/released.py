@@ -1,4 +1,4 @@
-"""The layout of DiffCLIP's released checkpoints: which towers are differential, and what our names are there."""
+"""The layout of DiffCLIP's released checkpoints: detect differential towers and translate parameter names."""
 
 import argparse
 import re
@@ -14,7 +14,7 @@ from antiphase.models.clip_factories import configure_clip
 from antiphase.models.towers import TowerConfig
 
 State = dict[str, Tensor]
-_HEAD = 64  # width of a head of the standard twin in all released checkpoints
+_HEAD = 64  # head width of the standard twin in all released checkpoints
 Attention = Literal["softmax", "differential"]
 
 # ours to theirs, outside the attention modules
@@ -28,7 +28,7 @@ _NAMES = (
     (r"^text\.blocks\.(\d+)\.mlp\.fc2\.", r"transformer.resblocks.\1.mlp.c_proj."),
     (r"^text\.blocks\.(\d+)\.attn\.", r"transformer.resblocks.\1.attn."),
 )
-# inside them, by tower and kind: ours, theirs; `qkv` is cut in three where theirs has three
+# ours to theirs inside the attention modules, by tower and kind; `qkv` may map to three parameters
 _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
     ("visual", "softmax"): {},
     ("text", "softmax"): {
@@ -46,37 +46,39 @@ _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
 
 
 def read_released(path: Path) -> State:
-    """Return the weights of a released checkpoint, without the prefix that distributed training left.
+    """Read the weights of a released checkpoint and strip the ``module.`` prefix of distributed training.
 
-    A pickle is read with ``weights_only`` and one class more, ``argparse.Namespace``, which holds the
-    authors' options; nothing in the file can run.
+    The pickle is read with ``weights_only`` and one additional safe class, ``argparse.Namespace`` (the authors'
+    options), so that no code in the file is executed.
 
     Raises:
-        UserError: the file is missing, damaged, or holds other classes or no weights.
+        UserError: if the file is missing or damaged, or contains other classes or no weights.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             held = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Exception:  # pickle's readers raise anything, and torch advises to read unsafely
+    except Exception:  # unpickling can raise anything, and torch's own message advises weights_only=False
         raise UserError(
-            f"{path}: not a released checkpoint that can be read safely; expected a file of torch.save that holds "
-            "tensors, numbers and the authors' options alone"
+            f"{path}: cannot be read safely; expected a checkpoint written by torch.save that contains only tensors, "
+            "numbers and an argparse.Namespace"
         ) from None
     state = held.get("state_dict", held) if isinstance(held, dict) else None
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
     ):
-        raise UserError(f"{path}: expected a dictionary of weights, or one with them under 'state_dict'")
+        raise UserError(
+            f"{path}: no weights found; expected a dictionary of tensors, or one under 'state_dict'"
+        )
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 
 def towers_of(state: State, source: str) -> dict[str, Attention]:
-    """Return what attends in the image and the text tower, told by their keys.
+    """Detect the kind of attention of the image and the text tower from the parameter names.
 
     Raises:
-        UserError: neither kind is there.
+        UserError: if a tower has no known kind of attention.
     """
     found: dict[str, Attention] = {}
     for tower, prefix in (("visual", "visual.blocks.0.attn."), ("text", "transformer.resblocks.0.attn.")):
@@ -86,7 +88,7 @@ def towers_of(state: State, source: str) -> dict[str, Attention]:
             found[tower] = "softmax"
         else:
             raise UserError(
-                f"{source}: no attention at {prefix}*; expected the layout of DiffCLIP's released checkpoints"
+                f"{source}: no attention under {prefix}*; expected the layout of DiffCLIP's released checkpoints"
             )
     return found
 
@@ -94,19 +96,19 @@ def towers_of(state: State, source: str) -> dict[str, Attention]:
 def config_of(
     state: State, source: str, *, lambda_init: float | None, schedule: str = "constant"
 ) -> ClipConfig:
-    """Return the configuration that a released checkpoint's keys and shapes tell, and λ_init, which they do not.
+    """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init.
 
-    Head widths are 64, as in all of them; layer norms are as the released code builds them.
+    Heads are 64 wide, as in all released checkpoints; layer norms are as in the released code.
 
     Raises:
-        UserError: a key is missing, a shape is not of the layout, or λ_init is needed and not given.
+        UserError: if a parameter is missing or has the wrong number of axes, or if λ_init is missing.
     """
     towers = towers_of(state, source)
     differential = tuple(tower for tower, kind in towers.items() if kind == "differential")
     if differential and lambda_init is None and schedule == "constant":
         raise UserError(
-            f"{source}: λ_init is not in the file and must be given: lambda_init=0.8 for the fixed models, or "
-            "the depth schedule for DiffCLIP* (load_model(…, lambda_init='depth'))"
+            f"{source}: λ_init missing, the file does not contain it; pass lambda_init=0.8 for a constant "
+            "λ_init, or lambda_init='depth' for DiffCLIP*"
         )
     dim, _, _, patch = _shape(state, "visual.patch_embed.proj.weight", 4, source)
     grid = round((_shape(state, "visual.pos_embed", 3, source)[1] - 1) ** 0.5)
@@ -135,10 +137,10 @@ def config_of(
 
 
 def from_released(state: State, config: ClipConfig, source: str = "checkpoint") -> State:
-    """Return the weights under our names; keys that the layout does not have stay as they are, to be refused.
+    """Rename weights from the released layout to ours; unknown names are kept, so that loading refuses them.
 
     Raises:
-        UserError: query, key and value weights do not fit together.
+        UserError: if the shapes of query, key and value weights differ.
     """
     mine: State = {}
     left = dict(state)
@@ -147,7 +149,7 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
             parts = [left.pop(name) for name in theirs]
             if len(parts) > 1 and (len({part.shape for part in parts}) > 1 or not parts[0].ndim):
                 raise UserError(
-                    f"{source}: {', '.join(theirs)} differ in shape; the architecture does not match"
+                    f"{source}: {', '.join(theirs)} have different shapes; the architecture does not match"
                 )
             mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mine | left
@@ -157,17 +159,16 @@ def to_released(model: CLIP) -> State:
     """Return a model's weights in the released layout, for the authors' own code.
 
     Raises:
-        UserError: the model has parameters that the layout has no place for.
+        UserError: if the layout cannot express the model.
     """
     if model.config is None or model.logit_bias is not None:
         raise UserError(
-            "the released layout has no place for a logit bias: expected a model trained by the CLIP loss"
+            "the released layout cannot store a logit bias; expected a model trained with the CLIP loss"
         )
     for tower, width in (("image", _width(model.config.vision)), ("text", _width(model.config.text))):
         if width != _HEAD:
             raise UserError(
-                f"the released layout's heads are {_HEAD} wide, and nothing in it says otherwise: the {tower} "
-                f"tower's are {width}"
+                f"head width {width} of the {tower} tower: expected {_HEAD}, which the released layout assumes"
             )
     state = model.state_dict()
     return {
@@ -180,7 +181,7 @@ def to_released(model: CLIP) -> State:
 
 
 def _translation(config: ClipConfig) -> dict[str, tuple[str, ...]]:
-    """Return, for each of our names, theirs: several where theirs are cut in parts."""
+    """Map each of our parameter names to theirs; several if their layout splits the parameter."""
     with torch.device("meta"):
         names = list(bare_clip(config).state_dict())
     kinds = {"visual": config.vision.attention, "text": config.text.attention}
@@ -200,10 +201,10 @@ def _translation(config: ClipConfig) -> dict[str, tuple[str, ...]]:
 def _shape(state: State, name: str, axes: int, source: str) -> tuple[int, ...]:
     layout = "expected the layout of DiffCLIP's released checkpoints"
     if name not in state:
-        raise UserError(f"{source}: has no {name!r}; {layout}")
+        raise UserError(f"{source}: parameter {name!r} is missing; {layout}")
     shape = tuple(state[name].shape)
     if len(shape) != axes or 0 in shape:
-        raise UserError(f"{source}: {name!r} is {shape}, not {axes} axes; {layout}")
+        raise UserError(f"{source}: {name!r} has shape {shape}, expected {axes} non-empty axes; {layout}")
     return shape
 
 

@@ -1,4 +1,4 @@
-"""CLIP's text tower: causal blocks over byte-pair tokens, read at the end-of-text token."""
+"""CLIP's text tower: causal transformer over byte-pair tokens, read out at the end-of-text token."""
 
 import functools
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from antiphase.models.transformer import AttentionFactory, Block, QuickGELU, run
 if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
 
-VOCABULARY = 49_408  # of OpenAI's byte-pair encoding; the last entry ends a text
-_STEP = 8  # lengths are rounded up to a multiple of this: few shapes for a compiler, few wasted tokens
+VOCABULARY = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
+_STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wasted tokens
 
 
 class TextConfig(TowerConfig):
-    """All that is needed to build a text tower again."""
+    """Architecture of a text tower."""
 
     vocab_size: PositiveInt = VOCABULARY
     context_length: PositiveInt = 77
@@ -28,19 +28,19 @@ class TextConfig(TowerConfig):
 
 
 class TextTransformer(nn.Module):
-    """Token ids to one feature vector a text.
+    """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
 
     Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
-    Section 2.4: causal attention, QuickGELU, the feature is the normalised output at the end-of-text token.
+    Section 2.4 (causal attention, QuickGELU).
 
     Args:
-        attention: ``attention(layer_index)`` gives the attention module of a layer.
-        vocab_size: number of tokens; the greatest id ends a text.
-        context_length: greatest number of tokens.
-        dim: width of the tokens.
+        attention: ``attention(layer_index)`` returns the attention module of a layer.
+        vocab_size: number of token ids; the largest is end-of-text.
+        context_length: maximum number of tokens per text.
+        dim: token width.
         depth: number of blocks.
-        mlp_ratio: hidden width of the MLP over ``dim``.
-        norm_eps: of the layer norms.
+        mlp_ratio: hidden width of the MLP divided by ``dim``.
+        norm_eps: ε of the layer norms.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TextTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.context_length = context_length
-        self.checkpointing = False  # computes each block again in the backward pass: slower, smaller
+        self.checkpointing = False  # recompute each block in the backward pass: slower, less memory
         self.token_embed = nn.Embedding(vocab_size, dim)
         self.pos_embed = nn.Parameter(torch.zeros(context_length, dim))
         self.blocks = nn.ModuleList(
@@ -65,18 +65,18 @@ class TextTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
 
     def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch dim"]:
-        """Return the features of texts.
+        """Return one feature vector per text.
 
         Args:
-            tokens: ids, at most ``context_length`` of them; each row ends at its greatest id. What stands
-                behind it is not looked at: see :func:`trimmed`.
+            tokens: at most ``context_length`` ids per row; a text ends at the largest id of its row, and later ids
+                have no effect (see :func:`trimmed`).
 
         Raises:
-            ValueError: for rows that are too long.
+            ValueError: if there are more than ``context_length`` tokens.
         """
         length = tokens.shape[1]
         if length > self.context_length:
-            raise ValueError(f"{length} tokens: this model takes at most {self.context_length}")
+            raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")
         x = self.token_embed(tokens) + self.pos_embed[:length]
         mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         x = run_blocks(self.blocks, x, mask, checkpointing=self.checkpointing)
@@ -84,16 +84,16 @@ class TextTransformer(nn.Module):
 
 
 def trimmed(tokens: Int64[Tensor, "batch length"]) -> Int64[Tensor, "batch shorter"]:
-    """Return the tokens without the columns behind the last end of a text.
+    """Drop the columns after the last end-of-text token.
 
-    Attention is causal, so no feature changes, and captions fill a fifth of the 77 places.
+    Attention is causal, so the features do not change; captions fill about a fifth of the 77 positions.
     """
     needed = int(tokens.argmax(1).max()) + 1
     return tokens[:, : min(-(-needed // _STEP) * _STEP, tokens.shape[1])]
 
 
 def tokenize(texts: Sequence[str], context_length: int = 77) -> Int64[Tensor, "batch length"]:
-    """Return the byte-pair ids of texts: start, words, end, zeros; a long text is cut and keeps its end.
+    """Return byte-pair ids: start, words, end, zero padding; a long text is truncated but keeps its end token.
 
     >>> tokenize(["a mug"], 5).tolist()
     [[49406, 320, 9722, 49407, 0]]
@@ -109,18 +109,18 @@ def _tokenizer() -> "SimpleTokenizer":
 
 
 def as_tokens(texts: "Sequence[str] | Tensor", context_length: int) -> Tensor:
-    """Return token ids, of strings or as they are.
+    """Tokenise strings; return token ids unchanged.
 
     Raises:
-        TypeError: for one bare string, which would be read as a list of letters.
+        TypeError: for a single string, which would be read as a list of letters.
     """
     if isinstance(texts, str):
-        raise TypeError(f"{texts!r}: expected a list of texts, such as [{texts!r}]")
+        raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
     return texts if isinstance(texts, Tensor) else tokenize(texts, context_length)
 
 
 def text_tower(config: TextConfig, attention: AttentionFactory) -> TextTransformer:
-    """Build the tower with whatever weights construction draws."""
+    """Build a text tower with the constructors' weights."""
     sizes: dict[str, Any] = config.model_dump(
         include={"vocab_size", "context_length", "dim", "depth", "mlp_ratio", "norm_eps"}
     )

@@ -1,4 +1,4 @@
-"""The pre-norm residual block that image and text towers are made of; what attends is a slot."""
+"""The pre-norm residual block of image and text towers, with an exchangeable attention module."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
@@ -15,15 +15,14 @@ AttentionFactory = Callable[[int], nn.Module]
 
 
 class QuickGELU(nn.Module):
-    """x·σ(1.702 x), the activation of CLIP's text tower."""
+    """Compute x·σ(1.702·x), the activation of CLIP's text tower."""
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return the activations."""
         return x * (1.702 * x).sigmoid()
 
 
 class Mlp(nn.Module):
-    """Linear, activation, linear; timm's parameter names."""
+    """Apply linear, activation, linear; with timm's parameter names."""
 
     def __init__(self, dim: int, hidden: int, activation: nn.Module) -> None:
         super().__init__()
@@ -32,7 +31,6 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        """Return the transformed tokens."""
         return self.fc2(self.act(self.fc1(x)))
 
 
@@ -40,11 +38,11 @@ class Block(nn.Module):
     """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x)).
 
     Args:
-        dim: width of the tokens.
+        dim: token width.
         attention: maps (tokens, mask) to tokens.
-        mlp_ratio: hidden width of the MLP over ``dim``.
-        activation: of the MLP.
-        eps: of the layer norms.
+        mlp_ratio: hidden width of the MLP divided by ``dim``.
+        activation: activation of the MLP.
+        eps: ε of the layer norms.
     """
 
     def __init__(
@@ -60,14 +58,14 @@ class Block(nn.Module):
         self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
         """Return the tokens after the block; ``mask`` as in ``differential_attention``."""
-        # a mask is only passed where there is one, so that any module of one argument fits the slot
+        # pass the mask only if there is one, so that any one-argument module can be used as attention
         x = x + (self.attn(self.norm1(x)) if mask is None else self.attn(self.norm1(x), mask))
         return x + self.mlp(self.norm2(x))
 
     def first_token(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch 1 dim"]:
-        """Return the first token after the block, computing no other that it does not depend on."""
+        """Return the first token after the block, without computing the others' outputs."""
         normed = self.norm1(x)
-        # of another module in the slot it is not known whether it computes fewer tokens
+        # only our own attention modules take `queries`
         known = _as_written(self.attn, SoftmaxAttention, DifferentialAttention)
         known = known and _as_written(self.attn.proj, nn.Linear)
         x = x[:, :1] + (self.attn(normed, queries=1) if known else self.attn(normed)[:, :1])
@@ -84,14 +82,14 @@ def run_blocks(
     """Return the tokens after all blocks.
 
     Args:
-        blocks: the blocks.
+        blocks: blocks, applied in order.
         x: tokens.
         mask: as in ``differential_attention``.
-        checkpointing: keep only what enters each block and compute the rest again in the backward pass.
+        checkpointing: store only the input of each block and recompute the rest in the backward pass.
     """
     for block in blocks:
         given = (x,) if mask is None else (x, mask)
-        # nothing in a block is random: there is no generator state to keep
+        # blocks draw no random numbers, so no generator state is preserved
         x = (
             checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
             if checkpointing
@@ -103,7 +101,13 @@ def run_blocks(
 def first_token(
     blocks: Iterable[nn.Module], x: Float[Tensor, "batch tokens dim"], *, checkpointing: bool = False
 ) -> Float[Tensor, "batch dim"]:
-    """Return the first token after all blocks, within ``outputs_only`` by a cut last block; arguments as above."""
+    """Return the first token after all blocks; within ``outputs_only`` the last block computes that token alone.
+
+    Args:
+        blocks: blocks, applied in order.
+        x: tokens.
+        checkpointing: as in :func:`run_blocks`.
+    """
     blocks = list(blocks)
     if not (is_outputs_only() and blocks and _can_be_cut(last := blocks[-1])):
         return run_blocks(blocks, x, checkpointing=checkpointing)[:, 0]
@@ -116,7 +120,7 @@ def first_token(
 
 
 def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
-    """Return whether a block is what this file says, by token but for the attention, and nobody watches it."""
+    """Return whether ``first_token`` is valid: an unmodified Block, token-wise but for its attention, without hooks."""
     return (
         isinstance(block, Block)
         and _as_written(block, Block)
@@ -127,7 +131,7 @@ def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
 
 
 def _as_written(module: object, *types: type[nn.Module]) -> bool:
-    """Return whether a module is of one of these types itself, and computes what that did at first."""
+    """Return whether a module is exactly of one of these types, with an unpatched ``forward``."""
     kind: Any = type(module)
     return kind in types and kind.forward is _WRITTEN[kind] and "forward" not in vars(module)
 

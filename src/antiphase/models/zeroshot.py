@@ -1,4 +1,4 @@
-"""A dual encoder bound to prompts: a classifier of images in [0, 1]."""
+"""Zero-shot classifiers of images in [0, 1]: dual encoders bound to class prompts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,51 +19,45 @@ PAPER_TEMPLATE = "a photo of {}"  # robustness paper, Appendix C.2.1
 
 
 class DualEncoder(Protocol):
-    """What is needed of a CLIP: embeddings that are not normalised, and the logarithm of the scale."""
+    """Interface of a CLIP-like model; its embeddings are not normalised."""
 
-    square: Square  # brings an image of any size to the model's
+    square: Square  # resizes and crops an image to the model's size
 
     @property
     def logit_scale(self) -> Tensor:
-        """The natural logarithm of what cosines are multiplied by."""
+        """Natural logarithm of the factor on the cosines."""
         ...
 
-    def encode_image(self, images: Tensor) -> Tensor:
-        """Return the embeddings of images in [0, 1]."""
-        ...
+    def encode_image(self, images: Tensor) -> Tensor: ...
 
-    def encode_text(self, texts: Sequence[str]) -> Tensor:
-        """Return the embeddings of texts."""
-        ...
+    def encode_text(self, texts: Sequence[str]) -> Tensor: ...
 
 
 def is_dual_encoder(model: nn.Module) -> bool:
-    """Whether a model encodes images and texts to one space.
-
-    Asked of the attributes, since ``isinstance`` with a protocol sees no parameter from Python 3.12 on.
-    """
+    """Return whether a model encodes images and texts in one space."""
+    # isinstance with a protocol does not see parameters from Python 3.12 on
     return all(hasattr(model, name) for name in ("encode_image", "encode_text", "logit_scale"))
 
 
 def as_dual_encoder(model: nn.Module) -> DualEncoder:
-    """Return the model as what it is.
+    """Return the model typed as a dual encoder.
 
     Raises:
-        UserError: it encodes no text.
+        UserError: if it does not encode text.
     """
     if not is_dual_encoder(model):
         raise UserError(
-            f"{type(model).__name__} encodes no text: expected a CLIP, with encode_image and encode_text"
+            f"{type(model).__name__} is not a dual encoder: expected a CLIP, with encode_image and encode_text"
         )
     return cast(DualEncoder, model)
 
 
 class ZeroShotClassifier(nn.Module):
-    """Logits z_k = exp(logit_scale)·cos(image, class k).
+    """Classify images by their cosines with class embeddings: z_k = exp(logit_scale)·cos(image, class k).
 
     Args:
         model: a dual encoder.
-        weights: unit vectors of the classes, one a column.
+        weights: unit vectors of the classes, one per column.
     """
 
     weights: Tensor
@@ -74,13 +68,11 @@ class ZeroShotClassifier(nn.Module):
         self.register_buffer("weights", weights)
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
-        """Return the logits of images in [0, 1]; only the encoder takes part in autocast.
-
-        In bf16, a logit of about 25 would be rounded to a step of 1/8.
-        """
         encoder = as_dual_encoder(self.model)
         embedded = encoder.encode_image(images)
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.autocast(
+            images.device.type, enabled=False
+        ):  # bf16 would round a logit of 25 to multiples of 1/8
             directions = F.normalize(embedded.to(self.weights.dtype), dim=-1)
             return encoder.logit_scale.exp() * (directions @ self.weights)
 
@@ -92,26 +84,27 @@ def zero_shot_classifier(
     *,
     prompts: Sequence[Sequence[str]] | None = None,
 ) -> ZeroShotClassifier:
-    """Bind a dual encoder to prompts.
+    """Bind a dual encoder to class prompts.
 
-    The vector of a class is the mean of its prompts' unit vectors, normalised again (CLIP, Section 3.1.4).
+    The embedding of a class is the mean of its prompts' unit vectors, normalised again (CLIP, Section 3.1.4).
 
     Args:
         model: a dual encoder with ``encode_image``, ``encode_text`` and ``logit_scale``.
-        class_names: what is put into the templates.
-        templates: with ``{}`` in the place of the name, or functions of the name (as open_clip's are).
-        prompts: whole texts for each class, in place of names in templates.
+        class_names: names to insert into the templates.
+        templates: strings with ``{}`` as a placeholder for the name, or functions of the name (like open_clip's).
+        prompts: complete texts for each class; replace names and templates.
 
     Raises:
-        UserError: no classes or templates, a template without a place for the name, or another kind of model.
+        UserError: if there are no classes or templates, a template has no placeholder, the prompts do not match the
+            classes, or the model is not a dual encoder.
     """
     if not class_names or not templates:
         raise UserError(
-            f"{len(class_names)} classes and {len(templates)} templates: expected one of each at least"
+            f"{len(class_names)} classes and {len(templates)} templates: expected at least one of each"
         )
     for template in templates:
         if isinstance(template, str) and "{}" not in template:
-            raise UserError(f"template {template!r}: expected {{}} in the place of the class's name")
+            raise UserError(f"template {template!r}: expected {{}} as a placeholder for the class name")
     encoder = as_dual_encoder(model)
     if prompts is None:
         prompts = [
@@ -119,7 +112,9 @@ def zero_shot_classifier(
             for name in class_names
         ]
     elif len(prompts) != len(class_names):
-        raise UserError(f"prompts for {len(prompts)} classes: expected them for each of {len(class_names)}")
+        raise UserError(
+            f"prompts for {len(prompts)} classes: expected prompts for {len(class_names)} classes"
+        )
     columns = []
     with torch.no_grad():
         for texts in prompts:
@@ -129,12 +124,12 @@ def zero_shot_classifier(
 
 
 def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:
-    """Return a classifier: the model, or a dual encoder bound to the classes of the images.
+    """Bind a dual encoder to the classes of an image set; return a classifier unchanged.
 
     Args:
-        model: a loaded model, with its card.
-        images: whose classes it is to tell apart.
-        prompt: template of the class prompts; the images' own prompts, or the paper's template, where not given.
+        model: a model loaded by ``load_model``.
+        images: image set with the classes.
+        prompt: template of the class prompts; None: the image set's own prompts, or the paper's template.
     """
     if not is_dual_encoder(model):
         return model

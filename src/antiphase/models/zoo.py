@@ -1,4 +1,4 @@
-"""From a specification in one string to a classifier of images in [0, 1], or a dual encoder."""
+"""Load a classifier of images in [0, 1], or a dual encoder, from a one-line specification."""
 
 import difflib
 import os
@@ -25,12 +25,12 @@ from antiphase.models.normalize import Normalized
 from antiphase.models.towers import attention_spec
 
 SPECS = {
-    "specimen:NAME": "a trained model of the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
-    "DIRECTORY": "a run made by antiphase train or train-clip",
-    "timm:NAME": "any classifier of timm, with its pretrained weights",
-    "open_clip:NAME/TAG": "any CLIP of open_clip, with pretrained weights TAG",
-    "diffclip:PATH#lambda_init=0.8": "a released checkpoint of DiffCLIP or its baseline, a file or on the hub",
-    "hub:USER/NAME": "a model in our layout on the hub",
+    "specimen:NAME": "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
+    "DIRECTORY": "a run directory written by antiphase train or train-clip",
+    "timm:NAME": "any timm classifier, with its pretrained weights",
+    "open_clip:NAME/TAG": "any open_clip model, with the pretrained weights TAG",
+    "diffclip:PATH#lambda_init=0.8": "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
+    "hub:USER/NAME": "a model on the Hugging Face hub, uploaded by antiphase.models.push",
 }
 
 
@@ -41,26 +41,27 @@ def load_model(
     seed: int = 0,
     lambda_init: float | Literal["depth"] | None = None,
 ) -> nn.Module:
-    """Load a classifier from images in [0, 1] to logits, or a dual encoder, in evaluation mode, with its ``card``.
+    """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode.
 
-    A dual encoder becomes a classifier by :func:`~antiphase.models.zero_shot_classifier`.
+    The model's metadata are in ``model.card``. Turn a dual encoder into a classifier with
+    :func:`~antiphase.models.zero_shot_classifier`.
 
     Args:
-        spec: see ``SPECS``. ``diffclip:`` may end in ``#lambda_init=0.8`` or ``#lambda_init=depth``.
-        random_weights: build a ``timm:`` or ``open_clip:`` model without downloading its weights.
-        seed: of random weights.
-        lambda_init: of a ``diffclip:`` checkpoint, which does not hold it.
+        spec: one of ``SPECS``; ``diffclip:`` may end in ``#lambda_init=0.8`` or ``#lambda_init=depth``.
+        random_weights: build a ``timm:`` or ``open_clip:`` model with random weights, without a download.
+        seed: random seed of these weights.
+        lambda_init: λ_init of a ``diffclip:`` checkpoint, which does not contain it.
 
     Raises:
-        UserError: for an unknown specification, missing or damaged files, weights that do not fit, or
-            weights that cannot be downloaded.
+        UserError: for an unknown specification, missing or damaged files, weights that do not match the model, or
+            a failed download.
 
     >>> load_model("specimen:diffvit-0").card.attention
     'differential'
     """
     if not isinstance(spec, str) or not spec:
         raise UserError(
-            f"model {shown(spec)}: expected text such as 'specimen:diffvit-0' or a run's directory"
+            f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0', or a run directory"
         )
     kind, _, name = spec.partition(":")
     if kind in ("timm", "open_clip") and name:
@@ -71,7 +72,7 @@ def load_model(
         )
     if random_weights:
         raise UserError(
-            f"--random-weights is for timm: and open_clip: models; {spec!r} comes with its weights"
+            f"model {spec!r}: --random-weights only applies to timm: and open_clip: models; leave it out"
         )
     if kind == "diffclip" and name:
         path, _, setting = name.partition("#")
@@ -82,7 +83,7 @@ def load_model(
         return _load_run(_from_hub(name), spec, name.rpartition("/")[2])
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
         known = ", ".join(SPECS)
-        raise UserError(f"model {shown(spec)}: neither a directory nor one of {known}")
+        raise UserError(f"model {shown(spec)}: no such directory; expected one of {known}")
     return _load_run(Path(spec), spec, Path(spec).resolve().name)
 
 
@@ -100,19 +101,19 @@ def _lambda_init(
         return float(value)
     except ValueError:
         raise UserError(
-            f"{spec}: expected #lambda_init=0.8 or another number, or #lambda_init=depth"
+            f"{spec}: expected #lambda_init=0.8 (or another number) or #lambda_init=depth"
         ) from None
 
 
 def specimen_names() -> list[str]:
-    """Return the names of the package's trained models."""
+    """Return the names of the trained models that ship with the package."""
     return sorted(
         entry.name for entry in _specimens().iterdir() if (entry / checkpoints.RECIPE_FILE).exists()
     )
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's class names, parameters and buffers: equal for equal functions."""
+    """Return the SHA-256 of a model's ``repr``, parameters and buffers."""
     parts: list[bytes | str] = [repr(model)]
     named = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
@@ -135,12 +136,13 @@ def _specimen(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """Return the folder of a repository with a model in our layout."""
+    """Download a model in our layout and return its folder."""
     try:
         files = [hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)]
     except OFFLINE as error:
         raise UserError(
-            f"hub:{name}: cannot be had from the hub ({str(error).strip().splitlines()[0]})"
+            f"hub:{name}: not available from the hub ({str(error).strip().splitlines()[0]}); check the name, or "
+            "download it on a machine with network access and give the folder"
         ) from None
     return Path(files[0]).parent
 
@@ -169,13 +171,13 @@ def _load_run(directory: Path, spec: str, name: str) -> nn.Module:
 
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
-    """Return the names in a recipe; runs of older versions have none."""
+    """Return the class names in a recipe; None for runs of older versions."""
     names = recipe.get(checkpoints.CLASS_NAMES)
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
         raise UserError(
-            f"{source}: {checkpoints.CLASS_NAMES}: expected {num_classes} names; correct or remove it"
+            f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
         )
     return tuple(names)
 
@@ -191,7 +193,7 @@ def _as_loaded(
 
 
 def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Module:
-    import timm  # seconds, and our own models need none of it
+    import timm  # seconds to import, and our own models do not need it
     from timm.data.config import resolve_data_config
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
@@ -202,13 +204,13 @@ def _load_timm(spec: str, name: str, random_weights: bool, seed: int) -> nn.Modu
         raise UserError(f"timm has no model {shown(name)}{hint}")
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # timm draws from the global generator, which is put back afterwards
+            torch.manual_seed(seed)  # timm draws from the global generator; fork_rng restores it
             model = timm.create_model(name, pretrained=not random_weights)
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"timm:{name}: the weights cannot be had ({reason}); download them where there is a network, "
-            "or build the model with --random-weights"
+            f"timm:{name}: the weights are not available ({reason}); download them on a machine with network "
+            "access, or build the model with --random-weights"
         ) from None
     checkpoints.check_finite(model.state_dict(), spec)
     settings: dict[str, Any] = resolve_data_config(model=model)

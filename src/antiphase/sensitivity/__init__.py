@@ -1,4 +1,4 @@
-"""How sensitive attention maps are: gradient alignment of the two branches, and what follows from it."""
+"""Sensitivity of attention maps: gradient alignment, Lipschitz estimators, certificates, relevance."""
 
 from antiphase.sensitivity.adapters import register
 from antiphase.sensitivity.alignment import Alignment, Gram, align, cotangent_gram, exact_gram

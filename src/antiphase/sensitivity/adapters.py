@@ -1,4 +1,4 @@
-"""How attention modules are taken apart: ours, timm's, torch's and those of transformers."""
+"""Adapters that split attention modules of antiphase, timm, torch and transformers into maps and the rest."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from antiphase.sensitivity.layers import Call, Layer
 
 Adapter = Callable[[Any, Call], Layer]
 _ADAPTERS: dict[type | str, Adapter | None] = {}
-# blocks whose attention is no module of its own: the parts that are given its tokens and its output
+# blocks without an attention module: the submodules that receive the attention's tokens and its output
 _WITHIN = {
     f"timm.models.vision_transformer.{name}": ("in_proj", "ls")
     for name in ("ParallelScalingBlock", "DiffParallelScalingBlock")
@@ -25,13 +25,14 @@ _WITHIN = {
 
 
 def register(module: type | str, adapter: Adapter | None) -> None:
-    """Say how a kind of attention module is taken apart.
+    """Register an adapter for a class of attention modules.
+
+    The output of the adapter's layer is compared with the module's own output at every call.
 
     Args:
-        module: its class, or the class's full name where the library need not be installed.
-        adapter: function of (module, call) that returns the :class:`~antiphase.sensitivity.Layer`; None
-            leaves such modules out. What it makes of a call is compared with the module's own output each
-            time.
+        module: the class, or its full name if its library may not be installed.
+        adapter: function of (module, call) that returns a :class:`~antiphase.sensitivity.Layer`; None to
+            ignore such modules.
 
     >>> class Pooling(nn.Module): ...
     >>> register(Pooling, None)
@@ -40,7 +41,7 @@ def register(module: type | str, adapter: Adapter | None) -> None:
 
 
 def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
-    """Return the adapter of a module, None for one that is to be left out, or that there is none."""
+    """Return the adapter of a module; None if the module is ignored, ``"unknown"`` if it has no adapter."""
     for kind in type(module).__mro__:
         for key in (kind, _full_name(kind)):
             if key in _ADAPTERS:
@@ -51,10 +52,9 @@ def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
 
 
 def find_ends(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    """Return the parts of a block whose inputs are its attention's tokens and output; None for other modules.
+    """Return the submodules of a block that receive its attention's tokens and output; None for other modules.
 
-    The norm in front of the attention, the residual path and a layer scale are then outside, as they are for
-    attention that is a module.
+    This excludes the norm, the residual path and the layer scale, as for attention that is a module.
     """
     names = next((_WITHIN[name] for name in map(_full_name, type(module).__mro__) if name in _WITHIN), None)
     return None if names is None else (module.get_submodule(names[0]), module.get_submodule(names[1]))
@@ -65,7 +65,7 @@ def _full_name(kind: type) -> str:
 
 
 def _by_head(x: Tensor, linear_weight: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Project tokens; return what each head gets, and its part of the matrix."""
+    """Return the projected tokens and the weight matrix of each head."""
     y = torch.nn.functional.linear(x, linear_weight, bias)
     return y.unflatten(-1, (heads, -1)).transpose(1, 2), linear_weight.unflatten(0, (heads, -1))
 
@@ -85,7 +85,7 @@ def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "b
 def _additive(
     mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False
 ) -> Tensor | None:
-    """Return a mask to be added to the scores; ``forbids``: where True in a boolean mask means must not."""
+    """Return a mask to add to the scores; ``forbids``: whether True in a boolean mask forbids attention."""
     if mask is None:
         if not causal:
             return None
@@ -176,7 +176,7 @@ def _alternating(both: Branch) -> tuple[Branch, Branch]:
 
 
 def _timm_parallel(module: Any, call: Call) -> Layer:
-    """Take apart ParallelScalingBlock and DiffParallelScalingBlock; the MLP beside the attention is part of finish."""
+    """Split ParallelScalingBlock or DiffParallelScalingBlock; ``finish`` includes the parallel MLP."""
     x, heads = call.tokens, module.num_heads
     differential = hasattr(module, "lambda_init")
     maps = 2 * heads if differential else heads
@@ -209,10 +209,10 @@ def _timm_parallel(module: Any, call: Call) -> Layer:
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     key, value = call.given(0, "key"), call.given(1, "value")
     if not (_same(key, call.tokens) and _same(value, call.tokens)):
-        raise UserError(f"{call.name}: attends to other tokens than its own; expected self-attention")
+        raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(
-            f"{call.name}: expected keys and values as wide as the queries, and none beside the tokens'"
+            f"{call.name}: expected keys and values as wide as the queries, without bias_k or add_zero_attn"
         )
     if not module.batch_first:
         tangent = None if call.tangent is None else call.tangent.transpose(0, 1)
@@ -232,12 +232,12 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    """Whether two arguments are one tensor; a dual tensor and its primal share their storage."""
+    """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
     return one.shape == two.shape and one.data_ptr() == two.data_ptr()
 
 
 def _has_projections(module: Any) -> bool:
-    """Whether a module projects to queries, keys and values by layers of their own, as in transformers."""
+    """Return whether a module has separate linear layers for queries, keys and values, as in transformers."""
     names = ("q_proj", "k_proj", "v_proj")
     return all(isinstance(getattr(module, name, None), nn.Linear) for name in names) and hasattr(
         module, "head_dim"
@@ -245,7 +245,7 @@ def _has_projections(module: Any) -> bool:
 
 
 def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
-    """Return the branch of all query heads, the values of all key heads, and the layer behind them."""
+    """Return the branch of all query heads, the values of all key heads, and the output projection."""
     x, width = call.tokens, module.head_dim
     (q, to_q), (k, to_k), (v, _) = (
         _by_head(x, layer.weight, layer.bias, layer.out_features // width)
@@ -262,7 +262,7 @@ def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
 
 
 def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
-    """Return what turns queries or keys: a norm, then rotary positions (J. Su et al., RoFormer, 2021)."""
+    """Return the map applied to queries or keys: a norm, then rotary positions (J. Su et al., RoFormer, 2021)."""
     positions = call.given(0, "position_embeddings")
     if not isinstance(positions, tuple):
         return norm
@@ -277,7 +277,7 @@ def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
 
 
 def guessed(module: Any, call: Call) -> Layer:
-    """Take apart a module that nobody registered, as attention of transformers, for its projections' names."""
+    """Split an unregistered module with ``q_proj``, ``k_proj`` and ``v_proj`` as attention of transformers."""
     branch, v, output = _grouped(module, call)
     values = v.repeat_interleave(branch.q.shape[1] // v.shape[1], 1)
     return Layer(

@@ -1,10 +1,10 @@
-"""Gradient alignment of the two maps at a layer's tokens: exact, and by random cotangents.
+"""Gradient alignment of the two maps at a layer's tokens, exact or with random cotangents.
 
-With J1 and J2 the Jacobians of A1 and A2 by the tokens, everything is built from three inner products,
-⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩: ρ and cosθ come from their averages, never from averaged ratios.
+J1 and J2 are the Jacobians of A1 and A2 with respect to the tokens. ρ and cosθ are computed from the averages of
+the inner products ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, never from averages of ratios.
 
-A scalar such as A.sum() has no gradient (the rows of a softmax sum to 1), and the gradients of ‖A‖_F or of an
-operator norm do not obey Lemma 1: neither is offered.
+Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows sum to 1), and the gradients of
+‖A‖_F or of an operator norm do not satisfy Lemma 1.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,11 @@ Sign = Literal["negative", "positive", "undecided"]
 
 @dataclass(frozen=True)
 class Gram:
-    """The inner products of two gradients; probes, where there are any, are the last axis.
+    """Inner products of two gradients; the last axis is that of the random probes, if any.
 
     Attributes:
-        first, second, cross: ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩; those of standard attention, which has one map,
-            are zero but for the first.
-        moved: ‖J1 − λ·J2‖², measured on the difference itself; None for closed forms, which have no other way
-            to it than Lemma 1.
+        first, second, cross: ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩; second and cross are 0 for standard attention.
+        moved: ‖J1 − λ·J2‖² computed from the difference; None for closed forms, where only Lemma 1 gives it.
     """
 
     first: Float[Tensor, "*shape"]
@@ -41,7 +39,7 @@ class Gram:
 
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
-        """Return the inner products of several probes, side by side in a new last axis."""
+        """Stack the inner products of several probes along a new last axis."""
         parts = ((probe.first, probe.second, probe.cross) for probe in probes)
         first, second, cross = (torch.stack(column, -1) for column in zip(*parts, strict=True))
         moved = [probe.moved for probe in probes if probe.moved is not None]
@@ -61,12 +59,12 @@ def gram_of(
     one: Float[Tensor, "batch heads *shape"], two: Float[Tensor, "batch heads *shape"] | None,
     lam: Float[Tensor, " heads"],
 ) -> Gram:  # fmt: skip
-    """Return the inner products of two gradients, for each sample and head.
+    """Return the inner products of two gradients for each sample and head.
 
     Args:
-        one: of A1.
-        two: of A2; None for standard attention.
-        lam: λ.
+        one: gradient of A1.
+        two: gradient of A2; None for standard attention.
+        lam: λ of each head.
     """
 
     def inner(x: Tensor, y: Tensor) -> Tensor:
@@ -81,13 +79,13 @@ def gram_of(
 
 @dataclass(frozen=True)
 class Alignment:
-    """How two gradients lie to each other.
+    """Angle and length ratio of two gradients.
 
     Attributes:
         cosine: cosθ, in [−1, 1].
-        low, high: its 95 % interval over the probes; equal to it where there is no probe.
+        low, high: 95 % interval of cosθ over the probes; equal to cosθ without probes.
         rho: ρ = ‖J2‖ / ‖J1‖.
-        probes: K; 0 where the inner products are exact.
+        probes: number of probes K; 0 for exact inner products.
     """
 
     cosine: Float[Tensor, "*shape"]
@@ -97,24 +95,24 @@ class Alignment:
     probes: int
 
     def signs(self) -> list[Sign]:
-        """Return, in order, whether each interval lies below 0, above it, or on both sides."""
+        """Return the sign of each cosθ in order; undecided if its interval contains 0."""
         pairs = zip(self.low.flatten().tolist(), self.high.flatten().tolist(), strict=True)
         return ["negative" if high < 0 else "positive" if low > 0 else "undecided" for low, high in pairs]
 
 
 def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
-    """Return the Frobenius inner products of the Jacobians by the layer's tokens, in closed form.
+    """Compute the Frobenius inner products of the Jacobians with respect to the tokens in closed form.
 
-    With a_i row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by their keys'
-    tokens and M that by the query's token (see :class:`~antiphase.sensitivity.branches.Branch`), the Jacobian
-    of a_i by token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
+    Let a_i be row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by the key tokens and M
+    the one by the query token (see :class:`~antiphase.sensitivity.branches.Branch`). The Jacobian of a_i with
+    respect to token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
 
     ⟨J1, J2⟩ = Σ_i ⟨P1_i, P2_i⟩·⟨u1_i, u2_i⟩ + ⟨P1_i·M1, P2_i·M2⟩ + u1_iᵀ(P2_i·M2)ᵀP1_i·e_i + u2_iᵀ(P1_i·M1)ᵀP2_i·e_i.
 
-    One head costs O(N²·D) for N tokens of width D, as a forward pass does; no autograd.
+    A head costs O(N²·D) for N tokens of width D, like a forward pass. Autograd is not used.
 
     Returns:
-        Inner products of shape (batch, heads), in float64 whatever the branches are in.
+        Inner products of shape (batch, heads), always in float64.
     """
     positive = positive.double()
     first = _inner(positive, positive).clamp_min(0.0)
@@ -162,16 +160,16 @@ def cotangent_gram(
     lam: Float[Tensor, " heads"],
     keys: Int64[Tensor, "batch probes"],
 ) -> Gram:
-    """Return ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v that both maps share.
+    """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v shared by both maps.
 
-    v is standard normal, so that each is an unbiased estimate of the Frobenius inner product; Lemma 1 holds
-    exactly for each v. J_DAᵀv = J1ᵀv − λ·J2ᵀv comes for free.
+    v is standard normal, so each value is an unbiased estimate of the Frobenius inner product. Lemma 1 holds
+    exactly for each v.
 
     Args:
         positive: branch of A1.
         negative: branch of A2; None for standard attention.
         lam: λ of each head.
-        keys: one random stream for each sample and probe.
+        keys: random stream of each sample and probe.
 
     Returns:
         Inner products of shape (batch, heads, probes).
@@ -185,18 +183,18 @@ def cotangent_gram(
 
 
 def align(gram: Gram, probes: bool) -> Alignment:
-    """Return cosθ and ρ from inner products.
+    """Compute cosθ and ρ from inner products.
 
-    cosθ = m₁₂ / √(m₁₁·m₂₂) and ρ = √(m₂₂ / m₁₁), m the means over the probes. The interval is Student's t
-    on the linearised ratio: with r_k = (g₁₂ − ½·cosθ·(g₁₁·m₂₂ + g₂₂·m₁₁) / √(m₁₁·m₂₂))_k / √(m₁₁·m₂₂),
-    cosθ ± t_{.975, K−1}·s_r / √K, cut off at ±1.
+    cosθ = m₁₂ / √(m₁₁·m₂₂) and ρ = √(m₂₂ / m₁₁), where m are the means over the probes. The 95 % interval is
+    Student's t on the linearised ratio: cosθ ± t_{.975, K−1}·s_r / √K, clipped to [−1, 1], with
+    r_k = (g₁₂ − ½·cosθ·(g₁₁·m₂₂ + g₂₂·m₁₁) / √(m₁₁·m₂₂))_k / √(m₁₁·m₂₂).
 
     Args:
         gram: inner products.
-        probes: whether their last axis is that of random probes, to be averaged.
+        probes: whether the last axis is that of random probes, to be averaged.
 
     Raises:
-        UserError: for fewer than 2 probes, which have no interval.
+        UserError: for fewer than 2 probes.
     """
     gram = Gram(gram.first.double(), gram.second.double(), gram.cross.double())
     if not probes:
@@ -204,7 +202,7 @@ def align(gram: Gram, probes: bool) -> Alignment:
         return Alignment(cosine, cosine, cosine, (gram.second / gram.first).sqrt(), 0)
     count = gram.cross.shape[-1]
     if count < 2:
-        raise UserError(f"probes {count}: expected at least 2, for an interval")
+        raise UserError(f"probes {count}: expected at least 2, to compute an interval")
     first, second, cross = (part.mean(-1) for part in (gram.first, gram.second, gram.cross))
     scale = first.sqrt() * second.sqrt()
     cosine = cross / scale

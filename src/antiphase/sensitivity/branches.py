@@ -1,4 +1,4 @@
-"""One softmax map in each head, and how it moves with the layer's tokens."""
+"""One softmax map per head, and its derivatives with respect to the layer's tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +18,13 @@ Turn = Callable[[Tensor], Tensor]
 class Branch:
     """A = softmax(s·q̃·k̃ᵀ + mask) with q̃ = turn_q(q), k̃ = turn_k(k), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k.
 
-    Everything that sensitivity at the layer's tokens x needs follows from these.
-
     Attributes:
-        q, k: what the projections give.
-        to_q, to_k: W_q and W_k, one for each head.
-        scale: s; 1/√width where not given.
-        mask: added to the scores, broadcastable to the map; −∞ where a token may not be attended to.
-        turn_q, turn_k: what happens to queries and keys on their way, each head for itself: a norm, rotary
-            positions. None: nothing, and the closed forms of ``by_key`` and ``by_query`` hold.
+        q, k: projected queries and keys.
+        to_q, to_k: W_q and W_k of each head.
+        scale: s; None: 1/√width.
+        mask: added to the scores, broadcastable to the map; −∞ forbids attention.
+        turn_q, turn_k: map applied to each head's queries or keys, such as a norm or rotary positions. None: the
+            identity; only then do the closed forms ``by_key`` and ``by_query`` hold.
     """
 
     q: Float[Tensor, "batch heads tokens width"]
@@ -40,28 +38,25 @@ class Branch:
 
     @property
     def factor(self) -> float:
-        """The scale s."""
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def plain(self) -> bool:
-        """Whether queries and keys are used as they are projected."""
+        """Whether queries and keys are used exactly as projected."""
         return self.turn_q is None and self.turn_k is None
 
     def double(self) -> "Branch":
-        """Return the same in float64: differences of nearly equal numbers need it where a map is peaked."""
+        """Convert to float64, which avoids cancellation for peaked maps."""
         mask = None if self.mask is None else self.mask.double()
         q, k, to_q, to_k = (part.double() for part in (self.q, self.k, self.to_q, self.to_k))
         return Branch(q, k, to_q, to_k, self.factor, mask, self.turn_q, self.turn_k)
 
     @cached_property
     def turned_q(self) -> Float[Tensor, "batch heads tokens width"]:
-        """The queries q̃ that make the scores."""
         return self.q if self.turn_q is None else self.turn_q(self.q)
 
     @cached_property
     def turned_k(self) -> Float[Tensor, "batch heads tokens width"]:
-        """The keys k̃ that make the scores."""
         return self.k if self.turn_k is None else self.turn_k(self.k)
 
     @cached_property
@@ -71,21 +66,21 @@ class Branch:
 
     @cached_property
     def by_key(self) -> Float[Tensor, "batch heads tokens dim"]:
-        """U of a plain branch: row i is the derivative of score s_ij by token j, the same for every j ≠ i."""
+        """U of a plain branch: row i is ∂s_ij/∂x_j, the same for every j ≠ i."""
         return self.q @ self.to_k * self.factor
 
     @cached_property
     def by_query(self) -> Float[Tensor, "batch heads tokens dim"]:
-        """M of a plain branch: row j is the derivative of score s_ij by token i, the same for every i ≠ j."""
+        """M of a plain branch: row j is ∂s_ij/∂x_i, the same for every i ≠ j."""
         return self.k @ self.to_q * self.factor
 
     def vjp(
         self, cotangent: Float[Tensor, "batch heads tokens tokens"]
     ) -> Float[Tensor, "batch heads tokens dim"]:
-        """Return Jᵀv: the gradient of Σ A·v by the tokens, for each head alone.
+        """Return Jᵀv, the gradient of Σ A·v with respect to the tokens, separately for each head.
 
-        With ∂/∂s_i = P_i·v_i, P_i = diag(a_i) − a_i·a_iᵀ, the queries collect S·k̃ and the keys Sᵀ·q̃; the
-        projections carry both back to the tokens. All heads and samples at the price of one.
+        The gradient with respect to the scores is S_i = P_i·v_i with P_i = diag(a_i) − a_i·a_iᵀ; q̃ receives S·k̃
+        and k̃ receives Sᵀ·q̃.
         """
         a = self.attention
         scores = (a * (cotangent - (a * cotangent).sum(-1, keepdim=True))) * self.factor
@@ -94,7 +89,7 @@ class Branch:
         return to_query @ self.to_q + to_key @ self.to_k
 
     def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch heads tokens tokens"]:
-        """Return J·t: how the map changes as the tokens move along ``direction``."""
+        """Return J·t, the derivative of the map as the tokens move along ``direction``."""
         a, moved = self.attention, direction[:, None]
         query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
         key = _push(self.turn_k, self.k, moved @ self.to_k.mT)

@@ -1,9 +1,9 @@
-"""How a perturbation travels through the blocks of a model: ‖Δ(d)‖, what each block adds, what cancels.
+"""Propagation of a perturbation through the blocks of a model: ‖Δ(d)‖, growth per block, cancellation.
 
-Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ. The paper leaves α open; here
+Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ. The paper does not define α; here
 α(d) = ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖) as measured, with L(d) the operator norm of block d's Jacobian at the clean
-tokens. For small perturbations α is below 1 for any block, standard ones too: few perturbations lie along the
-direction that a block stretches most.
+tokens. For small perturbations α is below 1 for every block, also with standard attention, because few
+perturbations lie along a block's direction of largest growth.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from antiphase.sensitivity.operator_norm import power_iteration
 
 @dataclass(frozen=True)
 class Block:
-    """A block as it ran: what it was given, and what it gave."""
+    """One call of a block: its input and output."""
 
     name: str
     module: nn.Module
@@ -32,19 +32,19 @@ class Block:
     kwargs: Mapping[str, Any]
 
     def again(self, tokens: Tensor) -> Tensor:
-        """Return what the block makes of other tokens."""
+        """Run the block on other tokens."""
         return _first(self.module(tokens, *self.args, **self.kwargs))
 
 
 @dataclass(frozen=True)
 class Path:
-    """What a perturbation came to; the last axis is the depth, from 0 (the pixels) to the last block's output.
+    """Size of a perturbation along a model; the last axis is the depth.
 
     Attributes:
-        names: of the stages: what is in front of the first block, then the blocks.
-        length: ‖Δ(d)‖₂ after each stage, and ‖ξ‖₂ in front of the first: one more than there are stages.
-        positive, negative, moved: ‖ΔA1‖, λ‖ΔA2‖ and ‖ΔA1 − λ·ΔA2‖ in Frobenius norm over the heads of each
-            attention layer (negative 0 in standard attention).
+        names: names of the stages: the embedding, then the blocks.
+        length: ‖ξ‖₂ at the pixels, then ‖Δ(d)‖₂ after each stage.
+        positive, negative, moved: Frobenius norms ‖ΔA1‖, λ‖ΔA2‖ and ‖ΔA1 − λ·ΔA2‖ over the heads of each attention
+            layer; negative is 0 for standard attention.
         layers: names of the attention layers.
     """
 
@@ -57,19 +57,19 @@ class Path:
 
     @property
     def gain(self) -> Float[Tensor, "batch stages"]:
-        """‖Δ(d)‖ / ‖Δ(d−1)‖."""
+        """Growth of each stage, ‖Δ(d)‖ / ‖Δ(d−1)‖."""
         return self.length[:, 1:] / self.length[:, :-1]
 
     @property
     def cancellation(self) -> Float[Tensor, "batch layers"]:
-        """‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 what both maps share cancels, above 1 it adds up."""
+        """‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 the changes of the maps cancel, above 1 they add up."""
         return self.moved / (self.positive.square() + self.negative.square()).sqrt()
 
 
 def blocks(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> list[Block]:
-    """Run a model once and return the blocks that hold its attention layers, as they ran.
+    """Run a model once and return the calls of the blocks that contain its attention layers.
 
-    A layer's block is the part of the model around it that stands in a list or a sequence.
+    The block of a layer is the innermost enclosing module that is an element of a ModuleList or Sequential.
 
     Raises:
         UserError: as :func:`~antiphase.sensitivity.attention_layers`.
@@ -81,7 +81,7 @@ def blocks(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> list[Bloc
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not args:
-                raise UserError(f"{name}: expected its tokens as the first argument")
+                raise UserError(f"{name}: expected the tokens as the first positional argument")
             found.append(Block(name, module, args[0], _first(output), args[1:], kwargs))
 
         return hook
@@ -111,18 +111,18 @@ def _first(output: Any) -> Tensor:
 def propagate(
     model: nn.Module, images: Float[Tensor, "batch *shape"], perturbed: Float[Tensor, "batch *shape"]
 ) -> Path:
-    """Return how the difference between two inputs travels through a model.
+    """Measure the difference between clean and perturbed inputs after every block of a model.
 
     Args:
         model: any model with attention in blocks.
-        images: the clean inputs.
-        perturbed: the same, moved.
+        images: clean inputs.
+        perturbed: perturbed inputs, in the same order.
 
     Raises:
-        UserError: if an image is not moved at all.
+        UserError: if a perturbed image equals its clean image.
     """
     if not (images != perturbed).flatten(1).any(1).all():
-        raise UserError("perturbed: expected every image moved; one is the clean image")
+        raise UserError("perturbed: an image equals its clean image; expected every image to be perturbed")
     clean, other = blocks(model, images), blocks(model, perturbed)
     points = [perturbed - images, other[0].tokens - clean[0].tokens]
     points += [b.output - a.output for a, b in zip(clean, other, strict=True)]
@@ -145,14 +145,14 @@ def stage_norms(
     model: nn.Module, images: Float[Tensor, "batch *shape"], *, steps: int = 20, seed: int = 0,
     ids: Tensor | None = None,
 ) -> Float[Tensor, "batch stages"]:  # fmt: skip
-    """Return L(d) of each stage, l2→l2: the operator norm of its Jacobian at the clean input, from below.
+    """Estimate L(d) of each stage, the L2 operator norm of its Jacobian at the clean input, from below.
 
     Args:
         model: any model with attention in blocks.
-        images: where.
-        steps: of power iteration.
-        seed: of its first direction.
-        ids: of the images, for their random streams.
+        images: clean inputs.
+        steps: steps of power iteration, at least 1.
+        seed: random seed of the initial directions.
+        ids: sample ids, which key the random streams; None: positions.
     """
     ran = blocks(model, images)
 
@@ -167,16 +167,16 @@ def stage_norms(
 
 
 def crossover(differences: Mapping[int, tuple[float, float]]) -> int | None:
-    """Return the depth from which on the differential model is the more robust one; None where undecided.
+    """Return the depth from which the differential model is more robust than the standard one; None if undecided.
 
-    The paper's Corollary 1 solves aᴰ = bᴰ, which only D = 0 does unless a = b: it yields no depth. This one
-    is read off a family of models of increasing depth.
+    The depth is read off a family of models. (The paper's Corollary 1 solves aᴰ = bᴰ, which gives no depth: unless
+    a = b, only D = 0 solves it.)
 
     Args:
-        differences: by depth, the interval of ASR(differential) − ASR(standard).
+        differences: interval (low, high) of ASR(differential) − ASR(standard) by depth.
 
     Returns:
-        The smallest depth from which on every interval lies below 0, if one in front of it lies above 0.
+        The smallest depth such that all intervals from it on lie below 0 and an earlier one lies above 0.
 
     >>> crossover({1: (0.02, 0.05), 2: (-0.01, 0.02), 4: (-0.06, -0.01)})
     4

@@ -1,4 +1,4 @@
-"""Attention in a form that can be differentiated forwards and twice, in anybody's model."""
+"""Run any model's attention so that forward-mode and second derivatives exist."""
 
 import functools
 import importlib
@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @functools.cache
 def prepare_forward_mode() -> None:
-    """Load what forward mode needs, once: torch would warn of torch.jit.script, which it calls itself there."""
+    """Import torch's forward-mode formulas once, without the FutureWarning that this import emits."""
     with warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", FutureWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")
@@ -21,27 +21,26 @@ def prepare_forward_mode() -> None:
 
 @contextmanager
 def gradients(*, enabled: bool) -> Iterator[None]:
-    """Record gradients or not while the context lasts, outside the caller's inference mode.
+    """Enable or disable gradients, and leave the caller's inference mode.
 
-    Generators must not yield within it: the caller would be left with its mode.
+    A generator must not yield within it, because its caller would inherit the mode.
     """
     with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled):
         yield
 
 
 def leaf(x: Tensor) -> Tensor:
-    """Return x as the leaf of a new graph, whatever mode it was made in."""
+    """Return x as the leaf of a new graph, also if it was created in inference mode."""
     with gradients(enabled=True):
         return (x.clone() if x.is_inference() else x).detach().requires_grad_()
 
 
 @contextmanager
 def eager_attention() -> Iterator[None]:
-    """Have torch's attention computed by plain products while the context lasts.
+    """Make torch compute attention with plain matrix products, and leave the caller's inference mode.
 
-    The fused kernels have neither forward-mode derivatives nor second ones, and ``nn.MultiheadAttention``
-    leaves for a fast path of its own where no gradient is asked for. The caller's inference mode, in which
-    nothing can be differentiated, is off while the context lasts.
+    The fused kernels have neither forward-mode nor second derivatives, and without gradients
+    ``nn.MultiheadAttention`` would take its own fast path.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

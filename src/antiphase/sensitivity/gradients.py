@@ -1,12 +1,11 @@
 """Inner products of the maps' gradients in every layer of a model, at the tokens or at the pixels.
 
-Four estimators, all unbiased for the Frobenius inner products where they draw at random, and all with Lemma 1
-exact for each probe:
+The random estimators are unbiased for the Frobenius inner products, and Lemma 1 holds exactly for each probe:
 
-- at a layer's tokens, the closed form (:func:`token_grams`), or cotangent probes where it does not exist;
-- at the pixels, directions that all layers, heads and branches share (:func:`direction_grams`): one forward-mode
-  pass a probe serves them all, where a cotangent needs a backward pass for each (:func:`cotangent_grams`);
-- the cotangent that the data gives, ∂loss/∂A, what an attacker sees (:func:`loss_grams`).
+- :func:`token_grams`, at a layer's tokens: the closed form, or random cotangents where there is none;
+- :func:`direction_grams`, at the pixels: one forward-mode pass per probe serves all layers, heads and branches;
+- :func:`cotangent_grams`, at the pixels: one backward pass per probe, layer, head and branch;
+- :func:`loss_grams`, at the tokens: the cotangent is ∂loss/∂A, as an attacker sees it.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,18 +26,18 @@ def token_grams(
     model: nn.Module, inputs: Inputs, keys: Int64[Tensor, "batch probes"], *, call: Callable[..., Any] | None = None,
     exact: bool = True,
 ) -> Iterator[tuple[Layer, Gram, int]]:  # fmt: skip
-    """Yield each layer with its inner products at its own tokens, and how many probes they took.
+    """Yield each layer, its inner products at its own tokens, and the number of probes.
 
     Args:
         model: any model with attention.
-        inputs: as of :func:`~antiphase.sensitivity.attention_layers`.
-        keys: one random stream for each sample and probe.
-        call: what is run on the inputs; the model where not given.
-        exact: whether the closed form is taken where there is one (plain queries and keys); its probes are 0,
-            and its inner products have no probe axis.
+        inputs: as for :func:`~antiphase.sensitivity.attention_layers`.
+        keys: random stream of each sample and probe.
+        call: function to run on the inputs; None: the model.
+        exact: use the closed form for layers with plain queries and keys. The number of probes is then 0, and the
+            inner products have no probe axis.
     """
     for layer in attention_layers(model, inputs, call=call):
-        with gradients(enabled=False):  # parameters may ask for a graph, which would be kept for nothing
+        with gradients(enabled=False):  # else parameters would keep an unused graph alive
             if exact and layer.positive.plain:
                 gram, probes = exact_gram(layer.positive, layer.negative), 0
             else:
@@ -51,17 +50,17 @@ def direction_grams(
     model: nn.Module, images: Float[Tensor, "batch *shape"], directions: Float[Tensor, "probes batch *shape"], *,
     call: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
-    """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels, for given directions u.
+    """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
-    For standard normal u (:func:`random_directions`) each is an unbiased estimate of the Frobenius inner
-    product; an attack's δ says how the two maps answer to that perturbation. Costs one forward-mode pass for
-    each direction, whatever the number of layers and heads.
+    For standard normal u (:func:`random_directions`) each is an unbiased estimate of the Frobenius inner product.
+    With the δ of an attack as u, they measure the response of the two maps to that perturbation. Costs one
+    forward-mode pass per direction, for any number of layers and heads.
 
     Returns:
         Inner products of shape (batch, heads, probes).
     """
     grams: dict[str, list[Gram]] = {}
-    layers: dict[str, Layer] = {}  # of the last pass alone: its maps are large
+    layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
     for u in directions:
         for layer in attention_layers(model, images, call=call, tangent=u):
             with gradients(enabled=False):
@@ -81,7 +80,7 @@ def _along(layer: Layer) -> Gram:
 def random_directions(
     images: Tensor, keys: Int64[Tensor, "batch probes"]
 ) -> Float[Tensor, "probes batch *shape"]:
-    """Return standard normal directions, one for each image and probe."""
+    """Draw a standard normal direction for each image and probe."""
     draws = [
         normal(probe.to(images.device), images[0].numel()).view(images.shape) for probe in keys.unbind(1)
     ]
@@ -89,7 +88,7 @@ def random_directions(
 
 
 def basis_directions(images: Tensor) -> Iterator[Float[Tensor, "1 batch *shape"]]:
-    """Yield every unit direction of the pixels: with :func:`direction_grams` the sum is exact, in D passes."""
+    """Yield the D unit directions of the pixels, over which the sum of :func:`direction_grams` is exact."""
     for pixel in range(images[0].numel()):
         unit = torch.zeros_like(images).flatten(1)
         unit[:, pixel] = 1.0
@@ -100,9 +99,9 @@ def cotangent_grams(
     model: nn.Module, images: Float[Tensor, "batch *shape"], keys: Int64[Tensor, "batch probes"], *,
     call: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
-    """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels, for random v.
+    """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
 
-    Costs a backward pass through the layers below for each layer, head, branch and probe.
+    Costs one backward pass through the preceding layers per layer, head, branch and probe.
 
     Returns:
         Inner products of shape (batch, heads, probes).
@@ -139,16 +138,16 @@ def loss_grams(
     model: nn.Module, inputs: Float[Tensor, "batch *shape"], loss: Callable[[Tensor], Tensor], *,
     call: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
-    """Yield each layer with the inner products for the cotangent v = ∂loss/∂(A1 − λ·A2), at its tokens.
+    """Yield each layer with the inner products at its tokens for the cotangent v = ∂loss/∂(A1 − λ·A2).
 
-    J1ᵀv and −λ·J2ᵀv are the two parts of the loss's gradient that flow through the layer's maps: their
-    alignment is what an attacker meets. Exact; one forward and one backward pass for all layers.
+    J1ᵀv and −λ·J2ᵀv are the two parts of the loss gradient through the layer's maps, so their alignment is the one
+    relevant to an attacker. Exact; one forward and one backward pass for all layers.
 
     Args:
         model: any model with attention.
-        inputs: images, or other floating inputs.
-        loss: from the model's output to one number, a sum over the samples.
-        call: what is run on the inputs; the model where not given.
+        inputs: images, or other floating-point inputs.
+        loss: maps the model's output to a scalar that is a sum over the samples.
+        call: function to run on the inputs; None: the model.
 
     Returns:
         Inner products of shape (batch, heads).

@@ -1,4 +1,4 @@
-"""An attention layer taken apart: its branches, its λ, and what comes behind the map."""
+"""The parts of an attention layer: its branches, its λ, and the computation after the map."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from antiphase.sensitivity.branches import Branch
 
 @dataclass(frozen=True)
 class Call:
-    """What an attention module was given, and what it returned.
+    """One call of an attention module.
 
     Attributes:
-        name: of the module in the model; its second run in one pass has ``@2`` behind it.
+        name: name of the module in the model; ``@2`` is appended to its second call in one pass.
         module: the module.
-        tokens: the first tensor it was given.
-        tangent: how the tokens move along the inputs' direction, where one was asked for.
-        args, kwargs: what else it was given.
-        output: the first tensor it returned.
+        tokens: first tensor passed to it.
+        tangent: derivative of the tokens along the requested direction of the inputs, if any.
+        args, kwargs: its other arguments.
+        output: first tensor it returned.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Call:
     output: Tensor
 
     def given(self, place: int, name: str) -> Any:
-        """Return an argument behind the tokens by its place (from 0) or its name; None where not given."""
+        """Return an argument after the tokens by position (from 0) or name; None if absent."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name)
 
 
@@ -43,13 +43,13 @@ class Layer:
     """One attention layer at its tokens: ``output = finish(A1 − λ·A2)``.
 
     Attributes:
-        name: of the module in the model.
-        tokens: its input, the site of sensitivity "at the tokens".
-        positive: branch of A1; the only one of standard attention.
-        negative: branch of A2, or None.
+        name: name of the module in the model.
+        tokens: its input, with respect to which sensitivity "at the tokens" is measured.
+        positive: branch of A1; the only branch of standard attention.
+        negative: branch of A2; None for standard attention.
         lam: λ, shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; None for standard attention.
-        finish: from the combined map to the layer's output.
-        tangent: how the tokens move along the inputs' direction, where one was asked for.
+        finish: maps the combined map to the layer's output.
+        tangent: derivative of the tokens along the requested direction of the inputs, if any.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Layer:
 
     @property
     def maps(self) -> AttentionMaps:
-        """The maps, differentiable in the tokens if these have a graph."""
+        """The maps; differentiable with respect to the tokens if these have a graph."""
         negative = None if self.negative is None else self.negative.attention
         return AttentionMaps(self.positive.attention, negative, self.lam)
 
     @property
     def heads(self) -> int:
-        """Number of maps, or of pairs of maps."""
+        """Number of heads: maps, or pairs of maps."""
         return self.positive.to_q.shape[0]
 
     @property

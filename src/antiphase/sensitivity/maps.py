@@ -1,4 +1,4 @@
-"""Attention maps of any model: its attention layers are found, watched in one pass and taken apart."""
+"""Attention maps of any model: find its attention modules, record their calls, split them into parts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forw
 from antiphase.sensitivity.layers import Call, Layer
 
 Inputs = Tensor | Mapping[str, Any]
-# foreign modules compute parts in float32 even where their weights are wider
+# relative tolerance; other libraries compute parts in float32 even for float64 weights
 _AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -23,24 +23,24 @@ def record(
     model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
     graph: bool = False,
 ) -> list[Call]:  # fmt: skip
-    """Run a model once and return the calls of its attention modules, in order.
+    """Run a model once and return the calls of its attention modules in order.
 
     Args:
-        model: in evaluation mode.
-        inputs: one tensor, or the keyword arguments.
-        call: what is run on the inputs; the model where not given (for a text tower: ``model.encode_text``).
-        tangent: direction of the inputs, of their shape: each call then says how its tokens move along it,
-            by forward-mode differentiation, at about the price of a second pass.
-        graph: whether the calls keep the graph that leads back to the inputs.
+        model: any model with attention, in evaluation mode.
+        inputs: one tensor, or a mapping of keyword arguments.
+        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
+        tangent: direction of the inputs, of their shape; each call then has the derivative of its tokens along it
+            (forward mode, about the cost of a second pass).
+        graph: keep the graph back to the inputs.
 
     Raises:
-        UserError: where there is no attention, an attention module that has no adapter, or a module that
-            is in training mode.
+        UserError: if the model has no known attention, has an attention module without an adapter, or is in training
+            mode.
     """
     found: list[Call] = []
     seen: dict[str, int] = {}
-    inside: list[nn.Module] = []  # attention modules that are running: what they are made of is theirs
-    ends: list[Tensor] = []  # of attention within a block: its tokens, its output
+    inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
+    ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside.append(module)
@@ -62,10 +62,10 @@ def record(
         return keep
 
     if model.training:
-        raise UserError("the model is in training mode: expected model.eval(), so that its maps are its own")
+        raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
     if graph and any(parameter.is_inference() for parameter in model.parameters()):
         raise UserError(
-            "the model was made in torch.inference_mode(), so nothing can be differentiated: load it outside"
+            "the model was created in torch.inference_mode() and cannot be differentiated: load it outside"
         )
     hooks = []
     for name, module in model.named_modules():
@@ -83,7 +83,7 @@ def record(
             hook.remove()
     if not found:
         name = getattr(getattr(model, "card", None), "name", type(model).__name__)
-        raise UserError(f"{name} has no attention that is known; if it has attention, {_HOW}")
+        raise UserError(f"{name} has no known attention module; if it has attention, {_HOW}")
     return found
 
 
@@ -103,7 +103,7 @@ def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> No
 
 
 def _ordinary(value: Any) -> Any:
-    """Return a copy of a tensor made in inference mode, which autograd refuses."""
+    """Copy a tensor created in inference mode, which autograd would refuse."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
@@ -113,7 +113,7 @@ def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], 
         args[0] if args else next((rest.pop(k) for k in ("hidden_states", "query", "x") if k in rest), None)
     )
     if not isinstance(tokens, Tensor):
-        raise UserError(f"{name} ({type(module).__name__}): expected its tokens as the first argument")
+        raise UserError(f"{name} ({type(module).__name__}): expected the tokens as the first argument")
     first = output[0] if isinstance(output, tuple) else output
     if forward_ad._current_level < 0:
         return Call(name, module, tokens, None, args[1:], rest, first)
@@ -126,12 +126,10 @@ def attention_layers(
     model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
     graph: bool = False,
 ) -> Iterator[Layer]:  # fmt: skip
-    """Run a model once and yield its attention layers at their tokens; arguments as of :func:`record`.
-
-    Each is checked on the spot: what it is made of must give the module's own output.
+    """Run a model once and yield its attention layers; arguments as for :func:`record`.
 
     Raises:
-        UserError: as :func:`record`, and where a layer's parts do not give its output.
+        UserError: as :func:`record`, or if the parts of a layer do not reproduce its module's output.
     """
     for one in record(model, inputs, call=call, tangent=tangent, graph=graph):
         with gradients(enabled=graph):
@@ -140,31 +138,31 @@ def attention_layers(
 
 
 def take_apart(call: Call, check: bool = True) -> Layer:
-    """Return the layer behind a call, checked against what the module returned."""
+    """Split a call into the parts of its layer, and check that they reproduce the module's output."""
     adapter = find_adapter(call.module)
     if adapter is None or isinstance(adapter, str):
         raise _unknown(call.name, call.module)
     try:
         layer = adapter(call.module, call)
-        combined = layer.maps.combined  # cached in the branches, with the graph that is asked for
+        combined = layer.maps.combined  # cached in the branches, with the requested graph
         if check:
             _check(call, layer, combined)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if adapter is not guessed or isinstance(error, UserError | torch.OutOfMemoryError):
             raise
         raise UserError(
-            f"{call.name} ({type(call.module).__name__}): it has q_proj, k_proj and v_proj but does not fit what is "
-            f"usual for such attention ({str(error).partition(chr(10))[0]}); {_HOW}"
+            f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
+            f"attention of transformers ({str(error).partition(chr(10))[0]}); {_HOW}"
         ) from error
     return layer
 
 
 @torch.no_grad()
 def _check(call: Call, layer: Layer, combined: Tensor) -> None:
-    """Refuse a layer that does not give the call's output.
+    """Refuse a layer that does not reproduce the call's output.
 
-    The difference is compared with what the attention adds to the output, which may be little: a residual
-    path or an MLP beside it may be part of the module.
+    The error is relative to the attention's share of the output, since the module may include a residual path or
+    a parallel MLP.
     """
     mine, without = layer.finish(combined), layer.finish(torch.zeros_like(combined))
     if getattr(call.module, "batch_first", True) is False:
@@ -177,40 +175,45 @@ def _check(call: Call, layer: Layer, combined: Tensor) -> None:
     error, allowed = (mine - call.output).abs().max(), _AGREEMENT[call.output.dtype]
     if not error <= allowed * own + rounding:
         raise UserError(
-            f"{call.name} ({type(call.module).__name__}): its maps give another output than its own, off by "
-            f"{float(error / own):.1e} of what the attention adds to it, where {allowed:.0e} is allowed; {_HOW}"
+            f"{call.name} ({type(call.module).__name__}): its maps do not reproduce its output, relative error "
+            f"{float(error / own):.1e} of the attention's share; expected at most {allowed:.0e}; {_HOW}"
         )
 
 
 _HOW = (
     "write an adapter and call antiphase.sensitivity.register(its class, adapter), or register(its class, None) "
-    "to leave it out"
+    "to ignore it"
 )
 
 
 def _unknown(name: str, module: nn.Module) -> UserError:
     kind = type(module)
-    return UserError(
-        f"{name}: {kind.__module__}.{kind.__qualname__} is an attention module without adapter; {_HOW}"
-    )
+    return UserError(f"{name}: attention module {kind.__module__}.{kind.__qualname__} has no adapter; {_HOW}")
 
 
 def attention_maps(
     model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, graph: bool = False
 ) -> dict[str, AttentionMaps]:
-    """Return the maps of every attention layer by the name of its module; arguments as of :func:`record`.
+    """Return the attention maps of every layer by module name.
 
-    With ``graph=True`` they are differentiable in the inputs.
+    Args:
+        model: any model with attention, in evaluation mode.
+        inputs: one tensor, or a mapping of keyword arguments.
+        call: function to run on the inputs; None: the model. For a text tower: ``model.encode_text``.
+        graph: make the maps differentiable with respect to the inputs.
+
+    Raises:
+        UserError: as :func:`attention_layers`.
     """
     return {layer.name: layer.maps for layer in attention_layers(model, inputs, call=call, graph=graph)}
 
 
 class _Reached(Exception):
-    """Ends a pass where enough is known."""
+    """Stop a forward pass early."""
 
 
 def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a module is first given when a model runs on x; the rest of the model does not run."""
+    """Run a model on x up to the first call of a module, and return the arguments of that call."""
     kept: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -224,21 +227,24 @@ def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tupl
         return kept[0]
     finally:
         hook.remove()
-    raise UserError(f"{type(module).__name__}: the model runs without it")
+    raise UserError(f"{type(module).__name__}: the model's forward pass does not call it")
 
 
 def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
-    """Return the function from inputs to one layer's combined map over the root of its heads, with a graph.
+    """Return the function f(x) = (A1 − λ·A2)(x) / √H of one layer, with all H heads in one vector per sample.
 
-    f(x) = (A1 − λ·A2)(x) / √H, all H heads in one vector: ‖f(x + ξ) − f(x)‖ is then the root mean square over
-    the maps, and a layer of three differential heads compares with its twin's six.
+    The factor makes ‖f(x + ξ) − f(x)‖ a root mean square over the heads, so that layers with different numbers of
+    heads are comparable. The result has a graph back to x.
 
     Args:
         model: any model with attention.
-        name: of the layer, as in :func:`attention_maps`.
+        name: name of the layer, as in :func:`attention_maps`.
+
+    Raises:
+        UserError: if the module is called twice in one pass, or has no adapter.
     """
     if "@" in name:
-        raise UserError(f"{name}: a module that runs twice has no one map; expected one that runs once")
+        raise UserError(f"{name}: the module is called more than once; expected a module that is called once")
     module = dict(model.named_modules())[name]
     adapter = find_adapter(module)
     if adapter is None or isinstance(adapter, str):
@@ -257,7 +263,7 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
 
 
 def all_maps(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return the model's output and every layer's map as :func:`map_function` gives it, from one pass, unchecked."""
+    """Return the output and every layer's map (see :func:`map_function`) from one pass, without the check."""
     outputs: list[Tensor] = []
     calls = record(model, x, call=lambda x: outputs.append(model(x)))
     return [outputs[0], *(_flat(take_apart(call, check=False)) for call in calls)]

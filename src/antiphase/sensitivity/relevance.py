@@ -1,4 +1,4 @@
-"""Which patches of an image speak for a text: maps of the image tower of any dual encoder."""
+"""Relevance of image patches for a text, and attention maps, in the image tower of any dual encoder."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Part = Literal["combined", "positive", "negative"]
 
 
 class NoSecondMap(UserError):
-    """Standard attention was asked for A2, which it does not have."""
+    """A2 was requested from standard attention, which has one map."""
 
 
 @gradients(enabled=False)
@@ -32,38 +32,36 @@ def chefer_relevance(
     part: Part = "combined",
     start: int = 0,
 ) -> Float[Tensor, "texts batch rows columns"]:
-    """Return how relevant each patch is to how well an image and a text fit, at least 0.
+    """Compute the relevance of each patch for the similarity of an image and a text; values are at least 0.
 
-    With y = exp(logit_scale)·cos(image, text), A the map of a layer (A1 − λ·A2, with its sign) and E_h the mean
-    over its heads, from layer ``start`` to the last:
+    Let y = exp(logit_scale)·cos(image, text), A the map of a layer (A1 − λ·A2, with its sign) and E_h the mean over
+    its heads. Starting from R = 1, for the layers from ``start`` to the last:
 
-        cam = E_h max(∂y/∂A ⊙ A, 0),    R ← R + cam·R,    R = 1 at the start
+        cam = E_h max(∂y/∂A ⊙ A, 0),    R ← R + cam·R
 
-    and the result is R[CLS, 1:]. ∂y/∂A is the whole derivative, through all layers behind: the gradient at the
-    attention module's output is carried back to the map by what stands between the two alone, so no module is
-    patched and any backend will do. One forward pass, and one backward pass a text. Of R only the row of the
-    class token is formed, from the last layer to the first: e·(1 + cam_L)···(1 + cam_1).
+    The result is R[CLS, 1:]. ∂y/∂A is the full derivative through all later layers; it is computed from the gradient
+    at the attention module's output, so no module is patched. Costs one forward pass and one backward pass per text.
+    Only the class-token row of R is computed, from the last layer to the first: e·(1 + cam_L)···(1 + cam_1).
 
     Source: H. Chefer, S. Gur, L. Wolf, *Generic Attention-model Explainability for Interpreting Bi-Modal and
-    Encoder-Decoder Transformers*, ICCV 2021, Section 3, the rule of self-attention; the target is that of their
-    notebook for CLIP, whose default is ``start=-1``. The signed map of differential attention, and its parts,
-    are ours.
+    Encoder-Decoder Transformers*, ICCV 2021, Section 3, rule for self-attention. The target is that of their CLIP
+    notebook, whose default is ``start=-1``. The extension to the signed map of differential attention is ours.
 
     Args:
         model: a dual encoder in evaluation mode.
-        images: in [0, 1].
-        texts: as they are, with no prompt around them; at least one.
-        part: ``"combined"`` as above; ``"positive"``: A1 in the place of A, with the derivative by A1;
-            ``"negative"``: A2, with the derivative by A2, which is −λ·∂y/∂A.
-        start: the first layer that counts, from 0; −1: the last alone.
+        images: images in [0, 1].
+        texts: texts, used as they are, without a prompt template; at least one.
+        part: ``"combined"`` as above; ``"positive"``: A1 and the derivative with respect to A1;
+            ``"negative"``: A2 and the derivative with respect to A2, −λ·∂y/∂A.
+        start: first layer to include, from 0; −1: the last layer alone.
 
     Raises:
-        UserError: another kind of model, a tower without a class token in front of a square grid, attention
-            without adapter, no text, a layer that does not exist.
-        NoSecondMap: ``"negative"`` of standard attention.
+        UserError: if the model is not a dual encoder, its tower lacks a class token followed by a square grid of
+            patches, its attention has no adapter, there is no text, or the layer does not exist.
+        NoSecondMap: if ``"negative"`` is requested from standard attention.
     """
     if not texts or isinstance(texts, str):
-        raise UserError(f"texts {texts!r}: expected a list of one or more")
+        raise UserError(f"texts {texts!r}: expected a list of at least one string")
     encoder = as_dual_encoder(model)
     calls, embeddings, side = _watch(encoder, model, images)
     calls = calls[_layer(start, len(calls)) :]
@@ -71,7 +69,7 @@ def chefer_relevance(
         directions = F.normalize(encoder.encode_text(list(texts)).to(embeddings.dtype), dim=-1)
     with torch.enable_grad():
         logits = encoder.logit_scale.exp() * (F.normalize(embeddings, dim=-1) @ directions.T)
-        targets = logits.sum(0)  # of an image's logits none depends on another image
+        targets = logits.sum(0)  # the logits of an image do not depend on other images
     outputs = [call.output for call in calls]
     seeds = torch.eye(len(texts)).to(targets)
     slopes = [
@@ -90,17 +88,17 @@ def chefer_relevance(
 def attention_map(
     model: nn.Module, images: Float[Tensor, "batch 3 height width"], part: Part = "combined", layer: int = -1
 ) -> Float[Tensor, "batch rows columns"]:
-    """Return the attention of the class token to the patches, the mean over the heads; it knows of no text.
+    """Return the attention of the class token to the patches, averaged over the heads; independent of the text.
 
     Args:
         model: a dual encoder in evaluation mode.
-        images: in [0, 1].
+        images: images in [0, 1].
         part: ``"combined"``: A1 − λ·A2, of either sign; ``"positive"``: A1, ``"negative"``: A2, both in [0, 1].
-        layer: of the image tower, from 0; negative numbers count from the last, which is −1.
+        layer: layer of the image tower, from 0; negative numbers count from the end, −1 is the last.
 
     Raises:
-        UserError: as :func:`chefer_relevance`, and for a layer that does not exist.
-        NoSecondMap: ``"negative"`` of standard attention.
+        UserError: as :func:`chefer_relevance`.
+        NoSecondMap: if ``"negative"`` is requested from standard attention.
     """
     calls, _, side = _watch(as_dual_encoder(model), model, images)
     with torch.no_grad():
@@ -110,12 +108,12 @@ def attention_map(
 
 @dataclass(frozen=True)
 class Method:
-    """One way to draw a map.
+    """A kind of map that a figure can show.
 
     Attributes:
-        label: what a figure calls it.
+        label: label in figures.
         asks: whether the map depends on the text.
-        maps: function of (model, images, texts, layer); the layer is that of raw attention.
+        maps: function of (model, images, texts, layer); relevance ignores the layer.
     """
 
     label: str
@@ -145,9 +143,9 @@ METHODS: dict[str, Method] = {
 
 
 def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list[Call], Tensor, int]:
-    """Return the calls of the image tower with their graph, the embeddings, and the side of the patch grid."""
+    """Return the image tower's calls with their graph, the embeddings, and the side of the patch grid."""
     kept: list[Tensor] = []
-    # the images ask for a gradient, so that there is a graph even where the weights are frozen
+    # leaf(images) requires a gradient, so that there is a graph even if the weights are frozen
     calls = record(
         model,
         leaf(images),
@@ -161,14 +159,14 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     square = shapes == {(len(images), 1 + side**2)}
     if not square or not _read_at_first_token(calls[-1], embeddings):
         raise UserError(
-            f"{type(model).__name__}: its image tower has {tokens} tokens; expected one class token, the first, "
-            "that the embedding is read from, and a square grid of patches behind it"
+            f"{type(model).__name__}: its image tower has {tokens} tokens; expected one class token, which alone gives "
+            "the embedding, followed by a square grid of patches"
         )
     return calls, embeddings, side
 
 
 def _read_at_first_token(last: Call, embeddings: Tensor) -> bool:
-    """Whether nothing but the first token of the last attention layer reaches the embedding."""
+    """Return whether the embedding depends on the last attention layer only through its first token."""
     (slope,) = torch.autograd.grad(
         embeddings, last.output, torch.ones_like(embeddings), retain_graph=True, materialize_grads=True
     )
@@ -176,23 +174,23 @@ def _read_at_first_token(last: Call, embeddings: Tensor) -> bool:
 
 
 def _batch_first(call: Call, tensor: Tensor) -> Tensor:
-    """Return a module's tokens with the batch in front; ``nn.MultiheadAttention`` may have it second."""
+    """Return a module's tokens with the batch axis first; ``nn.MultiheadAttention`` may have it second."""
     return tensor.transpose(0, 1) if getattr(call.module, "batch_first", True) is False else tensor
 
 
 def _layer(number: int, count: int) -> int:
     if not -count <= number < count:
         raise UserError(
-            f"layer {number}: expected {-count} to {count - 1}, the image tower has {count} attention layers"
+            f"layer {number}: expected {-count} to {count - 1}; the image tower has {count} attention layers"
         )
     return number % count
 
 
 def _part(layer: Layer, part: Part) -> tuple[Tensor, Tensor | float]:
-    """Return the map, and what the derivative by the combined map is multiplied by to be the one by this map."""
+    """Return the map and its derivative's factor relative to the derivative with respect to the combined map."""
     if part == "negative":
         if layer.maps.negative is None:
-            raise NoSecondMap(f"{layer.name}: standard attention has one map; A2 is differential attention's")
+            raise NoSecondMap(f"{layer.name}: standard attention has no A2; expected differential attention")
         return layer.maps.negative, -layer.weight[:, None, None]
     return (layer.maps.combined if part == "combined" else layer.maps.positive), 1.0
 
@@ -204,9 +202,9 @@ def _cams(call: Call, part: Part, cotangents: Sequence[Tensor | None]) -> Iterat
         attention, factor = _part(layer, part)
         combined = layer.maps.combined.clone()
     with torch.enable_grad():
-        output = _batch_first(call, layer.finish(combined.requires_grad_()))  # as the module returned it
+        output = _batch_first(call, layer.finish(combined.requires_grad_()))
     for cotangent in cotangents:
-        if cotangent is None:  # what the target does not depend on
+        if cotangent is None:  # the target does not depend on this layer
             yield torch.zeros_like(attention[:, 0])
             continue
         (slope,) = torch.autograd.grad(output, combined, cotangent, retain_graph=True)

@@ -1,4 +1,4 @@
-"""Randomised smoothing: a radius within which a model's majority vote under Gaussian noise cannot change.
+"""Randomised smoothing: certified radii for the majority vote of a model under Gaussian noise.
 
 Source: J. Cohen, E. Rosenfeld, J. Z. Kolter, *Certified Adversarial Robustness via Randomized Smoothing*
 (ICML 2019), Theorem 1 and procedure CERTIFY of Section 3.2.2.
@@ -22,30 +22,30 @@ from antiphase.progress import progress_bar
 from antiphase.sensitivity.certificates import certified_radius
 
 ABSTAIN = -1
-"""The prediction where the votes name no class surely enough."""
+"""The prediction if the vote is too close to certify a class."""
 
 Counted = Callable[[int, dict[str, Any]], None]
 
-_BLOCK = {"cpu": 2**15}  # numbers drawn at once: what a processor's cache holds
-_BATCH = {"cpu": 64}  # noisy copies through the model at once; more were slower
+_BLOCK = {"cpu": 2**15}  # numbers drawn at once, to fit the processor's cache
+_BATCH = {"cpu": 64}  # noisy copies per batch; larger was slower
 _ELSEWHERE = (2**24, 2**12)  # the same two on other devices
-_BATCH_NUMBERS = 2**27  # in the copies of a batch
+_BATCH_NUMBERS = 2**27  # upper limit of the numbers in a batch
 
 
 @dataclass(frozen=True)
 class Smoothing:
-    """How a model is smoothed and how surely its votes are counted. The numbers are the source's.
+    """Settings of randomised smoothing; the defaults are the source's.
 
     Attributes:
-        sigma: σ of the noise, in units of the [0, 1] pixel.
-        select: draws that choose the class (n₀).
-        samples: further draws that bound its probability (n).
-        alpha: probability that the bound of one image is wrong.
-        seed: of the noise.
-        precision: of the model's passes. The certificate is one of the model in that precision.
+        sigma: standard deviation σ of the noise, in units of the [0, 1] pixel range.
+        select: draws to choose the class (n₀), at least 1.
+        samples: further draws to bound its probability (n).
+        alpha: probability α that the bound of one image is wrong, in (0, 1).
+        seed: random seed of the noise.
+        precision: precision of the model's forward passes; the certificate is for the model in this precision.
 
     Raises:
-        UserError: for a number out of its range, or so few samples that all of them together certify nothing.
+        UserError: for a value out of range, or too few samples to certify any image.
     """
 
     sigma: float
@@ -57,7 +57,9 @@ class Smoothing:
 
     def __post_init__(self) -> None:
         if not 0 < self.sigma < math.inf:
-            raise UserError(f"sigma {self.sigma}: expected a positive number, in units of the [0, 1] pixel")
+            raise UserError(
+                f"sigma {self.sigma}: expected a positive number, in units of the [0, 1] pixel range"
+            )
         if not 0 < self.alpha < 1:
             raise UserError(f"alpha {self.alpha}: expected a probability between 0 and 1")
         for name, value in (("select", self.select), ("samples", self.samples)):
@@ -66,33 +68,33 @@ class Smoothing:
         if self.alpha < 0.5**self.samples:
             least = math.ceil(math.log2(1 / self.alpha))
             raise UserError(
-                f"samples {self.samples}: too few to certify anything at alpha {self.alpha:g}, even if all "
+                f"samples {self.samples}: too few to certify any image at alpha {self.alpha:g}, even if all "
                 f"agree; expected at least {least}"
             )
         streams.check_seed(self.seed)
         if self.precision not in get_args(Precision):
-            raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
+            raise UserError(f"precision {self.precision!r}: expected one of float32, bf16")
 
     @property
     def draws(self) -> int:
-        """Noisy copies of each image."""
+        """Number of noisy copies per image."""
         return self.select + self.samples
 
     @property
     def reach(self) -> float:
-        """The radius where all samples agree: no image can have a larger one."""
+        """Largest possible radius, reached if all samples agree."""
         return float(certified_radius(self.samples, self.samples, self.sigma, self.alpha))
 
 
 @dataclass(frozen=True)
 class Smoothed:
-    """What smoothing says of each image.
+    """Result of smoothing for each image.
 
     Attributes:
-        prediction: class of the smoothed model, or :data:`ABSTAIN`.
-        radius: certified L2 radius in units of the [0, 1] pixel; 0 where it abstains.
-        top: the class that the selection chose, also where it abstains.
-        count: how many of the samples voted for it.
+        prediction: class predicted by the smoothed model, or :data:`ABSTAIN`.
+        radius: certified L2 radius in units of the [0, 1] pixel range; 0 if the model abstains.
+        top: class chosen by the ``select`` draws, even if the model abstains.
+        count: number of the ``samples`` draws that voted for ``top``.
     """
 
     ids: Int64[Tensor, " samples"]
@@ -119,35 +121,35 @@ def smooth(
     progress: str = "",
     on_finished: Counted | None = None,
 ) -> Smoothed:
-    """Predict each image by the majority of its noisy copies, and certify how far the majority holds.
+    """Predict the class of each image by majority vote over noisy copies, and certify an L2 radius.
 
-    With probability at least 1 − α for each image (not for all at once), the smoothed model
-    g(x) = argmax_c P(f(x + ε) = c), ε ~ N(0, σ²I), answers ``prediction`` everywhere within the L2 distance
-    ``radius``. That is a statement on g, not on the model f that was given. Noisy copies are not clamped to
-    [0, 1]: the theorem is on Gaussian noise.
+    With probability at least 1 − α per image (not for all images jointly), the smoothed model
+    g(x) = argmax_c P(f(x + ε) = c), ε ~ N(0, σ²I), predicts ``prediction`` everywhere within L2 distance ``radius``.
+    The certificate holds for g, not for the given model f. Noisy copies are not clamped to [0, 1], because the
+    theorem assumes Gaussian noise.
 
-    Noise is keyed by (seed, id, draw): neither neighbours nor their order nor the batch size change it, and
-    the first 1,000 of 100,000 draws are those of a run of 1,000. Counts are then the same too, but for
-    copies whose first two logits differ by less than the rounding of the model (see ``QUANTUM`` in
+    The noise is keyed by (seed, id, draw), so it does not depend on the other images, their order or the batch size,
+    and a run of 1,000 draws uses the first 1,000 draws of a longer run. The same holds for the counts, except for
+    copies whose top two logits differ by less than rounding (see ``QUANTUM`` in
     :mod:`antiphase.attacks.engine.oracle`).
 
     Args:
-        model: from images to logits; put in evaluation mode meanwhile.
-        images: in [0, 1].
-        sigma: of the noise; this and the next four as in :class:`Smoothing`.
-        select: draws that choose the class.
-        samples: draws that bound its probability.
+        model: maps images to logits; in evaluation mode during the call.
+        images: images in [0, 1].
+        sigma: σ of the noise; this and the next four as in :class:`Smoothing`.
+        select: draws to choose the class.
+        samples: draws to bound its probability.
         alpha: probability of a wrong bound.
-        seed: of the noise.
-        ids: keys of the samples' noise; positions where not given.
-        batch_size: noisy copies through the model at once; affects no result.
-        precision: of the model's passes.
-        progress: title of a progress bar on stderr; none where empty.
-        on_finished: called with the position of each image as it is done, and its ``prediction``,
+        seed: random seed of the noise.
+        ids: sample ids, which key the noise; None: positions.
+        batch_size: noisy copies per forward pass; does not affect the result.
+        precision: precision of the forward passes.
+        progress: title of a progress bar on stderr; no bar if empty.
+        on_finished: called with the position of each finished image and a dictionary of its ``prediction``,
             ``radius``, ``top`` and ``count``.
 
     Raises:
-        UserError: for settings out of range, ids that do not fit, or a model without finite logits.
+        UserError: for settings out of range, a wrong number of ids, or logits that are not finite.
     """
     began = time.monotonic()
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
@@ -177,15 +179,15 @@ def expected_seconds(
     batch_size: int | None = None,
     batches: int = 3,
 ) -> float:
-    """Return how long :func:`smooth` will take, as ``batches`` of copies tell after one that is not counted.
+    """Estimate the run time of :func:`smooth` in seconds from a few timed batches, after one warm-up batch.
 
     Args:
-        model: to be smoothed.
-        images: one or more of those to come.
-        smoothing: how.
-        count: how many images are to come, if not these.
+        model: model to smooth.
+        images: at least one image.
+        smoothing: settings.
+        count: number of images to smooth; None: the given ones.
         batch_size: as in :func:`smooth`.
-        batches: to measure.
+        batches: number of batches to time.
     """
     with attacked(model, smoothing.precision) as oracle:
         copies = _Copies(oracle, images, None, smoothing, batch_size)
@@ -199,7 +201,7 @@ def expected_seconds(
 
 
 def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, Any]:
-    """Return what CERTIFY makes of one image's votes; the class is chosen by draws that bound nothing."""
+    """Apply CERTIFY to one image's votes; the draws that choose the class are not used for the bound."""
     top = int(votes[: smoothing.select].bincount().argmax())
     count = int((votes[smoothing.select :] == top).sum())
     radius = float(certified_radius(count, smoothing.samples, smoothing.sigma, smoothing.alpha))
@@ -211,7 +213,7 @@ def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, 
 
 
 class _Copies:
-    """The noisy copies of all images, numbered image by image: each one's noise and its class."""
+    """The noisy copies of all images, numbered image by image, and their classes."""
 
     def __init__(
         self, oracle: Oracle, images: Tensor, ids: Tensor | None, smoothing: Smoothing, size: int | None
@@ -219,9 +221,9 @@ class _Copies:
         self.oracle, self.images, self.smoothing = oracle, images, smoothing
         self.ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
         if self.ids.shape != (len(images),):
-            raise UserError(f"{len(self.ids)} ids for {len(images)} images: expected one each")
+            raise UserError(f"{len(self.ids)} ids for {len(images)} images: expected one id per image")
         if size is not None and size < 1:
-            raise UserError(f"batch_size {size}: expected at least 1")
+            raise UserError(f"batch_size {size}: expected an integer of at least 1")
         kind, self.pixels = oracle.device.type, math.prod(images.shape[1:])
         self.block = max(1, _BLOCK.get(kind, _ELSEWHERE[0]) // max(1, self.pixels))
         fitting = max(QUANTUM, _BATCH_NUMBERS // max(1, self.pixels))
@@ -233,7 +235,7 @@ class _Copies:
         }
 
     def votes(self, cast: Callable[[int], object]) -> Iterator[Int64[Tensor, " draws"]]:
-        """Yield the classes of each image's copies in turn; ``cast`` is told of each batch's size."""
+        """Yield the classes of each image's copies in turn; ``cast`` is called with the size of each batch."""
         draws, waiting = self.smoothing.draws, list[Tensor]()
         for first in range(0, self.total, self.size):
             rows = range(first, min(first + self.size, self.total))
@@ -245,11 +247,11 @@ class _Copies:
                 yield from (part for part in parts if len(part) == draws)
 
     def classes(self, rows: range) -> Int64[Tensor, " rows"]:
-        """Return the model's class of copies that follow each other."""
+        """Return the predicted classes of consecutive copies."""
         number = torch.arange(rows.start, rows.stop)
         position, draw = number // self.smoothing.draws, number % self.smoothing.draws
         first, last = int(position[0]), int(position[-1])
-        near = self.images[first : last + 1].to(self.oracle.device)  # each image travels once
+        near = self.images[first : last + 1].to(self.oracle.device)  # each image is copied once
         clean = near[(position - first).to(near.device)]
         noisy = clean + self.smoothing.sigma * self._noise(position, draw).view_as(clean).to(clean.dtype)
         return self.oracle.logits(noisy).argmax(1).cpu()

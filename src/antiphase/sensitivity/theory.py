@@ -1,7 +1,8 @@
-"""What the robustness paper proves of one differential layer, as functions of (λ, ρ, cosθ, γ).
+"""Theorems of the robustness paper on one differential layer, as functions of (λ, ρ, cosθ, γ).
 
-With J1 and J2 the Jacobians of the maps A1 and A2 by an input site, as vectors: ρ = ‖J2‖ / ‖J1‖, θ the angle
-between them, γ = ‖J1‖ / ‖J_base‖ for a standard layer's map. Source: robustness paper, Section 4.1.
+J1 and J2 are the Jacobians of the maps A1 and A2 with respect to the tokens or the pixels, as vectors:
+ρ = ‖J2‖ / ‖J1‖, θ the angle between them, γ = ‖J1‖ / ‖J_base‖ with J_base that of a standard layer's map.
+Source: robustness paper, Section 4.1.
 """
 
 import numpy as np
@@ -10,14 +11,14 @@ from jaxtyping import Float
 from antiphase.errors import UserError
 
 Numbers = float | Float[np.ndarray, "..."]
-_ROUNDING = 1e-6  # by which a measured cosine may leave [−1, 1]
+_ROUNDING = 1e-6  # tolerance for measured cosines outside [−1, 1]
 
 
 def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
-    """Return ‖J1 − λ·J2‖ / ‖J1‖ = √(1 + λ²ρ² − 2λρ·cosθ) (Lemma 1 and Theorem 1).
+    """Compute ‖J1 − λ·J2‖ / ‖J1‖ = √(1 + λ²ρ² − 2λρ·cosθ) (Lemma 1 and Theorem 1).
 
-    It is exact, not asymptotic: |1 − λρ| at cosθ = 1 (the paper's equation 2 leaves out the bars, which
-    matters where λρ > 1) and 1 + λρ at cosθ = −1.
+    Exact, not asymptotic: |1 − λρ| at cosθ = 1 (the paper's equation 2 omits the absolute value, which matters for
+    λρ > 1) and 1 + λρ at cosθ = −1.
 
     Args:
         lam: λ, of either sign; training can make it negative.
@@ -37,11 +38,11 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
 
 
 def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
-    """Return ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2).
+    """Compute ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2).
 
-    The paper's Lemma 2 says that this also bounds the ratio of the two local Lipschitz constants. It does
-    not: its proof uses L ≤ ‖∇A(x)‖, but a Lipschitz constant over a ball is at least the norm at its centre,
-    and a quotient of upper bounds bounds no quotient. Nothing of that kind is offered here.
+    This does not bound the ratio of the two local Lipschitz constants, as the paper's Lemma 2 claims. Its proof uses
+    L ≤ ‖∇A(x)‖, but the Lipschitz constant over a ball is at least the norm at its centre, and a ratio of upper
+    bounds is not a bound of the ratio.
 
     Args:
         gamma: γ, above 0.
@@ -57,11 +58,11 @@ def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Num
 
 
 def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
-    """Return the cosθ below which differential attention is the more sensitive one (Theorem 3).
+    """Compute the cosθ below which differential attention is more sensitive than standard (Theorem 3).
 
-    cosθ* = (1 + λ²ρ² − γ⁻²) / (2λρ): the ratio of :func:`relative_sensitivity` exceeds 1 if and only if
-    cosθ < cosθ*. Above 1 it is so at every angle, at −1 or below at none. Where λρ = 0 the angle plays no
-    part: infinite with the sign of 1 − γ⁻², and minus infinity where γ = 1 (the ratio is then 1).
+    cosθ* = (1 + λ²ρ² − γ⁻²) / (2λρ): :func:`relative_sensitivity` exceeds 1 if and only if cosθ < cosθ*. For
+    cosθ* > 1 this holds at every angle, for cosθ* ≤ −1 at none. If λρ = 0, the ratio does not depend on the angle:
+    cosθ* is then infinite with the sign of 1 − γ⁻², and −∞ for γ = 1 (the ratio is 1).
 
     Args:
         gamma: γ, above 0.
@@ -69,14 +70,14 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
         rho: ρ, at least 0.
 
     Raises:
-        UserError: for γ, λ or ρ out of range. Where λ < 0, the ratio exceeds 1 *above* an angle's cosine, so no
-            cosθ* with the meaning above exists.
+        UserError: for γ, λ or ρ out of range. For λ < 0 the ratio exceeds 1 *above* a cosine, so no cosθ* with the
+            meaning above exists.
 
     >>> round(critical_cosine(1.0, 0.8, 1.0), 12)
     0.4
     """
     check_range("gamma", gamma, "above 0", np.less_equal(gamma, 0))
-    check_range("lam", lam, "at least 0; where it is negative, use relative_sensitivity", np.less(lam, 0))
+    check_range("lam", lam, "at least 0; for negative λ use relative_sensitivity", np.less(lam, 0))
     check_range("rho", rho, "at least 0", np.less(rho, 0))
     product = np.asarray(lam * rho, dtype=np.float64)
     excess = 1.0 - 1.0 / np.square(np.asarray(gamma, dtype=np.float64))
@@ -87,7 +88,7 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
 
 
 def check_range(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.bool_) -> None:
-    """Refuse the first of the values that are wrong."""
+    """Raise a UserError that names the first value marked as wrong."""
     if np.any(wrong):
         first = float(np.broadcast_to(np.asarray(values), np.shape(wrong))[wrong].flat[0])
         raise UserError(f"{name} {first:g}: expected a number {expected}")

@@ -1,4 +1,4 @@
-"""Training: recipes, one loop, classifiers."""
+"""Recipes and training of classifiers."""
 
 from antiphase.training.adversarial import Adversary, robust_accuracy
 from antiphase.training.classifier import accuracy, train_classifier

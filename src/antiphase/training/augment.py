@@ -1,4 +1,4 @@
-"""Augmentations whose draws are keyed by (seed, epoch, sample): a resumed run sees the same images."""
+"""Augmentations keyed by (seed, epoch, sample), so that a resumed run sees the same images."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _SHIFT = 4  # pixels, the usual choice for 32-pixel images
 def flip_crop(
     images: Float[Tensor, "batch channels height width"], ids: Int64[Tensor, " batch"], seed: int, epoch: int
 ) -> Float[Tensor, "batch channels height width"]:
-    """Flip each image left to right with probability ½ and shift it by up to 4 pixels, zeros moving in."""
+    """Flip each image left to right with probability ½ and shift it by up to 4 pixels, with zero padding."""
     draws = uniform(sample_keys(key(seed, "flip-crop", epoch), ids), 3)
     images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)
     padded = torch.nn.functional.pad(images, [_SHIFT] * 4)
@@ -35,17 +35,17 @@ def random_crops(
     size: int,
     scale: tuple[float, float],
 ) -> UInt8[Tensor, "batch 3 size size"]:
-    """Cut a random part out of each image and resize it to a square, bilinearly with antialiasing.
+    """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
 
-    As torchvision's RandomResizedCrop: an area of ``scale`` times the image's, an aspect ratio between 3/4
-    and 4/3 (log-uniform), ten tries to fit it in, else as much of the centre as that ratio allows. Unlike
-    there, the pixels just beyond the crop have a share in its border.
+    Like torchvision's RandomResizedCrop: an area of ``scale`` times the image's, a log-uniform aspect ratio between
+    3/4 and 4/3, ten attempts to fit it in, otherwise the largest central crop of an allowed ratio. Unlike there,
+    pixels just outside the crop contribute to its border.
 
     Args:
-        images: each of its own size.
-        keys: one a sample; the crop depends on nothing else.
-        size: height and width of the result.
-        scale: least and greatest share of the area, in (0, 1].
+        images: images of any size.
+        keys: random stream of each sample.
+        size: height and width of the result, in pixels.
+        scale: smallest and largest fraction of the area, in (0, 1].
     """
     draws = uniform(keys, 2 * _TRIES + 2).double()
     crops = []

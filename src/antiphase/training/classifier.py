@@ -1,4 +1,4 @@
-"""Training a classifier by cross-entropy (robustness paper, Appendix C.1), adversarially too (Appendix D.2)."""
+"""Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,38 +24,40 @@ from antiphase.training.recipe import Recipe, learning_rate
 def train_classifier(
     recipe: Recipe, train: ImageSet, validation: ImageSet, out: Path, *, progress: bool = True
 ) -> list[dict[str, Any]]:
-    """Train what the recipe says into the directory ``out`` and return the log, one entry an epoch.
+    """Train a classifier and write it to a directory.
 
-    The directory then holds ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors``: the last epoch's
-    weights, nothing selected by the validation accuracy. Called again after a kill, it goes on where it
-    was; called again after the end, it returns the log. Under torchrun each process takes its share of
-    every batch, and the gradient is that of the whole batch.
+    The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors``, the weights of the last
+    epoch. Calling it again resumes an interrupted run, and returns the log of a finished one. Under torchrun the
+    processes share every batch; the gradient is that of the whole batch.
 
-    Where the recipe has an adversary, the model learns from perturbed images alone, and the log tells its
-    ``robust_accuracy`` at the recipe's ε beside the accuracy. An epoch is always as many parameter updates as
-    a natural one; where an adversary replays its minibatches, it sees that many fewer images.
+    If the recipe has an adversary, the model is trained on perturbed images only, and the log contains
+    ``robust_accuracy`` at the recipe's ε. An epoch always has as many parameter updates as in natural training, so an
+    adversary with n replays sees n times fewer images.
 
     Args:
-        recipe: what to train.
+        recipe: model, data and hyperparameters.
         train: training images.
-        validation: images whose accuracy is logged.
-        out: directory, made if missing.
-        progress: whether to show a progress bar on stderr.
+        validation: images on which accuracy is logged.
+        out: output directory, created if missing.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The log, one entry per epoch.
 
     Raises:
-        UserError: if ``out`` holds another run, data and model do not fit, or the loss is not finite.
+        UserError: if ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
     if train.image_shape != (shape := (recipe.model.in_channels, *2 * [recipe.model.image_size])):
-        raise UserError(f"{train.name} has images of shape {train.image_shape}, the model takes {shape}")
+        raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
     if len(train.class_names) != recipe.model.num_classes:
         raise UserError(
-            f"{train.name} has {len(train.class_names)} classes, the model {recipe.model.num_classes}"
+            f"{train.name} has {len(train.class_names)} classes; the model expects {recipe.model.num_classes}"
         )
     identity = digest(recipe.model_dump_json())
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
     stored = recipe.model_dump(mode="json") | {checkpoints.CLASS_NAMES: list(train.class_names)}
-    model = build(recipe.model, recipe.seed)  # before anything is written: the sizes may not fit together
+    model = build(recipe.model, recipe.seed)  # fails on incompatible sizes before anything is written
     accelerator = start_processes()
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, stored)
@@ -76,7 +78,7 @@ def train_classifier(
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         step = epoch * steps.per_epoch + within
-        sweep, place = divmod(step, steps.batches)  # over the data; one an epoch where nothing is replayed
+        sweep, place = divmod(step, steps.batches)  # pass over the data; equals the epoch without replays
         if sweep not in orders:
             orders.clear()
             orders[sweep] = torch.randperm(len(train), generator=generator(recipe.seed, "order", sweep))
@@ -89,7 +91,7 @@ def train_classifier(
 
         def learn(images: Tensor) -> Tensor:
             total = F.cross_entropy(logits(images, model), labels, reduction="sum")
-            # processes average their gradients; with the mean over the whole batch in mind, each multiplies by n
+            # processes average their gradients, so n times the share's sum gives the mean over the batch
             loss = total * accelerator.num_processes / len(batch)
             accelerator.backward(loss)
             return loss.detach()
@@ -127,7 +129,7 @@ def train_classifier(
 def accuracy(
     model: nn.Module, data: ImageSet, device: torch.device | str = "cpu", batch_size: int = 256
 ) -> float:
-    """Return the share of correct predictions, in [0, 1], in float32."""
+    """Return the fraction of correct predictions, in [0, 1], computed in float32."""
     model.eval()
     correct = 0
     with torch.no_grad():
@@ -138,10 +140,10 @@ def accuracy(
 
 @dataclass(frozen=True)
 class _Steps:
-    """The loop's steps, each a minibatch and all its replays: a state saved between two holds all there is.
+    """Steps of the loop; a step is a minibatch with all its replays, so no state is lost between steps.
 
-    An epoch has one parameter update for each of the data's ``batches``. Where a minibatch is replayed, fewer
-    of them make up an epoch, and its last is replayed as often as is left.
+    An epoch has ``batches`` parameter updates, so with replays it has fewer steps, and its last step may have fewer
+    replays.
     """
 
     batches: int
@@ -152,7 +154,7 @@ class _Steps:
         return -(-self.batches // self.replays)
 
     def first_update(self, step: int) -> int:
-        """Return which update, from 0, the first of a step is; learning rate and ε are that one's throughout."""
+        """Return the number of a step's first update (from 0), which sets its learning rate and ε."""
         epoch, within = divmod(step, self.per_epoch)
         return epoch * self.batches + within * self.replays
 
@@ -161,7 +163,7 @@ class _Steps:
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Adam or AdamW; weight decay spares biases, norms, λ, positions: all that is not a matrix or a convolution."""
+    """Return Adam or AdamW, with weight decay on matrices and convolutions only."""
     matrices = [p for p in model.parameters() if p.ndim in (2, 4)]
     others = [p for p in model.parameters() if p.ndim not in (2, 4)]
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam

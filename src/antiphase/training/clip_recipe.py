@@ -1,4 +1,4 @@
-"""What a contrastive training run is: every field that affects the weights, and nothing else."""
+"""Recipe of a contrastive training run: every field that affects the weights, and no others."""
 
 import math
 from typing import Any, Literal
@@ -15,10 +15,10 @@ MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
 class ClipRecipe(BaseModel):
-    """How a dual encoder is trained; stored beside its weights.
+    """Hyperparameters of a dual encoder's training; stored next to its weights.
 
-    The defaults are the recipe that DiffCLIP follows (SLIP's, as SynthCLIP uses it): AdamW, one epoch of
-    linear warm-up, half a cosine, 40 epochs of batches of 4,096, random crops of half the image or more.
+    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
+    a cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -45,7 +45,7 @@ class ClipRecipe(BaseModel):
     store: Literal["float32", "float16"] = "float32"
 
 
-# openmoji: found by hand on the set, see dev/clip.md; the same for every variant
+# openmoji: tuned by hand on that set (dev/clip.md), the same for every variant
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "diffclip": {"size": "b16", "recipe": {}},
     "openmoji": {
@@ -68,16 +68,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def make_clip_recipe(
     variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
 ) -> ClipRecipe:
-    """Return the recipe that trains a variant on some pairs.
+    """Build the recipe of a CLIP variant.
 
     Args:
         variant: ``clip``, ``diffclip``, ``diffclip-depth`` (DiffCLIP*), ``diffclip-vision`` (DiffCLIP†) or
             ``diffclip-text``.
-        preset: ``diffclip`` (the papers' recipe and size) or ``openmoji`` (a laptop's).
-        data: name of the pairs.
-        fingerprint: of the pairs.
-        model_fields: of :func:`~antiphase.models.clip_factories.configure_clip`, where they differ.
-        **fields: of the recipe, where they differ from the preset.
+        preset: ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop).
+        data: name of the training pairs.
+        fingerprint: fingerprint of the training pairs.
+        model_fields: arguments of :func:`~antiphase.models.clip_factories.configure_clip` that override the preset.
+        **fields: fields of the recipe that override the preset.
 
     Raises:
         UserError: naming the field that is unknown or out of range.
@@ -100,7 +100,7 @@ def make_clip_recipe(
 
 
 def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of a step counted from 0: linear warm-up, then half a cosine down."""
+    """Return the learning rate of a step (from 0): linear warm-up, then half a cosine."""
     total = recipe.epochs * steps_per_epoch
     warmup = min(round(recipe.warmup_epochs * steps_per_epoch), total)
     if step < warmup:

@@ -25,7 +25,7 @@ from antiphase.training.contrastive_step import Share, accumulate
 from antiphase.training.processes import start_processes
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
-_PATIENCE = 1000  # samples in a row that may be unreadable before training stops
+_PATIENCE = 1000  # training stops after this many unreadable samples in a row
 Evaluate = Callable[[CLIP], dict[str, Any]]
 
 
@@ -34,28 +34,31 @@ def train_clip(
     part: int | None = None, compiled: bool = False, checkpointing: bool = False, trackers: list[str] | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Train what the recipe says into the directory ``out`` and return the log, one entry an epoch.
+    """Train a dual encoder and write it to a directory.
 
-    The directory then holds ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (the last epoch's
-    weights, nothing selected), and ``bad-samples.txt`` where samples could not be used. Called again after
-    a kill it goes on with the batch where it was; called again after the end, it returns the log. Under
-    torchrun each process takes its share of every batch, and the gradient is that of the whole batch.
+    The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
+    epoch) and, if samples were unusable, ``bad-samples.txt``. Calling it again resumes an interrupted run at the next
+    batch, and returns the log of a finished one. Under torchrun the processes share every batch; the gradient is that
+    of the whole batch.
 
     Args:
-        recipe: what to train.
+        recipe: model, data and hyperparameters.
         pairs: images with captions.
-        out: directory, made if missing.
-        evaluate: from the model, in evaluation mode, to what the log is to hold of it at an epoch's end.
-        part: samples of a process that go through the towers at a time (GradCache); None: its whole share.
-            Does not change the result but by rounding.
-        compiled: run the towers under torch.compile.
-        checkpointing: compute each block again in the backward pass, for less memory.
-        trackers: names of experiment trackers that accelerate knows, such as ``tensorboard``.
-        progress: whether to show a progress bar on stderr.
+        out: output directory, created if missing.
+        evaluate: maps the model, in evaluation mode, to entries of the log at the end of an epoch.
+        part: samples per pass through the towers (GradCache); None: the whole share of the process. Affects the
+            result only by rounding.
+        compiled: run the towers with torch.compile.
+        checkpointing: recompute each block in the backward pass, to save memory.
+        trackers: names of experiment trackers supported by accelerate, such as ``tensorboard``.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The log, one entry per epoch.
 
     Raises:
-        UserError: if ``out`` holds another run, data and model do not fit, 1,000 samples in a row (or a whole epoch)
-            cannot be read, or the loss is not finite.
+        UserError: if ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
+            whole epoch) are unreadable, or the loss is not finite.
     """
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
@@ -116,7 +119,7 @@ def train_clip(
 
 
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
-    """AdamW; weight decay spares what has fewer than two axes: biases, norms, λ, the scale."""
+    """Return AdamW, with weight decay only on parameters with at least two axes."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [
@@ -129,7 +132,7 @@ def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
 
 
 class _BadSamples:
-    """Names of samples that could not be used, each once, on disk as soon as it is known."""
+    """Unusable samples, written to a file at once, without duplicates."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,7 +146,7 @@ class _BadSamples:
 
 
 class _Stream:
-    """The shares of all steps in order; asked for another step than the next, it begins again there."""
+    """This process's share of each step; a request for a step other than the next restarts the stream there."""
 
     def __init__(
         self, recipe: ClipRecipe, pairs: PairSource, accelerator: Accelerator, model: CLIP, bad: _BadSamples
@@ -153,7 +156,7 @@ class _Stream:
         self.size = model.image_shape[1]
         self.patches = model.visual.pos_embed.shape[1] - 1
         self.context_length = model.text.context_length
-        self.unread = 0  # samples in a row, in batches of which none could be read
+        self.unread = 0  # unreadable samples in a row, counted in whole shares
         epoch = pairs.steps_per_epoch(recipe.batch_size) * (recipe.batch_size // self.world)
         self.patience = min(_PATIENCE, epoch)
         self.next: tuple[int, int] | None = None
@@ -172,13 +175,13 @@ class _Stream:
         self.unread = 0 if share.valid.any() else self.unread + len(share.valid)
         if self.unread >= self.patience:
             raise UserError(
-                f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, see {self.bad.path}; "
-                "training stopped: fetch the images again"
+                f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, training stopped; see "
+                f"{self.bad.path}, and download the images again"
             )
         return share
 
     def prepare(self, epoch: int, batch: PairBatch) -> Share:
-        """Crop, choose captions and patches: all keyed by (seed, epoch, sample)."""
+        """Crop images, choose captions and patches, all keyed by (seed, epoch, sample)."""
         recipe, places = self.recipe, self.recipe.batch_size // self.world
         good = len(batch.images)
         crop_keys = sample_keys(key(recipe.seed, "crop", epoch), batch.ids)
@@ -210,13 +213,13 @@ def _check_trackers(names: list[str]) -> None:
     for name in names:
         if name not in available:
             raise UserError(
-                f"tracker {name!r}: expected one of those installed here: {', '.join(available) or 'none is'}; "
-                "pip install tensorboard, wandb or another that accelerate knows"
+                f"tracker {name!r}: not installed; expected one of {', '.join(available) or 'none'}; install it with "
+                "pip, for example tensorboard or wandb"
             )
 
 
 def _scalars(numbers: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers, those of a list each under a name of its own."""
+    """Flatten lists to one named number per element."""
     flat: dict[str, float] = {}
     for name, value in numbers.items():
         several = value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""Losses of whole batches of pairs, and their gradients at the features."""
+"""Contrastive losses of a batch, and their gradients with respect to the embeddings."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -14,15 +14,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # directions, 
 
 
 class FeatureGradients(NamedTuple):
-    """The loss of a batch and its gradients.
-
-    Attributes:
-        loss: one number.
-        image: at the image embeddings.
-        text: at the text embeddings.
-        logit_scale: at the logarithm of the scale.
-        logit_bias: at the bias; None where there is none.
-    """
+    """Loss of a batch, and its gradients with respect to each input; None for an absent bias."""
 
     loss: Float[Tensor, ""]
     image: Float[Tensor, "batch embed"]
@@ -32,7 +24,7 @@ class FeatureGradients(NamedTuple):
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return x in float32, or as it is where that is wider."""
+    """Convert x to float32 unless it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -43,23 +35,21 @@ def feature_gradients(
     logit_bias: Float[Tensor, ""] | None = None,
     kind: Kind = "clip",
 ) -> FeatureGradients:
-    """Return the loss of a batch of embeddings that are not normalised, and its gradients.
+    """Compute the loss of a batch of embeddings and its gradients with respect to them.
 
-    The towers' gradient is this one pulled back through each sample by itself, so a batch of any size can
-    be pulled back in parts: L. Gao et al., *Scaling Deep Contrastive Learning Batch Size under Memory
-    Limited Setup*, RepL4NLP 2021 (GradCache). For the same reason, processes that each hold all embeddings
-    need to exchange nothing else.
+    Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al.,
+    *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache).
 
     Args:
-        image: embeddings of the images.
-        text: those of their captions, in the same order.
-        logit_scale: logarithm of what cosines are multiplied by.
+        image: image embeddings, not normalised.
+        text: caption embeddings in the same order, not normalised.
+        logit_scale: natural logarithm of the factor on the cosines.
         logit_bias: added to the logits; for ``"siglip"``.
         kind: ``"clip"``: symmetric cross-entropy (CLIP, Figure 3); ``"siglip"``: X. Zhai et al., *Sigmoid
-            Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy whose keys are
-            constants, as the gather of SLIP's training code leaves them on two devices or more.
+            Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy with constant keys, as
+            SLIP's training code computes it on several devices, since its gather stops gradients.
     """
-    if not len(image):  # a batch of bad samples alone: nothing to learn
+    if not len(image):  # all samples of the batch were unreadable
         bias = None if logit_bias is None else torch.zeros_like(logit_bias)
         return FeatureGradients(image.new_zeros(()), image, text, torch.zeros_like(logit_scale), bias)
     with torch.enable_grad():

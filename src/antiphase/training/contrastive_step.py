@@ -1,4 +1,4 @@
-"""The gradient of one batch of pairs, in parts and over processes: exact, whatever the split."""
+"""The exact gradient of one batch of pairs, computed in parts and over processes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from antiphase.training.contrastive_loss import FeatureGradients, Kind, at_least
 
 @dataclass(frozen=True)
 class Share:
-    """What one process feeds to the model in a step.
+    """One process's share of a batch.
 
     Attributes:
-        images: 8-bit pixels of the model's size.
-        tokens: token ids of one caption each.
-        valid: False for a place that a bad sample left empty; all processes have equally many places.
-        keep: patches that are not dropped; None for all.
+        images: 8-bit pixels at the model's size.
+        tokens: token ids of one caption per image.
+        valid: False for padding in place of an unreadable sample; all processes have shares of equal length.
+        keep: indices of the patches that are not dropped; None: all.
         size: samples in the whole batch.
     """
 
@@ -35,24 +35,23 @@ class Share:
 def accumulate(
     model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, bf16: bool, part: int | None
 ) -> Float[Tensor, ""]:
-    """Add the gradient of the whole batch's loss to the model's parameters and return the loss.
+    """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
-    1. Each process computes the features of its share, ``part`` samples at a time; only where one part is
-       the whole share is the graph kept.
-    2. Every process gets all features and computes the loss and its gradient at them.
-    3. Each pulls its own rows back through the towers, part by part, and the parameters' gradients are
-       summed over the processes.
+    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part.
+    2. All processes gather all embeddings and compute the loss and its gradient with respect to them.
+    3. Each process backpropagates its own rows through the towers, part by part; the parameter gradients are summed
+       over the processes.
 
-    With any ``part`` and any number of processes that is the gradient of one process with the whole batch;
-    memory grows with ``part``, and beyond it by the features alone.
+    The result does not depend on ``part`` or the number of processes, except for rounding. Memory is that of one part
+    plus all embeddings.
 
     Args:
         model: the model, not wrapped for distributed training.
         share: this process's samples.
-        accelerator: of the run.
+        accelerator: accelerator of the run.
         kind: the loss.
-        bf16: whether the towers run in bfloat16.
-        part: samples of a part; None for one part.
+        bf16: run the towers in bfloat16.
+        part: samples per part; None: one part.
     """
     size = part or len(share.images)
     parts = list(_parts(share, size, accelerator.device, model.logit_scale.dtype))
@@ -83,7 +82,7 @@ def accumulate(
 def _parts(
     share: Share, size: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor | None]]]:
-    """Yield a function for each part that brings it to the device, so that one part is there at a time."""
+    """Yield for each part a function that copies it to the device, to hold one part at a time there."""
     for start in range(0, len(share.images), size):
         rows = slice(start, start + size)
 
@@ -98,7 +97,7 @@ def _parts(
 def _whole_batch(
     model: CLIP, image: Tensor, text: Tensor, valid: Tensor, accelerator: Accelerator, kind: Kind
 ) -> tuple[FeatureGradients, Tensor, Tensor]:
-    """Return the batch's loss and gradients, and the gradients at this process's own rows."""
+    """Return the batch's loss and gradients, and the gradients of this process's rows."""
     count, process = len(image), accelerator.process_index
     all_image, all_text, every = (
         _gathered(part, accelerator) for part in (image.detach(), text.detach(), valid.to(image.device))

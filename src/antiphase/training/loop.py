@@ -1,4 +1,4 @@
-"""The one training loop: steps, learning rate, log, checkpoints, and exact resume after a kill."""
+"""The training loop: steps, learning rate, log, saved states, exact resume."""
 
 import json
 import math
@@ -22,28 +22,28 @@ from antiphase.models import checkpoints
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
-_CHECK_EVERY_STEPS = 50  # reading the loss off a GPU waits for it
+_CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU
 _CHECK_EVERY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the loop runs.
+    """Definition of a training run.
 
     Attributes:
         model: the model as prepared by the accelerator.
         optimizer: the optimizer as prepared by the accelerator.
-        identity: digest of everything that affects the weights; a state of another identity is refused.
+        identity: digest of everything that affects the weights; a saved state with another identity is refused.
         epochs: number of epochs.
-        steps_per_epoch: number of steps in each.
-        learning_rate: from the step, counted from 0, to the learning rate.
-        backward: for (epoch, step within it), adds the gradient of the batch's loss to the parameters' and
-            returns (this process's part of the loss, without a graph; images in the whole batch). The
-            parts' mean over the processes is the loss. Everything random in it is keyed by the two numbers.
-        evaluate: what to log at the end of an epoch.
-        after_step: what is done to the parameters when the optimizer has moved them.
-        note: what a watcher is told beside the loss, while an epoch runs.
-        track: sends numbers and the step they belong to to experiment trackers.
+        steps_per_epoch: steps per epoch.
+        learning_rate: learning rate of a step (from 0).
+        backward: for (epoch, step in the epoch), accumulates the parameter gradients of the batch and returns this
+            process's loss without a graph, and the number of images in the whole batch. The batch's loss is the mean
+            over the processes. All randomness is keyed by the two numbers.
+        evaluate: returns what to log at the end of an epoch.
+        after_step: called after each step of the optimizer, for example to clamp parameters.
+        note: text shown next to the loss while an epoch runs.
+        track: sends numbers and their step to experiment trackers.
     """
 
     model: nn.Module
@@ -61,7 +61,7 @@ class Task:
 
 @dataclass
 class _Standing:
-    """Where a run stands; saved with the weights."""
+    """Progress of a run; saved with the weights."""
 
     step: int = 0
     loss_sum: float = 0.0  # over the epoch so far
@@ -69,12 +69,12 @@ class _Standing:
 
 
 def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = True) -> list[dict[str, Any]]:
-    """Train to the end, going on from ``out``'s state file where there is one, and return the log.
+    """Train to the end, resuming from the state file in ``out`` if there is one, and return the log.
 
-    The weights after a resumed run equal those of an uninterrupted one on the same machine, bit for bit.
+    On the same machine, a resumed run gives bitwise the same weights as an uninterrupted one.
 
     Raises:
-        UserError: if the loss is not finite (the last state is kept), or the state is of another run.
+        UserError: if the loss is not finite (the last saved state is kept), or the saved state belongs to another run.
     """
     path = out / STATE_FILE
     standing = _load(task, path) if path.exists() else _Standing()
@@ -99,7 +99,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
                 images += count
                 standing.step += 1
                 bar.update(line, completed=standing.step)
-                # processes must look together, so by the step; one alone may look by the clock
+                # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == task.steps_per_epoch or len(losses) == _CHECK_EVERY_STEPS:
                     standing.loss_sum = _finite_sum(standing.loss_sum, losses, standing.step, accelerator)
@@ -126,13 +126,13 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
 
 
 def _check_together(standing: _Standing, path: Path, accelerator: Accelerator) -> None:
-    """Refuse to go on where the processes have not all read the same state."""
+    """Raise a UserError unless all processes resume from the same step."""
     if accelerator.num_processes == 1:
         return
     steps: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
     if len(set(steps.tolist())) > 1:
         raise UserError(
-            f"{path}: the processes go on from steps {steps.tolist()}; expected a folder that all of them see"
+            f"{path}: the processes resume from different steps {steps.tolist()}; use a folder shared by all of them"
         )
 
 
@@ -148,13 +148,13 @@ def _step(task: Task, epoch: int, within: int) -> tuple[Tensor, int]:
 
 
 def _finite_sum(before: float, losses: list[Tensor], step: int, accelerator: Accelerator) -> float:
-    """Add the steps' losses one by one, so that it does not matter how many are read at a time."""
+    """Add the losses one by one, so that the sum does not depend on how often they are read."""
     each: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # over the processes
     total = sum(each.tolist(), before)
     if not math.isfinite(total):
         raise UserError(
-            f"the loss became {total} within {len(losses)} steps before step {step}: training stopped, the last "
-            "saved state is kept; a lower --learning-rate or --precision float32 usually mends it"
+            f"the loss became {total} in the {len(losses)} steps before step {step}: training stopped, the last saved "
+            "state is kept; try a lower --learning-rate or --precision float32"
         )
     return total
 
@@ -169,7 +169,7 @@ def _describe(row: dict[str, Any], epochs: int) -> str:
 
 
 class _Saver:
-    """Saves the state, at most a twentieth of the time; how often does not affect the result."""
+    """Save the state regularly, in at most 5 % of the run time; this does not affect the result."""
 
     def __init__(self, task: Task, path: Path, accelerator: Accelerator) -> None:
         self.task, self.path, self.accelerator = task, path, accelerator
@@ -191,15 +191,15 @@ class _Saver:
 
 
 def _load(task: Task, path: Path) -> _Standing:
-    """Put the saved weights and optimizer state in place."""
+    """Load the saved weights and optimizer state, and return the progress."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); delete it to train from the start") from None
+        raise UserError(f"{path}: cannot be read ({error}); delete it to restart training") from None
     if metadata["identity"] != task.identity:
-        raise UserError(f"{path} belongs to a run with other settings; give another --out or delete it")
+        raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
     model = getattr(task.model, "module", task.model)
     model.load_state_dict({n[6:]: tensor for n, tensor in tensors.items() if n.startswith("model.")})
     slots: dict[int, dict[str, Tensor]] = {}
@@ -213,10 +213,10 @@ def _load(task: Task, path: Path) -> _Standing:
 
 
 def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
-    """Return the log of the run in ``out`` if it has ended, None if it has not or there is none.
+    """Return the log of a finished run in ``out``; None if there is no run or it is unfinished.
 
     Raises:
-        UserError: the run there has another recipe.
+        UserError: if the run has a different recipe.
     """
     if not (out / checkpoints.RECIPE_FILE).exists():
         return None
@@ -224,10 +224,10 @@ def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
     held.pop(checkpoints.CLASS_NAMES, None)
     if held != recipe:
         names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
-        raise UserError(f"{out} holds a run that differs in {', '.join(names)}; give another --out")
+        raise UserError(f"{out} contains a run that differs in {', '.join(names)}; use another --out")
     return read_metrics(out) if (out / checkpoints.WEIGHTS_FILE).exists() else None
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
-    """Return the log of a run, one entry an epoch."""
+    """Return the log of a run, one entry per epoch."""
     return [json.loads(line) for line in (out / METRICS_FILE).read_text(encoding="utf-8").splitlines()]

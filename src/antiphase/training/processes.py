@@ -1,4 +1,4 @@
-"""The processes of a run: one, or those that torchrun started, on a CPU as on GPUs."""
+"""Set up the processes of a run: a single one, or those started by torchrun, on CPU or GPU."""
 
 import atexit
 from datetime import timedelta
@@ -10,17 +10,17 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-_PATIENCE = timedelta(hours=2)  # the first process measures the held-out sets while the others wait
+_PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluates
 
 
 def start_processes(**options: Any) -> Accelerator:
-    """Return the accelerator of a run, without mixed precision: autocast is the caller's.
+    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves.
 
     Args:
-        **options: of accelerate's ``Accelerator``.
+        **options: options of accelerate's ``Accelerator``.
     """
     end_group_at_exit()
-    # without cpu=True accelerate takes each of torchrun's processes on a CPU for a run of its own
+    # without cpu=True, accelerate treats each torchrun process on a CPU as a separate run
     return Accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision="no",
@@ -31,10 +31,10 @@ def start_processes(**options: Any) -> Accelerator:
 
 @cache
 def end_group_at_exit() -> None:
-    """Have the process group of torchrun's processes ended before the interpreter is, where Gloo made it.
+    """Destroy a Gloo process group at exit, before the interpreter shuts down.
 
-    Its threads may still hold tensors of Python when the last statement has run; one that comes for the interpreter's
-    lock after that aborts the process, whose work was done. NCCL's own end waits for processes that may have failed.
+    Otherwise a Gloo thread that still holds Python tensors may take the interpreter's lock during shutdown and abort
+    the process. NCCL groups are left alone, because destroying them waits for processes that may have failed.
     """
     atexit.register(_end_group)
 

@@ -1,4 +1,4 @@
-"""What a training run is: every field that affects the weights, and nothing else."""
+"""Recipe of a classifier's training: every field that affects the weights, and no others."""
 
 import math
 from typing import Any, Literal
@@ -22,13 +22,13 @@ from antiphase.training.adversarial import Adversary
 
 
 class Recipe(BaseModel):
-    """How a classifier is trained; stored beside its weights.
+    """Hyperparameters of a classifier's training; stored next to its weights.
 
-    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of
-    128; 100 epochs on CIFAR-10, 300 on CIFAR-100. What it leaves open is plain here: a constant learning
-    rate, no weight decay, no augmentation, the last epoch kept.
+    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100
+    epochs on CIFAR-10, 300 on CIFAR-100. What the paper does not specify is kept simple: constant learning rate, no
+    weight decay, no augmentation, weights of the last epoch.
 
-    ``adversarial`` says how the training images are perturbed (Appendix D.2); None trains on clean images.
+    ``adversarial`` contains the settings of adversarial training (Appendix D.2); None trains on clean images.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -51,7 +51,7 @@ class Recipe(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_there(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write a natural recipe as it was written before there were others: its identity stays the same."""
+        # keeps the identity of recipes written before adversarial training existed
         fields = dump(self)
         if self.adversarial is None:
             fields.pop("adversarial", None)
@@ -59,15 +59,15 @@ class Recipe(BaseModel):
 
 
 def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
-    """Return the recipe that trains a ``vit`` or ``diffvit`` on some images.
+    """Build the recipe of a ``vit`` or ``diffvit`` for given training images.
 
-    The model's sizes come from the preset of the images' size, its normalisation from the images (mean and
-    standard deviation of each channel over at most 60,000 of them, to three digits).
+    The model's sizes come from the preset for the image size, its normalisation from the mean and standard deviation
+    of each channel over at most 60,000 images, rounded to three digits.
 
     Args:
         kind: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
-        images: the training images.
-        model_fields: fields of the model's configuration that differ from the preset.
+        images: training images.
+        model_fields: fields of the model's configuration that override the preset.
         **fields: fields of the recipe.
 
     Raises:
@@ -85,7 +85,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, in units of the [0, 1] pixel, to three digits."""
+    """Return mean and standard deviation per channel, in units of the [0, 1] pixel range, to three digits."""
     count, total, squares = 0, torch.zeros(1), torch.zeros(1)
     for _, batch, _ in images.subset(min(limit, len(images))).batches(1000):
         pixels = batch.double().transpose(0, 1).flatten(1)
@@ -98,7 +98,7 @@ def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float
 
 
 def fastest_precision(device: torch.device) -> Precision:
-    """Return ``"bf16"`` where the device multiplies bf16 matrices in hardware, else ``"float32"``."""
+    """Return ``"bf16"`` if the device multiplies bf16 matrices in hardware, otherwise ``"float32"``."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     if device.type == "cpu":
@@ -108,7 +108,7 @@ def fastest_precision(device: torch.device) -> Precision:
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of a step counted from 0: linear warm-up, then constant or half a cosine to 0."""
+    """Return the learning rate of a step (from 0): linear warm-up, then constant or half a cosine to 0."""
     warmup = recipe.warmup_epochs * steps_per_epoch
     if step < warmup:
         return recipe.learning_rate * (step + 1) / warmup
