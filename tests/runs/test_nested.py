@@ -240,8 +240,8 @@ def test_the_command_line_chooses(tmp_path, run_cli, options, budgets):
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert settings["budgets"].startswith(budgets)
     page = (tmp_path / "report.html").read_text()
-    assert "Which attack felled the images" in page
-    assert ("counts there and at every larger one" in page) == (budgets == "nested up")
+    assert '<section id="felled">' in page
+    assert ("counts as broken at every larger ε" in page) == (budgets == "nested up")
 
 
 @pytest.mark.parametrize("command", ["attack", "audit"])
