@@ -164,3 +164,9 @@ def test_our_own_models_need_neither_timm_nor_torchvision():
 def test_what_the_package_does_not_have_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'attack'"):
         antiphase.attack  # noqa: B018 (what it does not have)
+
+
+def test_every_public_name_of_the_package_and_of_studies_is_there():
+    for module in (antiphase, antiphase.studies):
+        assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    assert antiphase.training.train_classifier.__name__ == "train_classifier"

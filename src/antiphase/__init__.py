@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
-    from antiphase import attacks, attention, data, evaluation, models, sensitivity
+    from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
     from antiphase.models import load_model
     from antiphase.runs.functions import audit
 
@@ -27,17 +27,16 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # away: an audit was 2 to 5 times as fast without (dev/attack-engine.md). Read when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__all__ = [
-    "UserError",
-    "attacks",
-    "attention",
+__all__ = [  # noqa: RUF022 (grouped)
+    # whole commands
     "audit",
-    "data",
-    "evaluation",
-    "load_model",
-    "models",
-    "sensitivity",
-]
+    # models and data
+    "data", "load_model", "models", "training",
+    # what is measured
+    "attacks", "attention", "evaluation", "sensitivity", "studies",
+    # the error for invalid input
+    "UserError",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

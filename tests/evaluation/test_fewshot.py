@@ -254,7 +254,7 @@ def test_draws_that_cannot_be_made_are_named(changed, message):
 def test_features_that_cannot_be_used_are_named():
     train, test = features(7)
     episodes = draw_episodes(TRAIN, TEST, **SIZES)
-    with pytest.raises(UserError, match="test features: some are NaN or infinite"):
+    with pytest.raises(UserError, match="test features with NaN or infinite values"):
         few_shot_accuracies(train, torch.where(test == test[2, 3], torch.nan, test), episodes)
     with pytest.raises(UserError, match="training image 52: expected 0 to 51"):
         few_shot_accuracies(train[:52], test, replace(episodes, support=episodes.support.fill_(52)))

@@ -9,7 +9,7 @@ from antiphase.data.published import PROBE_SETS
 from antiphase.evaluation.statistics import jackknife, mcnemar_exact, mean_over_groups
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.collect import result, study_rows
-from antiphase.studies.estimates import SEED
+from antiphase.studies.estimation import SEED
 from antiphase.studies.lab import Lab
 from antiphase.studies.papers.diffclip import (
     attention,

@@ -178,7 +178,10 @@ def test_shards_in_which_no_image_can_be_read_end_the_training(tmp_path):
     (folder / "00000.tar").write_bytes(tar.replace(b"\xff\xd8\xff", b"\0\0\0"))
     pairs = open_shards(str(folder))
     recipe = tiny_recipe(pairs=pairs, epochs=1)
-    with pytest.raises(UserError, match=r"none of the last 16 samples could be read, see .*bad-samples\.txt"):
+    with pytest.raises(
+        UserError,
+        match=r"none of the last 16 samples could be read, training stopped; see .*bad-samples\.txt",
+    ):
         train_clip(recipe, pairs, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert len((tmp_path / "run" / BAD_SAMPLES_FILE).read_text().splitlines()) == 16

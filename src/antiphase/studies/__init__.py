@@ -1,1 +1,39 @@
-"""Studies: tables and figures from many trainings and measurements, each run once and stored."""
+"""Studies: tables and figures from many trainings and measurements, each run once and stored.
+
+What a study of your own needs is here; ``antiphase study new`` writes one.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from antiphase.studies.artefact import *  # noqa: F403
+    from antiphase.studies.cells import *  # noqa: F403
+    from antiphase.studies.claims import *  # noqa: F403
+    from antiphase.studies.estimation import *  # noqa: F403
+    from antiphase.studies.spec import *  # noqa: F403
+
+# by module, which is imported when one of its names is first used: the command line needs none
+_HOMES = {
+    # what a study is
+    "spec": ("Cell", "Profile", "RowsByTable", "Study"),
+    # its trainings and measurements
+    "cells": (
+        "Accuracy", "Attack", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense", "TrainClip", "TrainVit",
+        "given",
+    ),
+    # what it shows and claims
+    "artefact": ("Artefact", "Panel", "Plot", "Table"),
+    "claims": ("Check", "Claim"),
+    "estimation": ("ASR", "difference", "estimates", "over"),
+}  # fmt: skip
+
+__all__ = [name for names in _HOMES.values() for name in names]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"antiphase.studies.{module}"), name)
+    raise AttributeError(f"module 'antiphase.studies' has no attribute {name!r}")

@@ -10,11 +10,25 @@ from torch import Tensor, nn
 
 from antiphase.attacks import AttackResult, Threat, pgd
 from antiphase.models import diffvit
-from antiphase.studies.artefact import Artefact, Panel, Plot
-from antiphase.studies.cells import Attack, Model, Own, TrainVit
-from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, difference, estimates, over
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.studies import (
+    ASR,
+    Artefact,
+    Attack,
+    Cell,
+    Check,
+    Claim,
+    Model,
+    Own,
+    Panel,
+    Plot,
+    Profile,
+    RowsByTable,
+    Study,
+    TrainVit,
+    difference,
+    estimates,
+    over,
+)
 
 EPS = (1 / 255, 4 / 255)
 

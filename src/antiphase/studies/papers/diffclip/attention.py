@@ -25,7 +25,7 @@ import polars as pl
 from antiphase.studies.artefact import Artefact, Gallery, Picture, Table
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import SAMPLE, SEED, difference, estimates
+from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
 from antiphase.studies.papers.diffclip.bench import TITLES, bench, models, settings
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 

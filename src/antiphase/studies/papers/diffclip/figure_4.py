@@ -29,7 +29,7 @@ from antiphase.data.mmvp import PAPER_PATTERNS
 from antiphase.evaluation.statistics import mcnemar_exact
 from antiphase.studies.artefact import Artefact, Plot
 from antiphase.studies.claims import Claim
-from antiphase.studies.estimates import SAMPLE, SEED
+from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import alike, observations
 from antiphase.studies.papers.diffclip.show import (

@@ -43,7 +43,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import ESTIMATES, Artefact, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import SEED, difference
+from antiphase.studies.estimation import SEED, difference
 from antiphase.studies.papers.diffclip.bench import SHIFTED, VARIANTS, bench, models, settings
 from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, averaged, observations
 from antiphase.studies.papers.diffclip.show import (

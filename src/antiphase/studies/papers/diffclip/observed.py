@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from antiphase.evaluation.summary import CLASSES_ALIKE
-from antiphase.studies.estimates import SAMPLE, SEED
+from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.papers.diffclip.bench import TITLES
 
 VALUE = pl.col("value")

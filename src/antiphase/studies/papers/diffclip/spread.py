@@ -3,7 +3,7 @@
 import polars as pl
 
 from antiphase.studies.artefact import Artefact, Table
-from antiphase.studies.estimates import SEED
+from antiphase.studies.estimation import SEED
 from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, observations, with_average
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, model_table
 from antiphase.studies.spec import RowsByTable

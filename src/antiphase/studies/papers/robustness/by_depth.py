@@ -5,7 +5,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates, over
+from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.show import against, apart, eps_name, table_of
 
 AT = (1 / 255, 4 / 255)

@@ -8,7 +8,7 @@ import polars as pl
 from antiphase.models.zeroshot import PAPER_TEMPLATE
 from antiphase.studies.artefact import Table
 from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
-from antiphase.studies.estimates import CORRECT, estimates
+from antiphase.studies.estimation import CORRECT, estimates
 from antiphase.studies.papers.diffclip.bench import settings as clip_settings
 from antiphase.studies.papers.robustness.bench import bench
 from antiphase.studies.papers.robustness.clip_bench import clip_models

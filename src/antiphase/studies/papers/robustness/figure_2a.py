@@ -15,7 +15,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Claim
-from antiphase.studies.estimates import ASR, estimates, over
+from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import eps_table, more_fragile
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

@@ -15,7 +15,7 @@ antiphase study run figure-2b --profile laptop
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates, over
+from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells
 from antiphase.studies.papers.robustness.clip_attacks import (
     MANY_CLASSES,

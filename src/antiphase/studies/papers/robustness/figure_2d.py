@@ -17,7 +17,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates, over
+from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells
 from antiphase.studies.papers.robustness.clip_attacks import (
     MANY_CLASSES,

@@ -15,7 +15,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import estimates, over
+from antiphase.studies.estimation import estimates, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
 from antiphase.studies.papers.robustness.figure_3d import ESTIMATORS, VALUE, of_maps

@@ -6,7 +6,7 @@ import polars as pl
 
 from antiphase.evaluation.statistics import mean_over_seeds
 from antiphase.studies.artefact import ESTIMATES
-from antiphase.studies.estimates import SAMPLE, SEED
+from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.spec import RowsByTable
 
 LAYER = ["data", "depth", SEED, "layer"]

@@ -8,7 +8,7 @@ import polars as pl
 
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, difference
+from antiphase.studies.estimation import ASR, difference
 
 
 def eps_name(eps: float) -> str:

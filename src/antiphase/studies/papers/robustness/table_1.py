@@ -19,7 +19,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, CORRECT, estimates, over
+from antiphase.studies.estimation import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

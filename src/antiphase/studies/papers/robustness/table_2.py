@@ -20,7 +20,7 @@ import polars as pl
 from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimates import ASR, estimates
+from antiphase.studies.estimation import ASR, estimates
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import against, eps_name, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

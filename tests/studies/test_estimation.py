@@ -7,7 +7,7 @@ import pytest
 from antiphase.errors import UserError
 from antiphase.evaluation.crossed import crossed_mean
 from antiphase.studies.claims import Check
-from antiphase.studies.estimates import difference, estimates
+from antiphase.studies.estimation import difference, estimates
 
 VALUE = pl.col("value")
 
