@@ -308,7 +308,7 @@ def test_up_black_box_wins_at_smaller_budgets_still_count(victim):
         broken = int(result.success.sum())
         assert result.settings["felled"] == {"weak": 0, "square": broken}
         assert (
-            f"felled {broken} samples that stood after the attacks by gradient (0 of 53)"
+            f"broke {broken} samples that the gradient-based attacks failed to break (they broke 0 of 53)"
             in result.warnings[0]
         )
 
