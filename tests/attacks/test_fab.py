@@ -143,7 +143,9 @@ def test_a_budget_only_selects_among_the_least_perturbations(norm):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("options", [{}, {"targets": 3}, {"restarts": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"targets": 3}, pytest.param({"restarts": 2}, marks=pytest.mark.thorough)]
+)
 def test_batch_size_and_order_change_nothing(norm, options):
     model, images = toys.network(), _images(67)
     threat = Threat(norm, {"linf": 0.01, "l2": 0.12}[norm])

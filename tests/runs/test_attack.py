@@ -155,6 +155,7 @@ def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
     assert_frame_equal(one.select("distance"), two.select("distance"), abs_tol=1e-6)
 
 
+@pytest.mark.thorough  # test_cache.py stops the same run, without a signal
 def test_a_killed_ensemble_goes_on_and_does_nothing_twice(tmp_path, victim):
     command = [
         "-m", "antiphase", "attack", victim.card.spec, "--eps", "2/255,8/255", "--limit", "60",

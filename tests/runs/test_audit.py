@@ -211,6 +211,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, case):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_random_weights_and_random_images_for_smoke_use(tmp_path, run_cli):
     code, _, err = run_cli(
         "audit", "timm:vit_tiny_patch16_224", "--random-weights", "--data", "random", "--limit", 2,
