@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 # results do not depend on the batch size. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-# By default OpenMP's threads spin while they wait for each other. On a shared machine they take each other's processor
-# away: an audit was 2 to 5 times as fast without (dev/attack-engine.md). Read when torch is first imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# GNU OpenMP's threads spin while they wait for each other. For so long that on a shared machine they take each other's
+# processor away: there an audit is 2 to 5 times as fast with shorter spins, and as fast as before on an idle one
+# (dev/attack-engine.md). Read when torch is first imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __all__ = [  # noqa: RUF022 (grouped)
     # whole commands

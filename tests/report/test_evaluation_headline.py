@@ -32,7 +32,9 @@ def test_a_difference_that_is_decided_is_in_the_title_whichever_metric_it_is_of(
 
 def test_nothing_decided_is_said_with_the_number_that_stands_for_its_task():
     title, _ = headline(summary(UNDECIDED, PER_CLASS))
-    assert title.startswith("diffclip and clip cannot be told apart: +1.0 points [−5.0, 7.0] in retrieval")
+    assert title.startswith(
+        "No difference shown between diffclip and clip: +1.0 points [−5.0, 7.0] in retrieval"
+    )
 
 
 def test_both_sides_are_named_and_the_other_decided_numbers_listed():
@@ -45,14 +47,14 @@ def test_both_sides_are_named_and_the_other_decided_numbers_listed():
 
 def test_few_shot_episodes_do_not_decide_the_title_but_are_not_contradicted():
     title, lead = headline(summary(UNDECIDED, EPISODES))
-    assert title.startswith("diffclip and clip cannot be told apart outside few-shot episodes: +1.0")
+    assert title.startswith("No difference shown between diffclip and clip outside few-shot episodes: +1.0")
     assert "of 1 difference 0 are above zero, 1 below" in lead
     assert headline(summary(EPISODES))[0].startswith("diffclip scores lower than clip: −5.0 points")
 
 
 def test_a_difference_without_interval_is_undecided():
     title, _ = headline(summary(("zero-shot", "per class", True, -0.5, None, None)))
-    assert title.startswith("diffclip and clip cannot be told apart: −50.0 points (no interval)")
+    assert title.startswith("No difference shown between diffclip and clip: −50.0 points (no interval)")
 
 
 def test_several_pairs_and_none():

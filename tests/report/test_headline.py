@@ -43,14 +43,14 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
             [20, 40, 60],
             "diff is broken more often than vit: +20.0 points [",
         ),
-        ([20, 40, 61], [20, 41, 60], "diff and vit cannot be told apart: −0.5 points ["),
+        ([20, 40, 61], [20, 41, 60], "No difference shown between diff and vit: −0.5 points ["),
         (
             [60, 40, 60],
             [20, 40, 120],
             "diff is broken more often than vit at 1 of 3 ε, less often at 1: +20.0 points [",
         ),
         ([60], [20], "diff is broken more often than vit: +20.0 points ["),
-        ([20], [20], "diff and vit cannot be told apart: 0.0 points ["),
+        ([20], [20], "No difference shown between diff and vit: 0.0 points ["),
     ],
 )
 def test_title_says_what_the_intervals_say(tmp_path, make_run, diff, vit, expected):

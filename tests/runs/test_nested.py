@@ -240,7 +240,7 @@ def test_the_command_line_chooses(tmp_path, run_cli, options, budgets):
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
     assert settings["budgets"].startswith(budgets)
     page = (tmp_path / "report.html").read_text()
-    assert '<section id="felled">' in page
+    assert '<section id="broken">' in page
     assert ("counts as broken at every larger ε" in page) == (budgets == "nested up")
 
 

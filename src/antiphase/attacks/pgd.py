@@ -46,10 +46,10 @@ def pgd(
 ) -> AttackResult:
     """Maximise the loss by projected gradient ascent.
 
-    x₀ is drawn uniformly from the ε-ball; x_{t+1} = Π(x_t + α_t·d_t) with d_t the sign of the gradient (linf) or the
-    normalised gradient (l2), and Π the projection onto the ε-ball and the bounds. The search stops at the first iterate
-    that changes the prediction; otherwise the iterate of highest loss is kept. It takes at most ``steps + 1`` forward
-    passes, and one more to confirm a success.
+    x₀ is drawn uniformly from the ε-ball and clipped to the bounds; x_{t+1} = Π(x_t + α_t·d_t), with d_t the sign of
+    the gradient (linf) or the normalised gradient (l2), and Π the projection onto the ε-ball and the bounds. By default
+    the search stops at the first iterate that is classified differently from the label; otherwise the iterate of
+    highest loss is kept. A restart takes at most ``steps + 1`` forward passes, and one more to confirm a success.
 
     Source: A. Madry et al., *Towards Deep Learning Models Resistant to Adversarial Attacks*, ICLR 2018;
     robustness paper, Appendix C.2.1, which gives neither step size nor number of steps: α = ε/4 and 20 are our choice.
@@ -57,7 +57,7 @@ def pgd(
     Args:
         model: classifier of images within the threat's bounds.
         images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
+        labels: classes to move away from; None for the clean predictions.
         threat: norm, finite ε and bounds.
         steps: gradient steps, at least 1.
         step_size: α₀ in units of the norm, above 0; ε/4 by default.

@@ -33,12 +33,12 @@ def sweep(
 ) -> list[AttackResult]:
     """Attack at several ε; return one result for each, ε rising.
 
-    - ``nested="up"`` or True: a sample that falls at ε counts as fallen at every larger one, by the same
-      image and at no further cost; only survivors go up, and an attack that looks for the nearest
-      adversarial example runs once for all ε. This proves every success that it counts.
-    - ``nested="down"``: a sample that stands at ε counts as standing at every smaller one, whose ball lies
-      within; only the fallen go down. Cheaper, since no sample spends its whole budget twice; but where a
-      search fails at ε and would succeed in the smaller ball, that success is missed. An attack that only looks
+    - ``nested="up"`` or True: a sample broken at one ε counts as broken at every larger one, by the same
+      image and at no further cost; only robust samples are attacked at the next ε, and an attack that looks for the
+      nearest adversarial example runs once for all ε. Every success that is counted is proven.
+    - ``nested="down"``: starts at the largest ε and retries only the broken samples at the next smaller one. If most
+      samples are robust, this is faster; but if a search fails at ε and would succeed in the smaller ball, that success
+      is missed. An attack that only looks
       for the nearest adversarial example runs once, as for ``"up"``.
     - ``nested="off"`` or False: independent runs, as the robustness paper's.
 

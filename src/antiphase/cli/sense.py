@@ -14,7 +14,8 @@ from antiphase.runs.options.sense import SenseOptions
 def sense(options: SenseOptions) -> None:
     """Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 
-    Any model with attention: ours, timm's, with the maps of each layer checked against the module's own output.
+    Works with any model that has attention, from here or from timm. The maps of each layer are checked against the
+    module's own output.
 
     **Examples**
 

@@ -52,7 +52,8 @@ def direction_grams(
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
-    For standard normal u (:func:`random_directions`) each is an unbiased estimate of the Frobenius inner product.
+    J1 and J2 are the Jacobians of the attention maps A1 and A2 with respect to the pixels. For standard normal u
+    (:func:`random_directions`) the three products are unbiased estimates of ‖J1‖²_F, ‖J2‖²_F and ⟨J1, J2⟩_F.
     With the δ of an attack as u, they measure the response of the two maps to that perturbation. Costs one
     forward-mode pass per direction, for any number of layers and heads.
 

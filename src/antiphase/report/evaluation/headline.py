@@ -57,7 +57,7 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
 def _verdict(model: str, twin: str, higher: int, lower: int, total: int, elsewhere: str) -> str:
     score = "score" if twin == "their twins" else "scores"
     if not higher and not lower:
-        return f"{model} and {twin} cannot be told apart{elsewhere}"
+        return f"No difference shown between {model} and {twin}{elsewhere}"
     if not higher or not lower:
         return f"{model} {score} {'higher' if higher else 'lower'} than {twin}"
     first, second = (

@@ -5,7 +5,7 @@ and quotes one ε. It depends on the 95 % intervals of the difference at all ε:
 
 - If some exclude zero, the title says on which side they lie. The quoted ε is the one of them nearest to the middle of
   the list (the smaller of two), not the one with the largest difference.
-- If none does, the title says that the two cannot be told apart, and the quoted ε is the middle one (the lower of two).
+- If none does, the title says that no difference is shown, and the quoted ε is the middle one (the lower of two).
 
 The sentences below list, for every attack, the ε at which the interval excludes zero.
 """
@@ -98,8 +98,8 @@ def _of_families(run: StoredRun, family: str, against: str, frame: pl.DataFrame)
     ]
     lead = (
         f"The attack changes on average {rates[0].percent} % of the predictions of {family} and "
-        f"{rates[1].percent} % of {against}. The interval is Student’s t over the training seeds; over the images, for "
-        f"these weights, it is {points_interval(at['difference'], at['image_low'], at['image_high'])}. "
+        f"{rates[1].percent} % of {against}. The interval is Student’s t over the training seeds; over the images, "
+        f"with the weights held fixed, it is {points_interval(at['difference'], at['image_low'], at['image_high'])}. "
         f"{_elsewhere(frame)}Their mean clean accuracies are {clean[0]} % and {clean[1]} %."
     )
     title = _title(
@@ -126,7 +126,7 @@ def _title(model: str, against: str, frame: pl.DataFrame, condition: str) -> str
     at = _quoted(frame)
     more, less = _above(frame), _below(frame)
     if not more and not less:
-        answer = f"{model} and {against} cannot be told apart"
+        answer = f"No difference shown between {model} and {against}"
     elif more and less:
         answer = (
             f"{model} is broken more often than {against} at {len(more)} of {len(frame)} ε, "

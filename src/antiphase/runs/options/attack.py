@@ -55,22 +55,28 @@ class AuditOptions(Options):
     attack: AttackName = "pgd"
     version: Annotated[
         Literal["standard", "plus", "rand", "2020"] | None,
-        Field(description="AutoAttack: set of attacks to run. If not given: standard."),
+        Field(
+            description="AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, "
+            "APGD-DLR, FAB, Square. plus: all six, with restarts. rand: for randomised models. If not given: standard."
+        ),
     ] = None
     steps: Annotated[
         int | None,
         Field(
-            ge=1, description="Steps of the attack. If not given: the attack's own number (PGD: 20 of ε/4)."
+            ge=1,
+            description="Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4).",
         ),
     ] = None
-    restarts: Annotated[int | None, Field(ge=1, description="Random restarts per sample.")] = None
+    restarts: Annotated[
+        int | None, Field(ge=1, description="Random restarts per sample. If not given: 1.")
+    ] = None
     queries: Annotated[int | None, Field(ge=1, description="Square: forward passes per sample.")] = None
     width: Annotated[int | None, Field(ge=1, description="Patch: side of the square in pixels.")] = None
     objective: Annotated[
         Literal["cross_entropy", "margin", "dlr", "cosine"] | None,
         Field(
-            description="What PGD, FGSM, APGD, Square and patch maximise; cosine is for a CLIP: away from the "
-            "prompt of the image's class. If not given: the attack's own."
+            description="Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the "
+            "similarity to the prompt of the image's class. If not given: the attack's own."
         ),
     ] = None
     nested: Annotated[
@@ -90,7 +96,8 @@ class AuditOptions(Options):
     sense_limit: Annotated[
         int,
         Field(
-            ge=0, description="Images on which to measure how the gradients of the maps align; 0 for none."
+            ge=0,
+            description="Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none.",
         ),
     ] = 32
     precision: SearchPrecision = "float32"

@@ -24,16 +24,24 @@ Model = Annotated[
     AfterValidator(at_least_one),
     Typed(argument=True),
     Field(
-        description="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME.",
+        description="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME, "
+        "open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME.",
     ),
 ]
 OneModel = Annotated[
     str,
     Typed(argument=True),
-    Field(description="Model: specimen:diffvit-0, a run directory, timm:NAME."),
+    Field(
+        description="Model: specimen:diffvit-0, a run directory, timm:NAME, open_clip:NAME/TAG, diffclip:PATH, "
+        "hub:USER/NAME."
+    ),
 ]
 Against = Annotated[
-    Words, Field(description="Twin to compare with; several separated by commas, one for each model.")
+    Words,
+    Field(
+        description="Model to compare with, such as the twin with standard attention; several separated by commas, one "
+        "for each model."
+    ),
 ]
 RandomWeights = Annotated[
     bool,
@@ -55,7 +63,7 @@ Classes = Annotated[
     Path | None,
     Field(
         description="Text file with the data's class names in the order of the model's outputs, one per line; a blank "
-        "line stands for a class that the data lack. If not given: classes are matched by the names stored with the "
+        "line stands for a class missing from the data. If not given: classes are matched by the names stored with the "
         "model."
     ),
 ]
@@ -82,7 +90,7 @@ Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbat
 SearchPrecision = Annotated[
     Precision,
     Field(
-        description="Precision of the search; bf16 is faster on a GPU. Every verdict is checked in float32."
+        description="Precision of the search; bf16 is faster on a GPU. Every success is confirmed in float32."
     ),
 ]
 AutoPrecision = Annotated[
@@ -90,5 +98,8 @@ AutoPrecision = Annotated[
     Field(description="Precision of training; auto takes bf16 where the hardware supports it."),
 ]
 Compile = Annotated[
-    bool, Field(description="Search through torch.compile, which needs a C++ compiler on a CPU.")
+    bool,
+    Field(
+        description="Run the search on the model compiled by torch.compile, which needs a C++ compiler on a CPU."
+    ),
 ]

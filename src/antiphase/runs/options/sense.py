@@ -44,23 +44,25 @@ class SenseOptions(Options):
     parts: Annotated[
         Words,
         Field(
-            description="Measurements, separated by commas: alignment, depth, lipschitz (some hundred passes per "
+            description="Measurements, separated by commas: alignment, depth, lipschitz (a few hundred passes per "
             "layer)."
         ),
     ] = ("alignment", "depth")
-    probes: Annotated[int, Field(description="Random directions at the pixels, at least 2.")] = 32
+    probes: Annotated[int, Field(description="Random directions in pixel space, at least 2.")] = 32
     radius: Annotated[
         Number,
         Field(
             description="Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range."
         ),
     ] = 8 / 255
-    samples: Annotated[int, Field(description="Points of the paper's uniform sampling.")] = 100
+    samples: Annotated[
+        int, Field(description="Uniform samples in the ball, for the robustness paper's estimator.")
+    ] = 100
     steps: Annotated[
         int, Field(description="Steps of gradient ascent; power iteration takes twice as many.")
     ] = 10
     points: Annotated[
-        int, Field(description="Points drawn from the ball at which the steepest slope is looked for.")
+        int, Field(description="Random starting points of the search for the largest slope in the ball.")
     ] = 2
     lipschitz_limit: Annotated[
         int, Field(ge=1, description="Images on which Lipschitz constants are estimated.")
