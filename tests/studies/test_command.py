@@ -6,6 +6,11 @@ import polars as pl
 import pytest
 
 from antiphase.cli import main
+from antiphase.studies.lab import Lab
+from antiphase.studies.registry import find_studies
+from antiphase.studies.run import run_cells
+from antiphase.studies.spec import profile
+from antiphase.studies.store import Store
 
 
 @pytest.fixture
@@ -22,8 +27,12 @@ def call(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return tmp_path_factory.mktemp("studies") / "store"
+def store(shared_folder):
+    """A store with every cell of table-1 under smoke, made once for all workers."""
+    (study,) = find_studies(["table-1"])
+    found = Store(shared_folder / "table-1-store")
+    run_cells(study.cells(profile("smoke")), Lab(found, progress=False))
+    return found.root
 
 
 def test_list_names_both_papers(call):
@@ -33,8 +42,8 @@ def test_list_names_both_papers(call):
     assert "diffclip-figure-5" in out
 
 
-def test_run_says_what_it_will_do_does_it_and_then_has_nothing_to_do(call, store):
-    words = ("table-1", "--profile", "smoke", "--store", store)
+def test_run_says_what_it_will_do_does_it_and_then_has_nothing_to_do(call, tmp_path):
+    words = ("table-1", "--profile", "smoke", "--store", tmp_path / "store")
     code, _, err = call("run", *words)
     assert code == 0
     assert "18 cells, 18 to make (6 train, 6 attack, 6 accuracy): about" in err
