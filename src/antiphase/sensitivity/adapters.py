@@ -12,16 +12,12 @@ from torch import Tensor, nn
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import lambda_at, lambda_of
 from antiphase.errors import UserError
+from antiphase.sensitivity.blocks import BLOCKS, full_name
 from antiphase.sensitivity.branches import Branch, Turn
 from antiphase.sensitivity.layers import Call, Layer
 
 Adapter = Callable[[Any, Call], Layer]
 _ADAPTERS: dict[type | str, Adapter | None] = {}
-# blocks without an attention module: the submodules that receive the attention's tokens and its output
-_WITHIN = {
-    f"timm.models.vision_transformer.{name}": ("in_proj", "ls")
-    for name in ("ParallelScalingBlock", "DiffParallelScalingBlock")
-}
 
 
 def register(module: type | str, adapter: Adapter | None) -> None:
@@ -43,25 +39,12 @@ def register(module: type | str, adapter: Adapter | None) -> None:
 def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
     """Return the adapter of a module; None if the module is ignored, ``"unknown"`` if it has no adapter."""
     for kind in type(module).__mro__:
-        for key in (kind, _full_name(kind)):
+        for key in (kind, full_name(kind)):
             if key in _ADAPTERS:
                 return _ADAPTERS[key]
     if _has_our_parts(module):
         return _by_parts
     return guessed if _has_projections(module) else "unknown"
-
-
-def find_ends(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    """Return the submodules of a block that receive its attention's tokens and output; None for other modules.
-
-    This excludes the norm, the residual path and the layer scale, as for attention that is a module.
-    """
-    names = next((_WITHIN[name] for name in map(_full_name, type(module).__mro__) if name in _WITHIN), None)
-    return None if names is None else (module.get_submodule(names[0]), module.get_submodule(names[1]))
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _by_head(x: Tensor, linear_weight: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
@@ -309,7 +292,7 @@ _ADAPTERS |= {
     DifferentialAttention: _differential,
     "timm.layers.attention.Attention": _timm,
     "timm.layers.diff_attention.DiffAttention": _timm_differential,
-    **dict.fromkeys(_WITHIN, _timm_parallel),
+    **dict.fromkeys(BLOCKS, _timm_parallel),
     "torch.nn.modules.activation.MultiheadAttention": _torch,
     "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": _diff_llama,
 }

@@ -10,7 +10,8 @@ from torch.autograd import forward_ad
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 from antiphase.models.kinds import named_attention
-from antiphase.sensitivity.adapters import find_adapter, find_ends, guessed
+from antiphase.sensitivity.adapters import find_adapter, guessed
+from antiphase.sensitivity.blocks import find_ends
 from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forward_mode
 from antiphase.sensitivity.layers import Call, Layer
 
