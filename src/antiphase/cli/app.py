@@ -47,7 +47,7 @@ def main() -> None:
     except Exit as error:
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("antiphase: interrupted; the same command goes on where it was", file=sys.stderr)
+        print("antiphase: interrupted; resume with the same command", file=sys.stderr)
         sys.exit(130)
     else:
         sys.exit(code if isinstance(code, int) else 0)

@@ -25,7 +25,7 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     Args:
         app: where the command is registered.
         options: the model; its fields are the command's options, in their order.
-        name: of the command; the function's where not given.
+        name: name of the command; by default the function's.
     """
 
     def register(body: Body) -> Body:

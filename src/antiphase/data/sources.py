@@ -207,7 +207,7 @@ def load_data(
         progress: show a bar on stderr while files are checked.
 
     Raises:
-        UserError: anything that cannot be served, in one line with the mend.
+        UserError: the source is unknown, missing or invalid; the message says how to fix it.
 
     >>> images = load_data("digits", limit=3)
     >>> images.image_shape, images.ids.tolist()

@@ -1,4 +1,4 @@
-"""Rows on disk as they come, so that a killed measurement goes on where it was."""
+"""Rows stored on disk as they are made, so that a killed measurement can resume."""
 
 import json
 import re

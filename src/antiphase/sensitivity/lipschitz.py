@@ -77,7 +77,7 @@ def local_maximum(
         points: drawn beside x itself, at least 1.
         steps: of each power iteration; those at the points start from the direction found at x.
         seed: of the draws.
-        ids: of the samples, which draw by them; their positions where not given.
+        ids: ids of the samples, the keys of their random draws; positions by default.
         norm: of the input.
         ball: of the draws.
         slope: what :func:`~antiphase.sensitivity.operator_norm.power_iteration` found at x, where that is known.
@@ -131,7 +131,7 @@ def gradient_ascent(
         restarts: starts that are climbed from, and of the power iteration, at least 1.
         power_steps: of the power iteration.
         seed: of the draws.
-        ids: of the samples, which draw by them; their positions where not given.
+        ids: ids of the samples, the keys of their random draws; positions by default.
         norm: of ξ in the quotient.
         ball: in which ξ stays.
         slope: what power iteration found at x, where that is known.

@@ -141,7 +141,7 @@ def power_iteration(
         x: where.
         steps: T, at least 1; each costs two backward passes, of which one through the other's graph.
         seed: of the random starts.
-        ids: of the samples, which draw by them; their positions where not given.
+        ids: ids of the samples, the keys of their random draws; positions by default.
         norm: of the input.
         restarts: random starts, at least 1; the best is kept for each sample.
         tolerance: relative, at least 0.

@@ -59,7 +59,7 @@ def uniform_sampling(
         eps: ε, above 0, in the units of x; where f works in float32 no less than about 10⁻³ of them.
         samples: K, at least 1, a forward pass each; the paper names none.
         seed: of the draws.
-        ids: of the samples, which draw by them; their positions where not given.
+        ids: ids of the samples, the keys of their random draws; positions by default.
         norm: of ξ in the quotient.
         ball: of the draws.
 

@@ -10,23 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from antiphase.errors import UserError
 
 _GRACE_SECONDS = 20.0
-
-
-class Executor(Protocol):
-    """Start workers and report their outcome."""
-
-    def __call__(self, command: Sequence[str], workers: int) -> None:
-        """Run ``command`` in a number of workers; return when they have finished or are submitted.
-
-        Raises:
-            UserError: A worker cannot be started or fails.
-        """
-        ...
 
 
 @final

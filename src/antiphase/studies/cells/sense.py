@@ -72,7 +72,7 @@ class Sense(Cell):
         """Return the plan that ``sense`` takes.
 
         Raises:
-            UserError: for a setting that is none or out of range.
+            UserError: a setting is unknown or out of range.
         """
         fields: dict[str, Any] = {"lipschitz_limit": self.limit, **self.settings}
         try:
