@@ -17,7 +17,7 @@ from antiphase.models.lambdas import layer_lambdas, mean_lambdas
 from antiphase.models.towers import AttentionSpec
 from antiphase.registry import ATTENTION, LAMBDAS
 from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import audit
+from antiphase.runs.audit import Audit
 from antiphase.runs.sense import sense_all
 from antiphase.runs.sense_model import SensePlan
 from antiphase.sensitivity import attention_maps
@@ -269,7 +269,7 @@ def test_a_source_of_ones_own_is_trained_and_audited_on(stripes, tmp_path):
     train_classifier(recipe, stripes, stripes, tmp_path / "run", progress=False)
     model = load_model(str(tmp_path / "run"))
     assert model.image_shape == (3, 12, 12)
-    audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False)
+    Audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False).run()
     assert (tmp_path / "audit" / "rows.parquet").is_file()
 
 

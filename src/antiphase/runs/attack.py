@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from antiphase.attacks.catalogue import find_attack
+from antiphase.attacks.catalogue import find_attack, find_spec
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting, nesting, sweep
@@ -85,6 +85,12 @@ class AttackPlan:
     def ensemble(self) -> Ensemble:
         """The attack's stages."""
         return find_attack(self.attack, **self.settings)
+
+    @property
+    def control(self) -> "AttackPlan | None":
+        """The plan of the attack that shows what this one adds to it; None for a control itself."""
+        name = find_spec(self.attack).control
+        return None if name is None else replace(self, attack=name, settings={})
 
     @property
     def minimal(self) -> bool:
