@@ -10,7 +10,7 @@ from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
-from antiphase.runs.options.training import Kind, TrainOptions
+from antiphase.runs.options.training import TrainOptions
 
 if TYPE_CHECKING:
     from antiphase.runs.audit import Audit
@@ -37,7 +37,7 @@ def quickstart(options: QuickstartOptions) -> None:
         _show(_loaded(options.audit(models, against)).run(), options.out)
 
 
-def _train(kind: Kind, options: QuickstartOptions) -> str:
+def _train(kind: str, options: QuickstartOptions) -> str:
     """Train a small model and return its directory."""
     from antiphase.runs.train import run
 
