@@ -131,7 +131,6 @@ class _Apgd:
         self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))
 
     def start(self, rows: Rows) -> None:
-        """Draw x₀."""
         clean, eps, threat = rows["clean"], rows["eps"], self.threat
         x = random_point(clean, eps, threat.norm, threat.bounds, rows["key"])
         for name in ("x", "previous", "peak", "best"):

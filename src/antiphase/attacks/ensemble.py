@@ -143,7 +143,6 @@ class Verdicts:
         return self.whole
 
     def result(self) -> AttackResult:
-        """Return the verdicts of all stages."""
         assert self.whole is not None
         whole = concluded(self.ensemble, self.whole, self.parts, len(self.ids), self.before)
         return replace(whole, ids=self.ids, seconds=time.monotonic() - self.began)

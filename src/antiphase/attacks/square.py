@@ -146,7 +146,6 @@ class _Square:
             self.objective = lambda logits, labels, targets: plain(logits, labels)
 
     def start(self, rows: Rows) -> None:
-        """Draw the first image."""
         clean, eps, threat = rows["clean"], rows["eps"], self.threat
         if self.windows is None:
             self.windows = windows(self.p_init, self.queries, self.rescale, threat.norm, clean)

@@ -83,7 +83,6 @@ class AttackPlan:
 
     @property
     def ensemble(self) -> Ensemble:
-        """The attack's stages."""
         return find_attack(self.attack, **self.settings)
 
     @property

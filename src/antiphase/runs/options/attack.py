@@ -118,7 +118,6 @@ class AuditOptions(Options):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the attack that were given."""
         return given(**{name: getattr(self, name) for name in _SETTINGS})
 
 

@@ -58,25 +58,20 @@ class TrainClip(Cell):
 
     @property
     def table(self) -> str:
-        """The beginning of its folder's name."""
         return "train"
 
     @property
     def series(self) -> str:
-        """What its lines are called."""
         return find_clip(self.variant).label
 
     @property
     def label(self) -> str:
-        """Variant, data, seed."""
         return f"{self.series} on {self.data} seed {self.seed}"
 
     def needs(self) -> tuple[Cell, ...]:
-        """Return nothing: it starts from data."""
         return ()
 
     def needed(self) -> tuple[Cell, ...]:
-        """Return itself."""
         return (self,)
 
     def content(self) -> dict[str, str]:
@@ -85,7 +80,6 @@ class TrainClip(Cell):
         return {"data": _listed(self.data)} if listed else {}
 
     def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart in a study's rows."""
         schedule = find_clip(self.variant).schedule
         return {
             "series": self.series, "trained_on": self.data, "depth": self._size("vision", "depth"),
@@ -99,7 +93,6 @@ class TrainClip(Cell):
         return int(self.sizes.get(tower, {}).get(name, PRESETS[preset][tower][name]))
 
     def forward_work(self) -> float:
-        """Return the operations of one image's forward pass."""
         return transformer_work(
             *(self._size("vision", name) for name in ("image_size", "patch_size", "dim", "depth"))
         )
@@ -134,7 +127,6 @@ class TrainClip(Cell):
         return None
 
     def load(self, lab: Lab) -> nn.Module:
-        """Return the trained model."""
         model = load_model(str(lab.store.folder(self)))
         return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
 
