@@ -8,7 +8,7 @@ import polars as pl
 import torch
 
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.studies.cells.models import Measurement, data_content, ready
+from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 
 
@@ -33,7 +33,7 @@ class Accuracy(Measurement):
         return f"accuracy of {self.model.label}"
 
     def content(self) -> dict[str, str]:
-        return data_content(self.data, self.split)
+        return image_content(self.data, self.split)
 
     def work(self) -> float:
         return self.model.forward_work() * (self.limit or 10_000)

@@ -10,7 +10,7 @@ import polars as pl
 from antiphase.attacks.catalogue import add_attack, find_spec, passes_of
 from antiphase.attacks.result import AttackResult
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
-from antiphase.studies.cells.models import Measurement, data_content, ready
+from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER
 
@@ -67,7 +67,7 @@ class Attack(Measurement):
         if isinstance(self.attack, str):  # earlier rows were made without what the attack chooses itself
             chosen = find_spec(self.attack).implied(self.settings).keys() - self.settings.keys()
             means |= dict.fromkeys(sorted(chosen), "chosen")
-        return means | data_content(self.data, self.split)
+        return means | image_content(self.data, self.split)
 
     def factors(self) -> dict[str, Any]:
         """Return what sets the model apart, and the attack's settings that studies vary."""

@@ -200,14 +200,16 @@ class Measurement(Cell):
         return self.model.factors() | {"data": self.data}
 
 
-def data_content(source: str, split: str) -> dict[str, str]:
-    """Return a fingerprint of the images in a path, which may change; nothing for a named data set."""
-    return {"data": _fingerprint(source, split)} if ":" in source else {}
-
-
 @lru_cache
-def _fingerprint(source: str, split: str) -> str:
-    return load_data(source, split=split, progress=False).fingerprint()[:16]
+def data_content(source: str, split: str) -> str:
+    """Return a fingerprint of the images in a path, which may change; empty for a named data set."""
+    return load_data(source, split=split, progress=False).fingerprint()[:16] if ":" in source else ""
+
+
+def image_content(source: str, split: str) -> dict[str, str]:
+    """Return what a cell's ``content`` says of its images."""
+    found = data_content(source, split)
+    return {"data": found} if found else {}
 
 
 def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:

@@ -9,7 +9,7 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.runs.sense import BATCH_SIZE
 from antiphase.runs.sense_model import SensePlan, sense
-from antiphase.studies.cells.models import Measurement, data_content, ready
+from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER
 
@@ -41,7 +41,7 @@ class Sense(Measurement):
         return f"{self.part} of {self.model.label}"
 
     def content(self) -> dict[str, str]:
-        return data_content(self.data, self.split)
+        return image_content(self.data, self.split)
 
     def work(self) -> float:
         """Return the operations, about; Lipschitz constants are estimated of every layer."""

@@ -14,7 +14,7 @@ from antiphase.models.card import card_of, with_card
 from antiphase.models.factories import PRESETS
 from antiphase.models.towers import AttentionSpec, attention_of, attention_spec
 from antiphase.models.zoo import load_model
-from antiphase.studies.cells.models import data_content, transformer_work
+from antiphase.studies.cells.models import image_content, transformer_work
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 from antiphase.training import make_recipe, train_classifier
@@ -99,7 +99,7 @@ class TrainVit(Cell):
         return (self,)
 
     def content(self) -> dict[str, str]:
-        return data_content(self.data, "train")
+        return image_content(self.data, "train")
 
     def factors(self) -> dict[str, Any]:
         return {
