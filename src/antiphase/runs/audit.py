@@ -31,7 +31,7 @@ from antiphase.runs.loading import check_compiler, find_device, load_lineup
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
-from antiphase.runs.sense import BATCH_SIZE, entries, write_rows
+from antiphase.runs.sense import BATCH_SIZE, entries
 from antiphase.runs.sense_model import SensePlan, sense
 
 _CARRIED = {
@@ -151,7 +151,7 @@ class Audit:
         if aligned is None:
             (out / "alignment.parquet").unlink(missing_ok=True)
         else:
-            write_rows({"alignment": aligned}, out)
+            write_frame(out / "alignment.parquet", aligned)
         write_frame(out / "rows.parquet", rows)
         gallery = _gallery({names[i]: everyone[i] for i in ([0, len(models)] if twins else [0])}, data, plan)
         if gallery is None:
