@@ -101,6 +101,7 @@ class RowsOptions(Options):
 
     @property
     def study(self) -> StudyOptions:
+        """The study whose rows are asked for."""
         return StudyOptions(names=(self.name,), profile=self.profile, seeds=self.seeds, store=self.store)
 
 
