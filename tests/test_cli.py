@@ -53,6 +53,7 @@ def test_version_and_help(run_cli):
         (["train", "--model", "vit", "--data", "digits"], "--out"),
         (["quickstart", "--eps", "1/255,abc"], "abc"),
         (["quickstart", "--eps", "1e400"], "eps '1e400': expected a finite number"),
+        (["sense", "specimen:vit-0", "--radius", "1e400"], "radius '1e400': expected a finite number"),
         (["quickstart", "--eps", "1/255/2"], "eps '1/255/2': expected a finite number or a fraction"),
         (["quickstart", "--eps", "2"], "for 2 of 255 levels, pass 2/255"),
         (["quickstart", "--seed", "9" * 40], "9223372036854775807"),
@@ -92,7 +93,7 @@ def test_version_and_help(run_cli):
         ),
         (
             ["attack", "specimen:vit-0", "--attack", "noise", "--control"],
-            "--control: the attack is random noise",
+            "--control: noise is a control itself",
         ),
         (["attack", "specimen:vit-0", "--version", "rand", "--queries", "9"], "queries 9: no stage of"),
         (["attack", "specimen:vit-0", "--device", "meta"], "device 'meta' cannot be used"),

@@ -4,7 +4,7 @@ import pytest
 import torchvision.datasets
 
 from antiphase.data import load_data
-from antiphase.data.caltech101 import SPLIT_FILE, split_by_digest, write_split
+from antiphase.data.caltech101 import SPLIT_FILE, split_by_digest
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:caltech101 .* were published")
@@ -57,13 +57,19 @@ def test_the_rule_stays_as_it_is():
     assert held_out == [4, 11, 15, 18, 19, 20, 31, 32, 33, 35, 36, 40]
 
 
+def _write_split(folder, part):
+    path = folder / SPLIT_FILE
+    path.write_text("file,split\n" + "".join(f"{file},{split}\n" for file, split in sorted(part.items())))
+    return path
+
+
 def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp_path):
     whole = [
         *load_data("caltech101", split="train", root=tmp_path).files,
         *load_data("caltech101", root=tmp_path).files,
     ]
     part = {file: "test" if file.endswith("1.jpg") else "train" for file in whole}
-    assert write_split(folder, part) == folder / SPLIT_FILE
+    _write_split(folder, part)
     test = load_data("caltech101", root=tmp_path)
     assert sorted(test.files) == sorted(file for file in whole if file.endswith("1.jpg"))
     assert len(test) + len(load_data("caltech101", split="train", root=tmp_path)) == len(whole)
@@ -96,7 +102,7 @@ def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp
 )
 def test_a_list_that_does_not_fit_the_images_is_one_line(folder, tmp_path, change, line):
     files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jpg"))
-    path = write_split(folder, dict.fromkeys(files, "train"))
+    path = _write_split(folder, dict.fromkeys(files, "train"))
     path.write_text("".join(f"{row}\n" for row in change(path.read_text().splitlines())))
     with pytest.raises(UserError, match=line) as caught:
         load_data("caltech101", root=tmp_path)

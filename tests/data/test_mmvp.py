@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from antiphase.data.decoding import decode_whole
-from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp, read_mmvp_answers
+from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 from antiphase.errors import UserError
 
 TYPES = (
@@ -145,36 +145,3 @@ def test_a_question_without_a_number_or_an_image_and_a_table_without_a_header_ar
     (folder / "Questions.csv").write_bytes(b"Question ID,Type,Statement\n1,\xff,x\n")
     with pytest.raises(UserError, match="is not a UTF-8 table"):
         load_mmvp(folder)
-
-
-HEADER = "qid1,qid2,pred1,pred2,gt1,gt2,q1score,q2score\n"
-
-
-def test_an_answer_is_right_where_both_predictions_are(tmp_path):
-    path = tmp_path / "output.csv"
-    path.write_text(
-        HEADER + "1,2,img1,img2,img1,img2,0.75,0.25\n3,4,img1,img1,img1,img2,0.6,0.6\n"
-        "5,6,img2,img2,img1,img2,0.4,0.4\n7,8,img2,img1,img1,img2,0.4,0.6\n"
-    )
-    assert read_mmvp_answers(path) == {(1, 2): True, (3, 4): False, (5, 6): False, (7, 8): False}
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("1,2,img1,img2,img1,img2,0.5,0.5\n", "has no header: expected a first line with qid1"),
-        (HEADER, "has no rows below its header"),
-        (HEADER + "1,2,img1,img2,img1,img2,0.5\n", r"line 2 .* has 7 non-empty cells, expected 8"),
-        (HEADER + "1,b,img1,img2,img1,img2,0.5,0.5\n", r"line 2 .* has 'b', expected the number"),
-        (HEADER + "1,2,img1,img3,img1,img2,0.5,0.5\n", r"line 2 .* has 'img3', expected img1 or img2"),
-        (HEADER + 2 * "1,2,img1,img2,img1,img2,0.5,0.5\n", r"line 3 .* repeats questions 1 and 2"),
-    ],
-)
-def test_answers_that_are_no_good_are_one_line(tmp_path, text, line):
-    path = tmp_path / "output.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=line) as caught:
-        read_mmvp_answers(path)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"cannot read .*absent\.csv"):
-        read_mmvp_answers(tmp_path / "absent.csv")

@@ -1,7 +1,6 @@
 """MMVP-VLM's pairs, and the paper's figures from answers in its own file format."""
 
 import csv
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -10,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp, read_mmvp_answers
-from antiphase.errors import UserError
-from antiphase.evaluation.mmvp import joined_answers, right_pairs
+from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
+from antiphase.evaluation.mmvp import right_pairs
 from antiphase.evaluation.outcomes import answer_rows
 from antiphase.evaluation.statistics import mcnemar_exact
 from antiphase.evaluation.summary import summarise_tasks
@@ -31,19 +29,6 @@ def write_mmvp(folder, pairs_each=15, patterns=PATTERNS):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((16, 16, 3), number % 256, np.uint8)).save(path)
     return folder
-
-
-def write_answers(path, right):
-    """Write the answers of a model as the authors' script does: ``right`` of each pair."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["qid1", "qid2", "pred1", "pred2", "gt1", "gt2", "q1score", "q2score"])
-        for pair, good in enumerate(right):
-            second = "img2" if good else "img1"
-            writer.writerow(
-                [2 * pair + 1, 2 * pair + 2, "img1", second, "img1", "img2", 0.7, 0.3 if good else 0.6]
-            )
-    return path
 
 
 def test_a_pair_counts_where_both_statements_find_their_image():
@@ -68,11 +53,9 @@ def test_the_papers_figures_are_those_of_seven_patterns_of_nine(tmp_path):
         right = np.zeros(135, bool)
         right[random.choice(seven, count, replace=False)] = True
         right[random.choice(sorted(set(range(135)) - set(seven)), others, replace=False)] = True
-        answers = read_mmvp_answers(write_answers(tmp_path / f"{name}.csv", right))
-        shuffled = dict(sorted(answers.items(), key=lambda item: item[0][0] * 7919 % 271))  # joined by number
         given[name] = right
         about = {"model": name, "attention": "softmax", "task": "mmvp", "data": "mmvp"}
-        own = answer_rows(joined_answers(pairs, shuffled), pairs.patterns)
+        own = answer_rows(torch.from_numpy(right), pairs.patterns)
         rows.append(own.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
     summary = summarise_tasks(pl.concat(rows), {"diffclip": "clip"}, {"mmvp": pairs.pattern_names})
     found = {(r["model"], r["metric"]): r for r in summary["results"]}
@@ -84,13 +67,3 @@ def test_the_papers_figures_are_those_of_seven_patterns_of_nine(tmp_path):
     assert apart["mean of 7"]["difference"] == pytest.approx(6 / 105)
     assert apart["mean of 7"]["p"] == mcnemar_exact(given["diffclip"][seven], given["clip"][seven])
     assert apart["mean of 9"]["p"] == mcnemar_exact(given["diffclip"], given["clip"])
-
-
-def test_answers_that_do_not_fit_the_set_are_refused(tmp_path):
-    pairs = load_mmvp(write_mmvp(tmp_path / "set", 2, ("one", "two")))
-    answers = read_mmvp_answers(write_answers(tmp_path / "a.csv", [True, False, True]))
-    with pytest.raises(UserError, match="questions 7 and 8 has no answer"):
-        joined_answers(pairs, answers)
-    short = replace(pairs, question_ids=pairs.question_ids[:2])
-    with pytest.raises(UserError, match="questions 5 and 6 has an answer, but is not in the set"):
-        joined_answers(short, answers)

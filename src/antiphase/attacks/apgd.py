@@ -131,7 +131,6 @@ class _Apgd:
         self.interval[after] = torch.tensor(after).diff(prepend=torch.tensor([0]))
 
     def start(self, rows: Rows) -> None:
-        """Draw x₀."""
         clean, eps, threat = rows["clean"], rows["eps"], self.threat
         x = random_point(clean, eps, threat.norm, threat.bounds, rows["key"])
         for name in ("x", "previous", "peak", "best"):
@@ -147,8 +146,8 @@ class _Apgd:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Judge the iterate and the step size, then move."""
-        loss, logits, gradient = oracle.gradient(
-            rows, rows["x"], lambda logits: self.objective(logits, rows["label"], rows["target"])
+        (loss,), logits, (gradient,) = oracle.gradients(
+            rows, rows["x"], [lambda logits: self.objective(logits, rows["label"], rows["target"])]
         )
         rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]

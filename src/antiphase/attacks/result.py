@@ -48,7 +48,6 @@ class AttackResult:
     seconds: float = field(default=0.0, compare=False)
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.success)
 
     @property

@@ -146,7 +146,6 @@ class _Square:
             self.objective = lambda logits, labels, targets: plain(logits, labels)
 
     def start(self, rows: Rows) -> None:
-        """Draw the first image."""
         clean, eps, threat = rows["clean"], rows["eps"], self.threat
         if self.windows is None:
             self.windows = windows(self.p_init, self.queries, self.rescale, threat.norm, clean)
@@ -293,6 +292,6 @@ def _implied(settings: Settings) -> Settings:
 
 
 SQUARE = AttackSpec(
-    square, "Square", implied=_implied, unset=lambda settings: {"rescale_schedule": False},
+    square, "Square", black_box=True, implied=_implied, unset=lambda settings: {"rescale_schedule": False},
     passes=lambda settings: settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2,  # forward only
 )  # fmt: skip

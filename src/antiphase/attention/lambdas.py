@@ -61,7 +61,6 @@ class VectorLambda(nn.Module):
                 parameter.normal_(0.0, 0.1, generator=stream(name))
 
     def forward(self) -> Float[Tensor, ""]:
-        """Return the current λ."""
         return (self.q1 * self.k1).sum().exp() - (self.q2 * self.k2).sum().exp() + self.lambda_init
 
 
@@ -87,7 +86,6 @@ class ScalarLambda(nn.Module):
         nn.init.zeros_(self.b)
 
     def forward(self) -> Float[Tensor, " heads"]:
-        """Return the current λ of each head."""
         return self.a.exp() - self.b.exp() + self.lambda_init
 
 
@@ -109,7 +107,6 @@ class FixedLambda(nn.Module):
         """Draw nothing: it has no parameters."""
 
     def forward(self) -> Float[Tensor, ""]:
-        """Return λ."""
         return self.value
 
 

@@ -2,13 +2,11 @@
 
 import csv
 import hashlib
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from antiphase.data.folders import Listing, list_classes, sub_folders
 from antiphase.errors import UserError
-from antiphase.files import write_text
 
 CALTECH101_PAGE = "https://data.caltech.edu/records/mzrjq-6wc02"
 SPLIT_FILE = "antiphase-split.csv"
@@ -105,14 +103,6 @@ def read_split(manifest: Path, files: Sequence[str]) -> dict[str, str]:
             f"{manifest}: no split for {len(known) - len(part)} images, the first is {absent}: add them"
         )
     return part
-
-
-def write_split(folder: Path, part: Mapping[str, str]) -> Path:
-    """Write the split of each ``class/file`` as a table in ``folder``, and return its path."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("file", "split"), *sorted(part.items())])
-    write_text(folder / SPLIT_FILE, text.getvalue())
-    return folder / SPLIT_FILE
 
 
 def _find(root: Path) -> Path:

@@ -1,6 +1,5 @@
 """ImageNet-1k, and test sets of its classes under distribution shift."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -152,24 +151,6 @@ def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
     if name == "imagenet" and classes == CLASSES:
         return _wnids()
     return variant_wnids(name) if name in _VARIANTS else None
-
-
-def imagenet_indices(wnids: Sequence[str]) -> tuple[int, ...]:
-    """Return the index of each wnid among ImageNet's 1,000 classes.
-
-    >>> imagenet_indices(["n01498041", "n01440764"])
-    (6, 0)
-
-    Raises:
-        UserError: naming the first wnid that is not one of them.
-    """
-    places = {wnid: place for place, wnid in enumerate(_wnids())}
-    unknown = next((wnid for wnid in wnids if wnid not in places), None)
-    if unknown is not None:
-        raise UserError(
-            f"wnid {unknown!r} is not one of ImageNet's 1,000 classes: expected one such as n01440764"
-        )
-    return tuple(places[wnid] for wnid in wnids)
 
 
 def _named_alike(folders: list[str], known: _Variant) -> bool:

@@ -136,7 +136,6 @@ class ArrayImages(ImageSet):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
         channels, height, width = self.pixels.shape[1:]
         return channels, height, width
 
@@ -146,7 +145,6 @@ class ArrayImages(ImageSet):
         return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
 
     def take(self, positions: Sequence[int] | Tensor) -> "ArrayImages":
-        """Return the samples at ``positions``, in that order, with their ids and labels."""
         rows = _index(positions, len(self))
         return replace(self, ids=self.ids[rows], labels=self.labels[rows], pixels=self.pixels[rows])
 
@@ -184,7 +182,6 @@ class FileImages(ImageSet):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
         return self.channels, self.image_size, self.image_size
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
@@ -202,7 +199,6 @@ class FileImages(ImageSet):
         return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place to save memory
 
     def take(self, positions: Sequence[int] | Tensor) -> "FileImages":
-        """Return the samples at ``positions``, in that order, with their ids and labels."""
         rows = _index(positions, len(self))
         files = tuple(self.files[row] for row in rows.tolist())
         return replace(self, ids=self.ids[rows], labels=self.labels[rows], files=files)

@@ -32,8 +32,6 @@ PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and C
 MMVP_PAGE = "https://huggingface.co/datasets/MMVP/MMVP_VLM"
 _IMAGES = "MLLM_VLM Images"
 _QUESTION_CELLS = ("Question ID", "Type", "Statement")
-_ANSWER_CELLS = ("qid1", "qid2", "pred1", "pred2", "gt1", "gt2", "q1score", "q2score")
-_CHOICES = ("img1", "img2")
 
 
 @final
@@ -156,30 +154,6 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
         question_ids=tuple(numbers),
         root=folder,
     )
-
-
-def read_mmvp_answers(path: Path) -> dict[tuple[int, int], bool]:
-    """Return whether a model answered both questions of a pair correctly, keyed by the two question numbers.
-
-    Args:
-        path: ``output.csv`` written by the authors' ``evaluate_vlm.py``, with columns qid1, qid2, pred1, pred2, gt1,
-            gt2, q1score, q2score; predictions and truths are ``img1`` or ``img2``.
-
-    Raises:
-        UserError: if the file is missing, or naming the line of an invalid row.
-    """
-    answers: dict[tuple[int, int], bool] = {}
-    for line, cells in _read(path, _ANSWER_CELLS):
-        pair = _number(path, line, cells[0]), _number(path, line, cells[1])
-        odd = next((cell for cell in cells[2:6] if cell not in _CHOICES), None)
-        if odd is not None:
-            raise UserError(
-                f"line {line} of {path} has {odd!r}, expected {' or '.join(_CHOICES)}: correct it"
-            )
-        if pair in answers:
-            raise UserError(f"line {line} of {path} repeats questions {pair[0]} and {pair[1]}: remove it")
-        answers[pair] = cells[2:4] == cells[4:6]
-    return answers
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> list[tuple[int, list[str]]]:

@@ -174,7 +174,6 @@ class ArrayPairs(PairSet):
         return replace(self, **_rows(self, positions), array=self.array[torch.as_tensor(positions)])
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of pixels, captions, labels and ids."""
         return digest(f"pairs {tuple(self.array.shape)}", self.array.numpy().tobytes(), *_described(self))
 
 

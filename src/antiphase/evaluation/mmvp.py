@@ -1,13 +1,7 @@
 """MMVP-VLM: pairs of images that look alike to CLIP, each with its own statement."""
 
-from collections.abc import Mapping
-
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-from antiphase.data.mmvp import MmvpSet
-from antiphase.errors import UserError
 
 PROMPT = "a photo of "  # the authors' code; put before each statement
 
@@ -30,20 +24,3 @@ def right_pairs(
     """
     first = (scale * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
     return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)
-
-
-def joined_answers(pairs: MmvpSet, answers: Mapping[tuple[int, int], bool]) -> Bool[Tensor, " pairs"]:
-    """Return the answers of :func:`~antiphase.data.mmvp.read_mmvp_answers` in the order of the set.
-
-    They are joined by question number.
-
-    Raises:
-        UserError: A pair has no answer, or an answer belongs to no pair.
-    """
-    odd = next(iter(set(answers) ^ set(pairs.question_ids)), None)
-    if odd is not None:
-        lack = "no answer" if odd in pairs.question_ids else "an answer, but is not in the set"
-        raise UserError(
-            f"{pairs.name}: the pair of questions {odd[0]} and {odd[1]} has {lack}: expected one each"
-        )
-    return torch.tensor([answers[question] for question in pairs.question_ids])

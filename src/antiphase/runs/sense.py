@@ -115,7 +115,8 @@ def sense_all(
     ]
     summary = {"models": about, "pairs": [list(pair) for pair in pairs]} | summarise_sensitivity(rows, pairs)
     if process.first:
-        write_rows(rows, out)
+        for part, frame in rows.items():
+            write_frame(out / f"{part}.parquet", frame)
         settings = {name: value for name, value in asdict(plan).items() if name not in ("eps", "travel")}
         settings |= {"Lipschitz ball": f"L∞, {plan.eps * 255:g}/255", "Lipschitz norms": "L2 → L2"}
         settings |= {"parts": ", ".join(parts), "PGD": "20 steps of ε/4, random start, best iterate"}
@@ -134,12 +135,6 @@ def _check_depths(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
             raise UserError(
                 f"{model} has {depth[model]} attention layers, {against} {depth[against]}: expected as many in a twin"
             )
-
-
-def write_rows(rows: dict[str, pl.DataFrame], out: Path) -> None:
-    """Write a Parquet file for each part."""
-    for part, frame in rows.items():
-        write_frame(out / f"{part}.parquet", frame)
 
 
 def summarise_sensitivity(rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

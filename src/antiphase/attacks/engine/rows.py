@@ -10,7 +10,6 @@ class Rows(dict[str, Tensor]):
     """Named tensors that share their first axis."""
 
     def __len__(self) -> int:
-        """Number of rows (not of names)."""
         return next(iter(self.values())).shape[0] if super().__len__() else 0
 
     def take(self, index: Tensor | slice) -> Self:

@@ -60,7 +60,6 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The data set's name."""
         return self.test.name
 
     def tasks(self) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationInfo
+
 from antiphase.errors import UserError, shown
 
 _NUMBER = re.compile(
@@ -14,38 +16,39 @@ _NUMBER = re.compile(
 )  # e999999999 takes minutes
 
 
-def parse_eps(text: str) -> tuple[float, ...]:
+def parse_eps(text: str, name: str = "eps") -> tuple[float, ...]:
     """Return the numbers of a comma-separated list; ``1/255`` is a number.
 
     Raises:
-        UserError: naming the part that is not a finite number.
+        UserError: naming the option and the part that is not a finite number.
 
     >>> parse_eps("0.5/255, 0.25")
     (0.00196078431372549, 0.25)
     """
-    return tuple(_number(part) for part in text.split(","))
+    return tuple(_number(part, name) for part in text.split(","))
 
 
-def _number(part: str) -> float:
+def _number(part: str, name: str = "eps") -> float:
     above, slash, below = (word.strip() for word in part.partition("/"))
     try:
         if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
             return float(Fraction(above) / Fraction(below if slash else 1))
     except (ValueError, ZeroDivisionError, OverflowError):
         pass
-    raise UserError(f"eps {shown(part.strip())}: expected a finite number or a fraction such as 1/255")
+    raise UserError(f"{name} {shown(part.strip())}: expected a finite number or a fraction such as 1/255")
 
 
-def read_eps(value: Any) -> Any:
+def read_eps(value: Any, info: ValidationInfo) -> Any:
     """Read numbers from text, alone or in a sequence; leave numbers as they are."""
     if isinstance(value, str):
-        return parse_eps(value)
+        return parse_eps(value, info.field_name or "eps")
     if isinstance(value, int | float):
         return (float(value),)
-    return tuple(_number(part) if isinstance(part, str) else part for part in value)
+    name = info.field_name or "eps"
+    return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
 
 
-def read_one_eps(value: Any) -> Any:
+def read_one_eps(value: Any, info: ValidationInfo) -> Any:
     """Read one number from text; leave a number as it is.
 
     Raises:
@@ -53,7 +56,7 @@ def read_one_eps(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    numbers = parse_eps(value)
+    numbers = parse_eps(value, info.field_name or "eps")
     if len(numbers) != 1:
         raise ValueError("expected one number, such as 8/255")
     return numbers[0]

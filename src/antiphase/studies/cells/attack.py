@@ -10,23 +10,19 @@ import polars as pl
 from antiphase.attacks.catalogue import add_attack, find_spec, passes_of
 from antiphase.attacks.result import AttackResult
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
-from antiphase.studies.cells.models import Model, data_content, ready
+from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Attack(Cell):
+class Attack(Measurement):
     """One attack on one model over several ε.
 
     Attributes:
-        model: trained or given.
-        data: source of images.
         eps: budgets, in units of the [0, 1] pixel.
         limit: at most so many images, the same for every model.
-        split: part of the source.
         image_size: for image files.
         attack: a name of the catalogue, or a function of your own with the signature of
             :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
@@ -39,11 +35,8 @@ class Attack(Cell):
     """
 
     version: ClassVar[int] = 1
-    model: Model
-    data: str
     eps: tuple[float, ...]
     limit: int | None = None
-    split: str = "test"
     image_size: int | None = None
     attack: str | Callable[..., AttackResult] = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -55,34 +48,26 @@ class Attack(Cell):
 
     @property
     def table(self) -> str:
-        """The name of its rows."""
         return "attack"
 
     @property
     def label(self) -> str:
-        """Attack, settings and model."""
         settings = " ".join(f"{name} {value}" for name, value in self.settings.items())
         return f"{self.name} {settings} on {self.model.label}".replace("  ", " ")
 
     @property
     def name(self) -> str:
-        """The attack's name in the rows."""
         return self.attack if isinstance(self.attack, str) else self.attack.__name__
-
-    def needs(self) -> tuple[Cell, ...]:
-        """Return the training of its model."""
-        return self.model.needed()
 
     def content(self) -> dict[str, str]:
         """Return what its data are, where they lie in a folder, and what its precision has come to mean."""
-        found = data_content(self.data, self.split)
         means: dict[str, str] = {}
         if self.precision != "float32":
             means["precision"] = self.precision + AGAIN
         if isinstance(self.attack, str):  # earlier rows were made without what the attack chooses itself
             chosen = find_spec(self.attack).implied(self.settings).keys() - self.settings.keys()
             means |= dict.fromkeys(sorted(chosen), "chosen")
-        return means | ({"data": found} if found else {})
+        return means | image_content(self.data, self.split)
 
     def factors(self) -> dict[str, Any]:
         """Return what sets the model apart, and the attack's settings that studies vary."""
@@ -110,7 +95,6 @@ class Attack(Cell):
         )  # fmt: skip
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Attack every image that a killed run left out."""
         model, images = ready(
             lab, self.model, self.data, self.split, self.limit, self.image_size, self.prompt
         )

@@ -16,9 +16,8 @@ from antiphase.runs.evaluate import warm
 from antiphase.runs.evaluation_sources import left_out, load_source
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.processes import Process
-from antiphase.studies.cells.models import Model
+from antiphase.studies.cells.models import Measurement
 from antiphase.studies.lab import Lab
-from antiphase.studies.spec import Cell
 
 FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
@@ -30,44 +29,32 @@ _IMAGES = {"openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "i
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Cell):
+class Evaluate(Measurement):
     """Evaluate one task, with one row per image, caption, episode or pair.
 
     Attributes:
-        model: trained or given model.
         task: a name of :data:`~antiphase.registry.TASKS`.
         data: data set, as for ``antiphase evaluate``.
         protocol: settings that differ from the defaults of :class:`~antiphase.evaluation.tasks.Protocol`.
         limit: at most this many test images; MMVP always uses all.
         train_limit: at most this many training images.
-        split: split to evaluate.
     """
 
     version: ClassVar[int] = 1
-    model: Model
     task: str
-    data: str
     protocol: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
     train_limit: int | None = None
-    split: str = "test"
 
     @property
     def table(self) -> str:
-        """The name of its rows."""
         return "evaluate"
 
     @property
     def label(self) -> str:
-        """Task, data and model."""
         return f"{self.task} on {self.data} of {self.model.label}"
 
-    def needs(self) -> tuple[Cell, ...]:
-        """Return the training of its model."""
-        return self.model.needed()
-
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
         if ":" not in self.data:
             return {}
         source = load_source(self.data, self.split, None, None, find_task(self.task).learns, False, False)
@@ -75,7 +62,6 @@ class Evaluate(Cell):
         return {"data": " ".join(part.fingerprint()[:16] for part in parts if part is not None)}
 
     def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart, and what it was asked for."""
         return self.model.factors() | {"task": self.task, "data": self.data}
 
     def work(self) -> float:

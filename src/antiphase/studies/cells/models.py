@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final, get_args, runtime_checkable
+from typing import Any, ClassVar, Protocol, final, get_args, runtime_checkable
 
 import polars as pl
 from torch import nn
@@ -20,9 +20,7 @@ from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
 from antiphase.runs.record import check_fit
 from antiphase.studies.lab import Lab
-
-if TYPE_CHECKING:
-    from antiphase.studies.spec import Cell
+from antiphase.studies.spec import Cell
 
 FACTORS: dict[str, Any] = {
     "series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "lambda_init": pl.Float64, "train_eps": pl.Float64,
@@ -53,7 +51,7 @@ class Model(Protocol):
         """Return the values of ``FACTORS``; those left out are null."""
         ...
 
-    def needed(self) -> tuple["Cell", ...]:
+    def needed(self) -> tuple[Cell, ...]:
         """Return the training, if it is trained here."""
         ...
 
@@ -86,23 +84,18 @@ class Given:
 
     @property
     def label(self) -> str:
-        """The specification."""
         return self.spec
 
     def load(self, lab: Lab) -> nn.Module:
-        """Load it as ``load_model`` does."""
         return load_model(self.spec)
 
     def factors(self) -> dict[str, Any]:
-        """Return its series and seed, and what else was given."""
         return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
 
-    def needed(self) -> tuple["Cell", ...]:
-        """Return nothing: it is there."""
+    def needed(self) -> tuple[Cell, ...]:
         return ()
 
     def forward_work(self) -> float:
-        """Return what was given."""
         return self.forward
 
 
@@ -143,11 +136,9 @@ class Own:
 
     @property
     def label(self) -> str:
-        """Series and seed."""
         return f"{self.series} seed {self.seed}"
 
     def load(self, lab: Lab) -> nn.Module:
-        """Build it."""
         model = self.build(self.seed)
         kind = self.attention or attention_kind(model)
         return with_card(
@@ -155,15 +146,12 @@ class Own:
         )
 
     def factors(self) -> dict[str, Any]:
-        """Return its series and seed, and what else was given."""
         return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
 
-    def needed(self) -> tuple["Cell", ...]:
-        """Return nothing: it is there."""
+    def needed(self) -> tuple[Cell, ...]:
         return ()
 
     def forward_work(self) -> float:
-        """Return what was given."""
         return self.forward
 
 
@@ -191,10 +179,37 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Cell):
+    """A measurement of one model on one source of data.
+
+    Attributes:
+        model: trained or given.
+        data: source of images or pairs.
+        split: part of the source.
+    """
+
+    model: Model
+    data: str
+    split: str = "test"
+
+    def needs(self) -> tuple[Cell, ...]:
+        return self.model.needed()
+
+    def factors(self) -> dict[str, Any]:
+        return self.model.factors() | {"data": self.data}
+
+
 @lru_cache
 def data_content(source: str, split: str) -> str:
     """Return a fingerprint of the images in a path, which may change; empty for a named data set."""
     return load_data(source, split=split, progress=False).fingerprint()[:16] if ":" in source else ""
+
+
+def image_content(source: str, split: str) -> dict[str, str]:
+    """Return what a cell's ``content`` says of its images."""
+    found = data_content(source, split)
+    return {"data": found} if found else {}
 
 
 def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:

@@ -20,9 +20,8 @@ from antiphase.evaluation.localisation import mask_average_precision, pointing_g
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
-from antiphase.studies.cells.models import Model
+from antiphase.studies.cells.models import Measurement
 from antiphase.studies.lab import Lab
-from antiphase.studies.spec import Cell
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
 ROW_SCHEMA = {
@@ -42,62 +41,44 @@ _SHOWN = 96  # pixels a side of the image that is kept, at most
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Relevance(Cell):
+class Relevance(Measurement):
     """Compute relevance maps of a dual encoder's image tower, with one row per image, text and kind of map.
 
     For drawings on white, the object is everything that is not white, including holes; maps are compared with it by
     measures without a threshold: the pointing game and mask average precision.
 
     Attributes:
-        model: trained or given model.
-        data: source of pairs.
         limit: number of images, a fixed random subset.
         ask: query of each image: its first ``"caption"``, or the name of its ``"class"``.
         texts: queries for every image instead.
         prompt: template around a text.
         kinds: some of :data:`~antiphase.sensitivity.relevance.METHODS`; A1 and A2 alone are skipped for standard
             attention.
-        split: split of the source.
     """
 
     version: ClassVar[int] = 1
-    model: Model
-    data: str
     limit: int
     ask: Literal["caption", "class"] = "caption"
     texts: tuple[str, ...] = ()
     prompt: str = "{}"
     kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)
-    split: str = "test"
 
     @property
     def table(self) -> str:
-        """The name of its rows."""
         return "relevance"
 
     @property
     def label(self) -> str:
-        """What it is."""
         return f"relevance on {self.data} of {self.model.label}"
 
-    def needs(self) -> tuple[Cell, ...]:
-        """Return the training of its model."""
-        return self.model.needed()
-
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
         return {"data": self._pairs(False).fingerprint()[:16]} if ":" in self.data else {}
-
-    def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart."""
-        return self.model.factors() | {"data": self.data}
 
     def work(self) -> float:
         """Estimate the operations: a forward and a backward pass for each map."""
         return 4.0 * self.model.forward_work() * self.limit * len(self.kinds) * max(1, len(self.texts))
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Draw all maps."""
         if odd := [kind for kind in self.kinds if kind not in METHODS]:
             raise UserError(f"kind {odd[0]!r}: expected some of {', '.join(METHODS)}")
         if "{}" not in self.prompt:
@@ -125,7 +106,6 @@ class Relevance(Cell):
     def _rows(
         self, model: nn.Module, pairs: PairSet, position: int, kinds: Sequence[str], device: torch.device
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one image."""
         texts = self.texts or (self._own_text(pairs, position),)
         square = as_dual_encoder(model).square
         pixels, image = pairs.pixels(position), model_images(pairs, [position], square).to(device)

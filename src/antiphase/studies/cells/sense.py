@@ -9,9 +9,8 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.runs.sense import BATCH_SIZE
 from antiphase.runs.sense_model import SensePlan, sense
-from antiphase.studies.cells.models import Model, data_content, ready
+from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 
 _PASSES = {"alignment": 60, "lipschitz": 250, "depth": 150}  # forward passes an image (and layer), about
@@ -19,48 +18,30 @@ _PASSES = {"alignment": 60, "lipschitz": 250, "depth": 150}  # forward passes an
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sense(Cell):
+class Sense(Measurement):
     """One of the three measurements of :mod:`antiphase.runs.sense_model` on one model.
 
     Attributes:
-        model: trained or given model.
-        data: source of images.
         part: ``"alignment"``, ``"lipschitz"`` or ``"depth"``.
         limit: at most this many images.
-        split: split of the source.
         settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_model.SensePlan`.
     """
 
     version: ClassVar[int] = 1
-    model: Model
-    data: str
     part: str
     limit: int
-    split: str = "test"
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def table(self) -> str:
-        """The name of its rows."""
         return self.part
 
     @property
     def label(self) -> str:
-        """What it is."""
         return f"{self.part} of {self.model.label}"
 
-    def needs(self) -> tuple[Cell, ...]:
-        """Return the training of its model."""
-        return self.model.needed()
-
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
-        found = data_content(self.data, self.split)
-        return {"data": found} if found else {}
-
-    def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart."""
-        return self.model.factors() | {"data": self.data}
+        return image_content(self.data, self.split)
 
     def work(self) -> float:
         """Return the operations, about; Lipschitz constants are estimated of every layer."""
@@ -81,7 +62,6 @@ class Sense(Cell):
             raise UserError(f"settings of {self.label}: {error}") from None
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
-        """Measure every image that a killed run left out."""
         model, images = ready(lab, self.model, self.data, self.split, self.limit)
         found = sense(
             self.model.label, model, images, self.plan(), folder / WORK_FOLDER, parts=[self.part],

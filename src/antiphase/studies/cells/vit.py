@@ -14,7 +14,7 @@ from antiphase.models.card import card_of, with_card
 from antiphase.models.factories import PRESETS
 from antiphase.models.towers import AttentionSpec, attention_of, attention_spec
 from antiphase.models.zoo import load_model
-from antiphase.studies.cells.models import data_content, transformer_work
+from antiphase.studies.cells.models import image_content, transformer_work
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 from antiphase.training import make_recipe, train_classifier
@@ -28,7 +28,7 @@ class TrainVit(Cell):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
     Attributes:
-        model: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
+        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
         data: source with a train split.
         seed: random seed of the weights and the order of samples.
         limit: at most this many training images.
@@ -62,17 +62,14 @@ class TrainVit(Cell):
 
     @property
     def table(self) -> str:
-        """The beginning of its folder's name."""
         return "train"
 
     @property
     def series(self) -> str:
-        """What its lines are called."""
         return self._attention.label
 
     @property
     def label(self) -> str:
-        """Model, what sets it apart, seed."""
         words = [self.series, f"depth {self.depth}"]
         words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
         words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
@@ -81,7 +78,6 @@ class TrainVit(Cell):
 
     @property
     def depth(self) -> int:
-        """Number of blocks."""
         return int(self._size("depth", 1))
 
     def _size(self, name: str, default: int) -> int:
@@ -97,20 +93,15 @@ class TrainVit(Cell):
         return str(self.sizes.get("lambda_schedule", "constant"))
 
     def needs(self) -> tuple[Cell, ...]:
-        """Return nothing: it starts from data."""
         return ()
 
     def needed(self) -> tuple[Cell, ...]:
-        """Return itself."""
         return (self,)
 
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
-        found = data_content(self.data, "train")
-        return {"data": found} if found else {}
+        return image_content(self.data, "train")
 
     def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart in a study's rows."""
         return {
             "series": self.series, "trained_on": self.data, "depth": self.depth,
             "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self._attention.differential else None,
@@ -119,7 +110,6 @@ class TrainVit(Cell):
         }  # fmt: skip
 
     def forward_work(self) -> float:
-        """Return the operations of one image's forward pass."""
         return transformer_work(self.pixels, self._size("patch_size", 16), self._size("dim", 768), self.depth)
 
     def work(self) -> float:
@@ -141,7 +131,6 @@ class TrainVit(Cell):
         return None
 
     def load(self, lab: Lab) -> nn.Module:
-        """Return the trained model."""
         model = load_model(str(lab.store.folder(self)))
         card = card_of(model)
         return with_card(model, replace(card, name=self.label, seed=self.seed))
