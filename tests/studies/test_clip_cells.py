@@ -1,14 +1,18 @@
 """The cells of CLIPs: what identifies them, that a finished training is known again, and rows that others would get."""
 
 import dataclasses
+import io
+import tarfile
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from PIL import Image
 from scipy import ndimage
 
 from antiphase.data import load_pairs
+from antiphase.data.conceptual import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.evaluation.outcomes import ROW_SCHEMA
@@ -25,7 +29,7 @@ from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.collect import study_rows
 from antiphase.studies.identity import described, identity
 from antiphase.studies.lab import Lab
-from antiphase.studies.papers.diffclip.bench import CC12M, bench, models, released
+from antiphase.studies.papers.diffclip.bench import bench, models, released
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
@@ -83,6 +87,25 @@ def test_shards_need_not_be_there_to_be_planned():
         "series": "DiffCLIP", "trained_on": CC12M, "depth": 12, "lambda_init": 0.8, "train_eps": 0.0,
         "lambda_schedule": "constant", "training_seed": 2,
     }  # fmt: skip
+
+
+def test_shards_in_the_data_folder_are_trained_on(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
+    (tmp_path / "cc3m").mkdir()
+    emoji = load_pairs("openmoji", progress=False).subset(12)
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"cc3m/0000{shard}.tar", "w") as archive:
+            for at in range(6 * shard, 6 * shard + 6):
+                picture = io.BytesIO()
+                Image.fromarray(emoji.pixels(at).permute(1, 2, 0).numpy()).save(picture, "PNG")
+                for suffix, content in (("png", picture.getvalue()), ("txt", emoji.captions[at][0].encode())):
+                    entry = tarfile.TarInfo(f"{at:09d}.{suffix}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+    cell = dataclasses.replace(TINY, data="shards:cc3m/{00000..00001}.tar", limit=None)
+    run_cells([cell], lab)
+    (log,) = pl.read_ndjson(lab.store.folder(cell) / loop.METRICS_FILE).to_dicts()
+    assert log["loss"] > 0
 
 
 def test_every_variant_has_its_series_and_factors():

@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from antiphase.data.conceptual import CC3M, CC12M
 from antiphase.data.mmvp import PATTERNS
 from antiphase.data.published import PROBE_SETS
 from antiphase.evaluation.statistics import jackknife, mcnemar_exact, mean_over_groups
@@ -21,7 +22,6 @@ from antiphase.studies.papers.diffclip import (
     table_4,
     table_5,
 )
-from antiphase.studies.papers.diffclip.bench import CC3M, CC12M
 from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
 from antiphase.studies.papers.diffclip.show import estimated, gains
 from antiphase.studies.papers.diffclip.spread import spread

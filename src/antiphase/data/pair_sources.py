@@ -61,7 +61,7 @@ _SOURCES = {
     "noto-emoji": _Source("the emoji of the Noto font with their names", _noto),
     "shards:PATTERN": _Source(
         "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
-        "cc3m/{00000..00331}.tar",
+        "cc3m/{00000..00331}.tar, in the working directory or the data folder",
         _shards,
     ),
     "coco": _Source(

@@ -22,11 +22,12 @@ antiphase study run diffclip-attention --profile laptop
 import numpy as np
 import polars as pl
 
+from antiphase.data.conceptual import TITLES
 from antiphase.studies.artefact import Artefact, Gallery, Picture, Table
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
-from antiphase.studies.papers.diffclip.bench import TITLES, bench, models, settings
+from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 SHOWN = 6

@@ -15,16 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphase.data.conceptual import CC3M, CC12M, TITLES
 from antiphase.data.published import IMAGENET_SETS, PROBE_SETS
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given, given
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.spec import Profile
-
-CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
-TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
-"""What the paper calls its training sets; others go by their own names."""
 
 TWINS = ("clip", "diffclip")
 VARIANTS = ("clip", "diffclip", "diffclip-depth", "diffclip-vision")
