@@ -29,7 +29,8 @@ from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.collect import study_rows
 from antiphase.studies.identity import described, identity
 from antiphase.studies.lab import Lab
-from antiphase.studies.papers.diffclip.bench import bench, models, released
+from antiphase.studies.papers.diffclip.bench import bench, models
+from antiphase.studies.papers.diffclip.released import released
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
@@ -298,7 +299,7 @@ def test_maps_that_cannot_be_drawn_are_one_line(fields, words, lab, twins, tmp_p
 
 
 def test_the_released_checkpoints_are_told_apart_without_being_there():
-    one, two = released()
+    one, two = released(profile("paper"))
     assert (one.series, two.series) == ("CLIP", "DiffCLIP")
     assert two.spec.endswith("#lambda_init=0.8")
     cells = [bench(profile("paper")).evaluate(model, "zero-shot", "imagenet") for model in (one, two)]

@@ -43,9 +43,11 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     for record in records:
         for name, version in record["versions"].items():
             versions.setdefault(name, set()).add(version)
+    seeds = sorted({seed for cell in cells if (seed := cell.factors().get("training_seed")) is not None})
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
-        study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
+        study.name, study.paper, study.label, study.title, study.text or "", profile.name,
+        tuple(seeds) or profile.seeds, command,
         len(done), len(cells), study.draw(rows) if whole else None,
         _claims(study, rows, len(done) == len(cells), profile.name != "smoke") if whole else (),
         {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},

@@ -28,10 +28,14 @@ class Profile:
     Attributes:
         name: ``smoke`` (seconds, for tests), ``laptop`` (2 cores) or ``paper`` (the paper's data and sizes).
         seeds: training seeds.
+        models: specifications of CLIPs to measure instead of training them, see ``GivenModels``.
+        baseline: specification of the standard CLIP of the released pair; None: its name on the hub.
     """
 
     name: ProfileName
     seeds: tuple[int, ...]
+    models: tuple[str, ...] = ()
+    baseline: str | None = None
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:

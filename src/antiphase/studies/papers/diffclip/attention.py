@@ -39,7 +39,7 @@ _SHARE = "a map of one value"
 def cells(profile: Profile) -> list[Cell]:
     """The maps of both models of the main training set, all seeds."""
     own = bench(profile)
-    return [own.look(model) for model in models(profile, main=True)]
+    return [own.look(model) for model in models(profile, sets=[own.main])]
 
 
 def draw(rows: RowsByTable) -> Artefact:

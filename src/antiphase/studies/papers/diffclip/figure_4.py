@@ -49,7 +49,7 @@ PAPER = published(__doc__)
 def cells(profile: Profile) -> list[Cell]:
     """MMVP of both models of the main training set, all seeds."""
     own = bench(profile)
-    return [own.evaluate(model, "mmvp", own.alike) for model in models(profile, main=True)]
+    return [own.evaluate(model, "mmvp", own.alike) for model in models(profile, sets=[own.main])]
 
 
 def by_pattern(rows: pl.DataFrame) -> pl.DataFrame:

@@ -69,7 +69,7 @@ def cells(profile: Profile) -> list[Cell]:
     """All tasks of the four variants of the main training set, all seeds."""
     own = bench(profile)
     found: list[Cell] = []
-    for model in models(profile, VARIANTS, main=True):
+    for model in models(profile, VARIANTS, [own.main]):
         found += [own.evaluate(model, task, data) for task in ("probe", "few-shot") for data in own.probed]
         found += [own.evaluate(model, "retrieval", data) for data in own.retrieved]
         found += [own.evaluate(model, "zero-shot", data) for data in (own.home, *own.shifted)]

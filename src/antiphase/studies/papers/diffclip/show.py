@@ -115,6 +115,8 @@ def gains(
 ) -> list[Check]:
     """Return the checks that the first series has the higher number, for each training set and task.
 
+    Training sets that only one of the two was trained on are left out, unless there is no other.
+
     Args:
         observed: as of ``averaged``, or another whose ``data`` is the one given.
         tasks: by name.
@@ -123,7 +125,9 @@ def gains(
         data: what the numbers are of.
     """
     found = []
-    for pretraining in observed["pretraining"].unique(maintain_order=True):
+    series = observed.group_by("pretraining", maintain_order=True).agg(pl.col("series").unique())
+    both = series.filter(pl.col("series").list.contains(first) & pl.col("series").list.contains(second))
+    for pretraining in (both if len(both) else series)["pretraining"]:
         for task in tasks:
             where = {"pretraining": pretraining, "task": task, "data": data}
             found.append(
