@@ -125,9 +125,9 @@ def gains(
         data: what the numbers are of.
     """
     found = []
-    series = observed.group_by("pretraining", maintain_order=True).agg(pl.col("series").unique())
-    both = series.filter(pl.col("series").list.contains(first) & pl.col("series").list.contains(second))
-    for pretraining in (both if len(both) else series)["pretraining"]:
+    for pretraining in compared(observed, first, second) or observed["pretraining"].unique(
+        maintain_order=True
+    ):
         for task in tasks:
             where = {"pretraining": pretraining, "task": task, "data": data}
             found.append(
@@ -137,6 +137,16 @@ def gains(
                 )
             )
     return found
+
+
+def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLIP") -> list[str]:
+    """Return the training sets that both series were trained on."""
+    own = observed.filter(pl.col("series").is_in([first, second]))
+    return (
+        own.filter(pl.col("series").n_unique().over("pretraining") == 2)["pretraining"]
+        .unique(maintain_order=True)
+        .to_list()
+    )
 
 
 def apart(observed: pl.DataFrame, where: Mapping[str, str], first: str, second: str) -> Estimate | None:
