@@ -47,6 +47,7 @@ class DiffclipBench:
         alike: pairs of images that look alike.
         looked_at: source of the attention maps' images, and how each is asked about.
         looks: number of them.
+        asked: queries of Figure 2, for images that show both.
         images: to evaluate on at most, of each set.
         learned: images to learn from at most.
         protocols: fields of each task's protocol that differ.
@@ -63,6 +64,7 @@ class DiffclipBench:
     alike: str
     looked_at: Mapping[str, Any]
     looks: int
+    asked: tuple[str, str]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
     pairs: int | None = None
@@ -86,9 +88,12 @@ class DiffclipBench:
             train_limit=self.learned if task in ("probe", "few-shot") else None,
         )  # fmt: skip
 
-    def look(self, model: TrainClip | Given) -> Relevance:
-        """Return the maps of a model."""
-        return Relevance(model=model, limit=self.looks, **self.looked_at)
+    def look(self, model: TrainClip | Given) -> list[Relevance]:
+        """Return the maps of a model for the objects of every image, and for Figure 2's queries in two images."""
+        return [
+            Relevance(model=model, limit=self.looks, ask="objects", **self.looked_at),
+            Relevance(model=model, limit=2, texts=self.asked, **self.looked_at),
+        ]
 
 
 _BENCHES = {
@@ -96,12 +101,13 @@ _BENCHES = {
         trained_on=(CC3M, CC12M), main=CC12M, preset="diffclip", recipe={"precision": "bf16"}, probed=PROBE_SETS,
         retrieved=("flickr30k", "flickr8k", "coco-karpathy"), home=IMAGENET_SETS[0], shifted=IMAGENET_SETS[1:],
         alike="mmvp", looks=200,
-        looked_at={"data": "coco-single-label", "ask": "class", "prompt": "a photo of {}"},
+        looked_at={"data": "coco-objects", "prompt": "a photo of {}"}, asked=("dog", "potted plant"),
     ),
     "laptop": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
         probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
-        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "openmoji"}, looks=200,
+        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200,
+        asked=("black heart", "flag: Libya"),
         protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
     ),
     "smoke": DiffclipBench(
@@ -112,7 +118,7 @@ _BENCHES = {
             "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
         },
         probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "openmoji"}, looks=3, images=120, learned=400,
+        looked_at={"data": "emoji-scenes"}, looks=3, asked=("black heart", "flag: Libya"), images=120, learned=400,
         protocols={
             "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},
