@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import tarfile
 
 import numpy as np
@@ -286,16 +287,71 @@ def test_images_may_be_asked_about_by_their_class_or_by_the_same_texts(lab, twin
     )
 
 
+def test_an_image_is_asked_for_its_objects_and_maps_are_scored_on_the_one_that_is_named(lab, twins):
+    scenes = load_pairs("emoji-scenes", split="test", progress=False)
+    cell = Relevance(model=twins["CLIP"], data="emoji-scenes", limit=2, ask="objects")
+    asked = dataclasses.replace(cell, texts=scenes.captions[3])
+    run_cells([cell, asked], lab)
+    rows = lab.store.rows(cell)
+    chosen = scenes.subset(2, 0)
+    assert rows["text"].to_list() == [name for two in chosen.captions for name in two]
+    for at, row in enumerate(rows.iter_rows(named=True)):
+        own, other = (chosen.objects[at // 2][place].mask() for place in (at % 2, 1 - at % 2))
+        found = np.array(row["relevance"]).reshape(row["height"], row["width"])
+        assert row["object_share"] == own.mean()
+        assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [own])[0])
+        fine = np.array(Image.fromarray(found).resize((64, 64), Image.Resampling.BILINEAR))
+        assert row["prefers_own"] == (fine[own].mean() > fine[other].mean())
+    rows = lab.store.rows(asked)
+    assert rows["sample"].unique().to_list() == [3]  # the only image that shows both
+    assert rows["text"].to_list() == list(scenes.captions[3])
+    (told,) = study_rows([cell, asked], lab.store).values()
+    assert told["asked"].unique(maintain_order=True).to_list() == [None, ", ".join(scenes.captions[3])]
+
+
+def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, monkeypatch):
+    wide = np.full((20, 50, 3), 255, np.uint8)
+    wide[5:15, 15:25] = 0
+    wide[:, 45:] = 9  # outside the square
+    Image.fromarray(wide).save(tmp_path / "000000000001.jpg")
+    corners = ([15, 5, 25, 5, 25, 15, 15, 15], [45, 0, 50, 0, 50, 20, 45, 20])
+    notes = [
+        {"id": at, "image_id": 1, "category_id": at, "iscrowd": 0, "area": 100, "segmentation": [points]}
+        for at, points in enumerate(corners)
+    ]
+    told = {
+        "images": [{"id": 1, "file_name": "000000000001.jpg", "height": 20, "width": 50}], "annotations": notes,
+        "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+    }  # fmt: skip
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(told))
+    (tmp_path / "val2014").mkdir()
+    (tmp_path / "000000000001.jpg").rename(tmp_path / "val2014" / "000000000001.jpg")
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
+    cell = Relevance(model=twins["CLIP"], data="coco-objects", limit=1, ask="objects")
+    run_cells([cell], lab)
+    rows = lab.store.rows(cell)
+    assert rows["text"].to_list() == ["cat", "dog"]
+    assert rows["object_share"].to_list() == [pytest.approx(100 / 400), None]  # the dog is cut off
+    assert rows["prefers_own"].to_list() == [None, None]
+    row = rows.row(0, named=True)
+    found, mask = np.array(row["relevance"]).reshape(row["height"], row["width"]), np.zeros((20, 20), bool)
+    mask[5:15, :10] = True
+    assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [mask])[0])
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"ask": "objects"}, "ask 'objects' on openmoji: it has no objects; expected coco-objects"),
+        ({"data": "emoji-scenes", "texts": ("a", "b")}, "texts on emoji-scenes: no image shows a and b"),
         ({"kinds": ("heat",)}, "kind 'heat': expected some of relevance"),
         ({"prompt": "a photo"}, "prompt 'a photo': expected {}"),
     ],
 )
 def test_maps_that_cannot_be_drawn_are_one_line(fields, words, lab, twins, tmp_path):
     with pytest.raises(UserError, match=words):
-        Relevance(model=twins["CLIP"], data="openmoji", limit=1, **fields).run(lab, tmp_path)
+        Relevance(**{"model": twins["CLIP"], "data": "openmoji", "limit": 1, **fields}).run(lab, tmp_path)
 
 
 def test_the_released_checkpoints_are_told_apart_without_being_there():

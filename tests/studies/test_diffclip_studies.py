@@ -91,20 +91,30 @@ def test_patterns_and_their_mean_are_those_of_the_pairs(store):
     assert found.artefact.notes[0].endswith(f"p = {mcnemar_exact(*both):.2g}.")
 
 
-def test_the_sheet_of_maps_is_drawn_from_stored_rows(store):
+def test_the_sheets_of_maps_are_drawn_from_stored_rows(store):
     found, rows = smoke("diffclip-attention", store)
-    (gallery,) = found.artefact.galleries
-    assert len(gallery.rows) == 3
-    for pictures in gallery.rows:
-        assert [one.title for one in pictures[1:]] == [
-            "CLIP", "DiffCLIP", "DiffCLIP, A1 alone", "DiffCLIP, A2 alone"
-        ]  # fmt: skip
+    asked, measured, parts = found.artefact.galleries
+    assert [len(sheet.rows) for sheet in (asked, measured, parts)] == [1, 3, 3]
+    assert [one.title for one in asked.rows[0]] == [
+        "black heart; flag: Libya", "black heart: CLIP", "black heart: DiffCLIP", "flag: Libya: CLIP",
+        "flag: Libya: DiffCLIP",
+    ]  # fmt: skip
+    for pictures in (*asked.rows, *measured.rows, *parts.rows):
+        assert len(pictures) == 5  # two maps for each of two queries
         assert pictures[0].over is None
         assert all(one.over.shape == (4, 4) and one.image.shape == (64, 64, 3) for one in pictures[1:])
+    assert [one.title.rpartition(": ")[2] for one in parts.rows[0][1:3]] == [
+        "DiffCLIP, A1 alone", "DiffCLIP, A2 alone"
+    ]  # fmt: skip
+    own = rows["relevance"].filter(pl.col("asked").is_null(), series="DiffCLIP", kind="relevance")
+    first = np.array(own["relevance"][0]).reshape(4, 4)
+    assert np.array_equal(measured.rows[0][2].over, first)
     table = found.artefact.tables[0].cells
-    own = rows["relevance"].filter(series="DiffCLIP", kind="relevance")
     assert table.filter(row="DiffCLIP")["value"].to_list() == pytest.approx(
-        [own["average_precision"].mean(), own["pointing_game"].mean()]
+        [own["average_precision"].mean(), own["pointing_game"].mean(), own["prefers_own"].mean()]
+    )
+    assert table.filter(row="a map of one value")["value"].to_list() == pytest.approx(
+        [own["object_share"].mean()] * 2 + [0.5]
     )
 
 

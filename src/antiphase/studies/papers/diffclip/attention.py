@@ -37,17 +37,16 @@ from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 SHOWN = 6
 MAPS = {COMBINED: "{}", POSITIVE: "{}, A1 alone", NEGATIVE: "{}, A2 alone"}
-RIGHT = pl.col("prefers_own").cast(pl.Float64)
-PRECISION = pl.col("average_precision")
+_PRECISION, _POINTING, _RIGHT = "mask average precision", "pointing game", "the right one of two"
 SCORES = {
-    "mask average precision": PRECISION,
-    "pointing game": pl.col("pointing_game").cast(pl.Float64),
-    "the right one of two": RIGHT,
+    _PRECISION: pl.col("average_precision"),
+    _POINTING: pl.col("pointing_game").cast(pl.Float64),
+    _RIGHT: pl.col("prefers_own").cast(pl.Float64),
 }
 _CONSTANT = {
-    "mask average precision": pl.col("object_share"),
-    "pointing game": pl.col("object_share"),
-    "the right one of two": pl.lit(0.5),
+    _PRECISION: pl.col("object_share"),
+    _POINTING: pl.col("object_share"),
+    _RIGHT: pl.lit(0.5),
 }
 _SHARE = "a map of one value"
 
@@ -75,7 +74,7 @@ def draw(rows: RowsByTable) -> Artefact:
         _gallery("a1-and-a2", "The two maps of differential attention alone", measured, [POSITIVE, NEGATIVE]),
     ]
     return Artefact(
-        tables=[_table(measured.filter(PRECISION.is_not_null()))],
+        tables=[_table(measured.filter(SCORES[_PRECISION].is_not_null()))],
         galleries=[one for one in galleries if one.rows],
     )
 
@@ -130,7 +129,12 @@ def _table(scored: pl.DataFrame) -> Table:
         for frame, scores in ((scored, SCORES), (one, _CONSTANT))
         for title in SCORES
     ]
-    cells = pl.concat(parts).rename({"map": "row"}).with_columns(paper=pl.lit(None, pl.Float64))
+    known = (pl.col("row") == _SHARE) & (pl.col("column") == _RIGHT)  # half, without an interval
+    cells = (
+        pl.concat(parts)
+        .rename({"map": "row"})
+        .with_columns(pl.when(~known).then(pl.col("low", "high")), paper=pl.lit(None, pl.Float64))
+    )
     return Table("attention-on-object", "How well maps find the object", "map", cells)
 
 
@@ -144,22 +148,21 @@ def claims(rows: RowsByTable) -> list[Claim]:
         found = difference(scored.filter(SCORES[title].is_not_null()), one, two, SCORES[title])
         return Check("{}: {} − {}".format(title, *words), found)
 
-    precision, _, right = SCORES
     combined = (("DiffCLIP", COMBINED), ("CLIP", COMBINED))
     return [
         Claim(
             "more-focused", "Figures 2 and 6, Appendix A",
             "DiffCLIP's maps are more focused on the object than CLIP's, by mask average precision.",
-            [check(precision, *combined)],
+            [check(_PRECISION, *combined)],
         ),
         Claim(
             "query-relevant", "Figure 2",
             "DiffCLIP prefers the object that is asked for to the other one more often than CLIP.",
-            [check(right, *combined)],
+            [check(_RIGHT, *combined)],
         ),
         Claim(
             "first-map-on-object", "Appendix C", "DiffCLIP's A1 highlights the object more than its A2 does.",
-            [check(precision, ("DiffCLIP", POSITIVE), ("DiffCLIP", NEGATIVE))],
+            [check(_PRECISION, ("DiffCLIP", POSITIVE), ("DiffCLIP", NEGATIVE))],
         ),
     ]  # fmt: skip
 

@@ -92,7 +92,7 @@ def draw(rows: RowsByTable) -> Artefact:
         "Share of pairs for which both statements select their image, by visual pattern.", found, "pairs"
     )
     pairs = over(patterns, samples="pairs")
-    radar = f"Share of pairs solved, by visual pattern, in percent. Means over {pairs} of a pattern."
+    radar = f"Share of pairs solved, by visual pattern, in percent. Each pattern: {pairs}."
     plots = [
         Plot("diffclip-figure-4", radar, _panels(patterns, "radar")),
         Plot("diffclip-figure-4-bars", words, _panels(found, "bar"), columns=1),
@@ -159,7 +159,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
         ),
         Claim(
             "by-pattern", "Section 4.4, Figure 4",
-            "DiffCLIP surpasses or matches CLIP on all categories but state and condition.",
+            f"DiffCLIP surpasses or matches CLIP on all categories{' but state and condition' * (EXCEPTION in names)}.",
             by(*(name for name in names if name != EXCEPTION)),
         ),
     ]  # fmt: skip
