@@ -1,7 +1,7 @@
 """CLIP and DiffCLIP on six tasks.
 
-The paper (Section 1, Figure 1; CC3M) says that "in each case, DiffCLIP consistently outperforms CLIP". Its bars carry no
-numbers; the averages of Tables 1 and 2 are those of five of the six tasks (percent). None is printed for zero-shot
+The paper (Section 1, Figure 1; CC3M) says that "in each case, DiffCLIP consistently outperforms CLIP". Its bars carry
+no numbers; the averages of Tables 1 and 2 are those of five of the six tasks (percent). None is printed for zero-shot
 under shift with CC3M.
 
 | task | pretraining | model | Avg. | gain |
