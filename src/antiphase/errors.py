@@ -22,3 +22,7 @@ def shown(text: object, most: int = 80) -> str:
 
 class NoSuchSplit(UserError):
     """A data set has no split of that name."""
+
+
+class Failures(UserError):
+    """Several failures of a run that goes on without them: a head line, then one line for each distinct reason."""

@@ -50,9 +50,11 @@ def test_every_source_of_pairs_has_a_one_line_description():
     assert set(PAIR_SOURCES) == {
         "openmoji",
         "noto-emoji",
+        "emoji-scenes",
         "shards:PATTERN",
         "coco",
         "coco-single-label",
+        "coco-objects",
         "flickr8k",
         "flickr30k",
         "coco-karpathy",
@@ -118,7 +120,10 @@ def test_paths_may_begin_at_home(data, monkeypatch):
         ("csv:PATH:", "cannot read PATH:"),
         ("shards:", "did you mean shards:PATTERN"),
         ("coco:2017", "did you mean coco"),
-        ("zzz", "unknown source of pairs 'zzz': expected one of openmoji, noto-emoji, shards:PATTERN, "),
+        (
+            "zzz",
+            "unknown source of pairs 'zzz': expected one of openmoji, noto-emoji, emoji-scenes, shards:PATTERN, ",
+        ),
         ("", "unknown source of pairs '': expected one of"),
         ("here/pairs.tsv", "for that file use 'csv:here/pairs.tsv'"),
         ("dataset_coco.json", "use 'karpathy:dataset_coco.json'"),

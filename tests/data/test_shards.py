@@ -3,17 +3,20 @@ import io
 import itertools
 import json
 import os
+import shlex
 import signal
 import tarfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import shard_files
+from antiphase.data import load_pairs, shard_files
+from antiphase.data.conceptual import CC3M, CC12M, TITLES
 from antiphase.data.shard_files import count_samples, find_shards
 from antiphase.data.shard_lanes import ShardLane, _StoppedError, shuffled
 from antiphase.data.shard_reading import RawSample, _address, read_shard
@@ -470,6 +473,42 @@ def test_a_fingerprint_is_of_what_decides_the_batches(tmp_path):
     (tmp_path / "cc-0001.tar").unlink()
     with pytest.raises(UserError, match=r"cc-0001\.tar was removed"):
         stream.fingerprint()
+
+
+def test_a_relative_pattern_is_of_the_working_directory_or_of_the_data_folder(tmp_path, monkeypatch):
+    names = ["cc3m/00000.tar", "cc3m/00001.tar"]
+    for place, shards in (("data", names), ("here", names), ("part", names[:1])):
+        for number, name in enumerate(shards):
+            write_tar(tmp_path / place / name, members_of(number))
+    (tmp_path / "empty").mkdir()
+    pattern = "cc3m/{00000..00001}.tar"
+    for folder, found in (("empty", "data"), ("here", "here")):
+        monkeypatch.chdir(tmp_path / folder)
+        places = [Path(shard.place).resolve() for shard in open_shards(pattern).shards]
+        assert places == [tmp_path / found / name for name in names]
+    stream = load_pairs(f"shards:{pattern}", progress=False)
+    (batch,) = stream.batches(2, seed=0, epoch=0)
+    assert sorted(numbers_of(batch)) == [0, 1]
+    assert stream.fingerprint() == open_shards(pattern, root=tmp_path / "data").fingerprint()
+    monkeypatch.chdir(tmp_path / "part")  # a part of a set is not completed by another copy's
+    with pytest.raises(UserError, match=r"1 of the 2 shards .* the first is cc3m/00001\.tar"):
+        open_shards(pattern)
+
+
+@pytest.mark.parametrize(("source", "columns"), [(CC3M, r"caption\turl"), (CC12M, r"url\tcaption")])
+def test_missing_shards_of_the_paper_say_how_to_get_them(tmp_path, monkeypatch, source, columns):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        load_pairs(source, progress=False)
+    line, name = str(caught.value), TITLES[source].lower()
+    assert line.startswith(
+        f"no shard matches {source.removeprefix('shards:')!r} in {tmp_path} or {tmp_path}/data: "
+    )
+    assert f"s/^/{columns}\\n/" in line  # what sed shall read
+    words = shlex.split(line.partition("img2dataset")[2])
+    assert words[words.index("--output_folder") + 1] == f"{tmp_path}/data/{name}"
+    assert words[words.index("--resize_mode") + 1] == "keep_ratio"
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 from PIL import Image
 
@@ -14,7 +15,7 @@ from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.gallery import gallery_figure, lighter
 from antiphase.report.style.figures import as_svg
 from antiphase.report.style.series_styles import series_styles
-from antiphase.studies.artefact import Gallery, Panel, Picture, Plot
+from antiphase.studies.artefact import ESTIMATES, Gallery, Panel, Picture, Plot
 from tests.report import made_up_studies as made_up
 
 
@@ -108,3 +109,24 @@ def test_drawings_keep_their_colours_and_photographs_become_small():
     assert (drawing[0], other[0]) == ("png", "jpeg")
     kept = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawing[1]))).convert("RGB"))
     np.testing.assert_array_equal(kept, flat)
+
+
+def test_a_radar_has_a_spoke_for_each_tick_and_a_closed_line_for_each_series():
+    ticks, shares = ("north", "east", "west"), {"CLIP": (0.1, 0.4, 0.2), "DiffCLIP": (0.3, 0.0)}
+    rows = [
+        (series, float(at), value, None, None, 15, 1)
+        for series, values in shares.items()
+        for at, value in enumerate(values)
+    ]
+    points = pl.DataFrame(rows, {"series": pl.String, "x": pl.Float64, **ESTIMATES}, orient="row")
+    plot = Plot("radar", "", (Panel("MMVP", "", "", points, kind="radar", ticks=ticks, percent=True),))
+    for narrow in (False, True):
+        figure = plot_figure(plot, narrow=narrow)
+        (axes,) = figure.axes
+        assert [label.get_text() for label in axes.get_xticklabels()] == list(ticks)
+        first, second = (line.get_ydata() for line in axes.lines)
+        assert first.tolist() == pytest.approx([10, 40, 20, 10])
+        assert second.tolist() == pytest.approx([30, 0, float("nan"), 30], nan_ok=True)
+        assert axes.get_ylim() == (0, 50)
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == list(shares)

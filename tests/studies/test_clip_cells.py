@@ -1,14 +1,19 @@
 """The cells of CLIPs: what identifies them, that a finished training is known again, and rows that others would get."""
 
 import dataclasses
+import io
+import json
+import tarfile
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from PIL import Image
 from scipy import ndimage
 
 from antiphase.data import load_pairs
+from antiphase.data.conceptual import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.evaluation.outcomes import ROW_SCHEMA
@@ -25,7 +30,8 @@ from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.collect import study_rows
 from antiphase.studies.identity import described, identity
 from antiphase.studies.lab import Lab
-from antiphase.studies.papers.diffclip.bench import CC12M, bench, models, released
+from antiphase.studies.papers.diffclip.bench import bench, models
+from antiphase.studies.papers.diffclip.released import released
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
@@ -83,6 +89,25 @@ def test_shards_need_not_be_there_to_be_planned():
         "series": "DiffCLIP", "trained_on": CC12M, "depth": 12, "lambda_init": 0.8, "train_eps": 0.0,
         "lambda_schedule": "constant", "training_seed": 2,
     }  # fmt: skip
+
+
+def test_shards_in_the_data_folder_are_trained_on(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
+    (tmp_path / "cc3m").mkdir()
+    emoji = load_pairs("openmoji", progress=False).subset(12)
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"cc3m/0000{shard}.tar", "w") as archive:
+            for at in range(6 * shard, 6 * shard + 6):
+                picture = io.BytesIO()
+                Image.fromarray(emoji.pixels(at).permute(1, 2, 0).numpy()).save(picture, "PNG")
+                for suffix, content in (("png", picture.getvalue()), ("txt", emoji.captions[at][0].encode())):
+                    entry = tarfile.TarInfo(f"{at:09d}.{suffix}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+    cell = dataclasses.replace(TINY, data="shards:cc3m/{00000..00001}.tar", limit=None)
+    run_cells([cell], lab)
+    (log,) = pl.read_ndjson(lab.store.folder(cell) / loop.METRICS_FILE).to_dicts()
+    assert log["loss"] > 0
 
 
 def test_every_variant_has_its_series_and_factors():
@@ -262,20 +287,75 @@ def test_images_may_be_asked_about_by_their_class_or_by_the_same_texts(lab, twin
     )
 
 
+def test_an_image_is_asked_for_its_objects_and_maps_are_scored_on_the_one_that_is_named(lab, twins):
+    scenes = load_pairs("emoji-scenes", split="test", progress=False)
+    cell = Relevance(model=twins["CLIP"], data="emoji-scenes", limit=2, ask="objects")
+    asked = dataclasses.replace(cell, texts=scenes.captions[3])
+    run_cells([cell, asked], lab)
+    rows = lab.store.rows(cell)
+    chosen = scenes.subset(2, 0)
+    assert rows["text"].to_list() == [name for two in chosen.captions for name in two]
+    for at, row in enumerate(rows.iter_rows(named=True)):
+        own, other = (chosen.objects[at // 2][place].mask() for place in (at % 2, 1 - at % 2))
+        found = np.array(row["relevance"]).reshape(row["height"], row["width"])
+        assert row["object_share"] == own.mean()
+        assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [own])[0])
+        fine = np.array(Image.fromarray(found).resize((64, 64), Image.Resampling.BILINEAR))
+        assert row["prefers_own"] == (fine[own].mean() > fine[other].mean())
+    rows = lab.store.rows(asked)
+    assert rows["sample"].unique().to_list() == [3]  # the only image that shows both
+    assert rows["text"].to_list() == list(scenes.captions[3])
+    (told,) = study_rows([cell, asked], lab.store).values()
+    assert told["asked"].unique(maintain_order=True).to_list() == [None, ", ".join(scenes.captions[3])]
+
+
+def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, monkeypatch):
+    wide = np.full((20, 50, 3), 255, np.uint8)
+    wide[5:15, 15:25] = 0
+    wide[:, 45:] = 9  # outside the square
+    Image.fromarray(wide).save(tmp_path / "000000000001.jpg")
+    corners = ([15, 5, 25, 5, 25, 15, 15, 15], [45, 0, 50, 0, 50, 20, 45, 20])
+    notes = [
+        {"id": at, "image_id": 1, "category_id": at, "iscrowd": 0, "area": 100, "segmentation": [points]}
+        for at, points in enumerate(corners)
+    ]
+    told = {
+        "images": [{"id": 1, "file_name": "000000000001.jpg", "height": 20, "width": 50}], "annotations": notes,
+        "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+    }  # fmt: skip
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(told))
+    (tmp_path / "val2014").mkdir()
+    (tmp_path / "000000000001.jpg").rename(tmp_path / "val2014" / "000000000001.jpg")
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
+    cell = Relevance(model=twins["CLIP"], data="coco-objects", limit=1, ask="objects")
+    run_cells([cell], lab)
+    rows = lab.store.rows(cell)
+    assert rows["text"].to_list() == ["cat", "dog"]
+    assert rows["object_share"].to_list() == [pytest.approx(100 / 400), None]  # the dog is cut off
+    assert rows["prefers_own"].to_list() == [None, None]
+    row = rows.row(0, named=True)
+    found, mask = np.array(row["relevance"]).reshape(row["height"], row["width"]), np.zeros((20, 20), bool)
+    mask[5:15, :10] = True
+    assert row["average_precision"] == pytest.approx(mask_average_precision(found[None], [mask])[0])
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"ask": "objects"}, "ask 'objects' on openmoji: it has no objects; expected coco-objects"),
+        ({"data": "emoji-scenes", "texts": ("a", "b")}, "texts on emoji-scenes: no image shows a and b"),
         ({"kinds": ("heat",)}, "kind 'heat': expected some of relevance"),
         ({"prompt": "a photo"}, "prompt 'a photo': expected {}"),
     ],
 )
 def test_maps_that_cannot_be_drawn_are_one_line(fields, words, lab, twins, tmp_path):
     with pytest.raises(UserError, match=words):
-        Relevance(model=twins["CLIP"], data="openmoji", limit=1, **fields).run(lab, tmp_path)
+        Relevance(**{"model": twins["CLIP"], "data": "openmoji", "limit": 1, **fields}).run(lab, tmp_path)
 
 
 def test_the_released_checkpoints_are_told_apart_without_being_there():
-    one, two = released()
+    one, two = released(profile("paper"))
     assert (one.series, two.series) == ("CLIP", "DiffCLIP")
     assert two.spec.endswith("#lambda_init=0.8")
     cells = [bench(profile("paper")).evaluate(model, "zero-shot", "imagenet") for model in (one, two)]

@@ -176,6 +176,20 @@ def test_two_workers(call, tmp_path):
     assert len(begun) == len(set(begun))
 
 
+def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
+    code, _, err = call("run", "diffclip-table-2", "--profile", "paper", "--store", tmp_path / "store")
+    assert code == 2
+    head, small, large, rest = err.splitlines()[-4:]
+    assert head == "antiphase: 60 cells failed"
+    for line, name in ((small, "cc3m"), (large, "cc12m")):
+        assert line.startswith(f"  - CLIP on shards:{name}/")
+        assert "seed 0 and 5 more: no shard matches" in line
+        assert f"img2dataset --url_list {name}.tsv" in line
+    assert rest == "  - 48 cells: needs a cell that failed"
+    assert err.count("for the same reason") == 10
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

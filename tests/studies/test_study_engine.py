@@ -80,13 +80,20 @@ def test_device_and_batch_size_run_nothing(store):
 
 
 def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
-    which = [Measure(model=Train(number=-1)), *cells(2)]
-    with pytest.raises(
-        UserError, match=r"2 cells failed: training -1: the number is below 0; .*needs training -1"
-    ):
-        run(which, store)
+    bad = [Measure(model=Train(number=number), factor=factor) for number in (-1, -2) for factor in (2.0, 3.0)]
+    said = []
+    with pytest.raises(UserError) as caught:
+        run_cells([*bad, *cells(2)], Lab(store, progress=False), said.append)
+    assert str(caught.value).splitlines() == [
+        "6 cells failed",
+        "training -1 and 1 more: the number is below 0",
+        "4 cells: needs a cell that failed",
+    ]
+    assert said[:2] == [
+        "failed: training -1: the number is below 0", "failed: training -2: for the same reason"
+    ]  # fmt: skip
     assert store.done(cells(2)[1])
-    assert log(store, "failed") == Counter({"training -1": 1})
+    assert log(store, "failed") == Counter({"training -1": 1, "training -2": 1})
 
 
 def test_after_a_kill_the_same_command_finishes_and_no_finished_cell_runs_again(store):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit, TyperException
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import Failures, UserError, shown
 from antiphase.heap import keep_freed_memory
 
 # what is wrong with a path that somebody gave
@@ -35,6 +35,8 @@ def main() -> None:
     keep_freed_memory()
     try:
         code = app(standalone_mode=False)
+    except Failures as error:
+        _complain(*str(error).splitlines())
     except UserError as error:
         _complain(str(error))
     except TyperException as error:
@@ -58,9 +60,10 @@ def typed_command() -> str:
     return shlex.join(["antiphase", *sys.argv[1:]])
 
 
-def _complain(message: str) -> None:
-    words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in message.split())
-    print("antiphase: " + " ".join(words), file=sys.stderr)
+def _complain(*lines: str) -> None:
+    for before, line in zip(("antiphase:", *("  -" for _ in lines)), lines, strict=False):
+        words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in line.split())
+        print(before, *words, file=sys.stderr)
     sys.exit(2)
 
 

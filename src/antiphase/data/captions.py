@@ -31,11 +31,11 @@ def coco_captions(root: Path, split: str, year: int | None = None) -> FilePairs:
         UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split("coco", split, ("train", "val"))
-    folder, year = _coco(root, f"captions_{split}", year)
+    folder, year = coco_folder(root, f"captions_{split}", year)
     annotations = folder / f"annotations/captions_{split}{year}.json"
     told = read_json(annotations)
     try:
-        files = _coco_files(told, split, year)
+        files = coco_files(told, split, year)
         captions = _coco_captions(told)
     except (KeyError, TypeError, AttributeError) as error:
         raise damaged(annotations, "captions of COCO", error) from error
@@ -65,11 +65,11 @@ def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePa
         UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split("coco-single-label", split, ("train", "val"))
-    folder, year = _coco(root, f"instances_{split}", year)
+    folder, year = coco_folder(root, f"instances_{split}", year)
     instances = folder / f"annotations/instances_{split}{year}.json"
     told = read_json(instances)
     try:
-        files = _coco_files(told, split, year)
+        files = coco_files(told, split, year)
         categories = {entry["id"]: entry["name"] for entry in sorted(told["categories"], key=_number)}
         largest: dict[int, tuple[float, int, int]] = {}
         for note in told["annotations"]:
@@ -154,7 +154,7 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     return replace(listed_pairs(name, split, [path.parent], rows, class_names), skipped=tuple(skipped))
 
 
-def _coco(root: Path, annotations: str, year: int | None) -> tuple[Path, int]:
+def coco_folder(root: Path, annotations: str, year: int | None) -> tuple[Path, int]:
     """Find the folder of COCO and the year of its annotations."""
     if year not in (None, *COCO_YEARS):
         raise UserError(f"COCO year {year}: expected one of {', '.join(map(str, COCO_YEARS))}")
@@ -169,7 +169,7 @@ def _coco(root: Path, annotations: str, year: int | None) -> tuple[Path, int]:
     )
 
 
-def _coco_files(told: dict[str, Any], split: str, year: int) -> dict[int, str]:
+def coco_files(told: dict[str, Any], split: str, year: int) -> dict[int, str]:
     """Return the file of each image by id, sorted by id."""
     return {
         entry["id"]: f"{split}{year}/{entry['file_name']}" for entry in sorted(told["images"], key=_number)

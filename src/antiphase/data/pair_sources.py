@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs
+from antiphase.data.coco_objects import coco_objects
 from antiphase.data.karpathy import KARPATHY_SETS, karpathy, karpathy_set
 from antiphase.data.pairs import PairSet
 from antiphase.data.published import warn_of_other_counts
@@ -56,12 +57,19 @@ def _noto(ask: _Request) -> PairSet:
     return noto_pairs(ask.split, ask.root, ask.progress)
 
 
+def _scenes(ask: _Request) -> PairSet:
+    from antiphase.data.emoji_scenes import emoji_scenes
+
+    return emoji_scenes(ask.split, ask.root, ask.progress)
+
+
 _SOURCES = {
     "openmoji": _Source("OpenMoji's emoji with their names", _openmoji),
     "noto-emoji": _Source("the emoji of the Noto font with their names", _noto),
+    "emoji-scenes": _Source("two emoji of OpenMoji in each image, with their names and masks", _scenes),
     "shards:PATTERN": _Source(
         "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
-        "cc3m/{00000..00331}.tar",
+        "cc3m/{00000..00331}.tar, in the working directory or the data folder",
         _shards,
     ),
     "coco": _Source(
@@ -71,6 +79,10 @@ _SOURCES = {
     "coco-single-label": _Source(
         "COCO labelled with one of 80 classes per image, that of its largest object",
         lambda ask: coco_single_label(ask.root, ask.split),
+    ),
+    "coco-objects": _Source(
+        "COCO's images of at least two categories, with the masks of the two largest",
+        lambda ask: coco_objects(ask.root, ask.split),
     ),
     **{
         name: _Source(description, lambda ask: karpathy_set(ask.name, ask.root, ask.split))

@@ -12,6 +12,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from antiphase.data.decoding import decode_whole
+from antiphase.data.objects import ImageObjects
 from antiphase.data.prefetch import in_threads
 from antiphase.data.tar_members import file_size
 from antiphase.errors import UserError
@@ -72,6 +73,7 @@ class PairSet(ABC):
         class_names: one name for each label.
         skipped: one line for each sample that was left out.
         prompts: prompts of each class for a dual encoder; None: made from its name.
+        objects: what is seen where in each image; None if the source does not say.
     """
 
     name: str
@@ -82,6 +84,7 @@ class PairSet(ABC):
     class_names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     prompts: tuple[tuple[str, ...], ...] | None = None
+    objects: tuple[tuple[ImageObjects, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.captions) != len(self.ids):
@@ -214,10 +217,12 @@ def _size(file: Path) -> int | str:
 def _rows(pairs: PairSet, positions: Sequence[int] | Tensor) -> dict[str, object]:
     rows = torch.as_tensor(positions, dtype=torch.int64)
     labels = None if pairs.labels is None else pairs.labels[rows]
+    objects = None if pairs.objects is None else tuple(pairs.objects[row] for row in rows.tolist())
     return {
         "ids": pairs.ids[rows],
         "captions": tuple(pairs.captions[row] for row in rows.tolist()),
         "labels": labels,
+        "objects": objects,
     }
 
 

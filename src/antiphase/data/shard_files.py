@@ -15,6 +15,7 @@ from webdataset.gopen import gopen_schemes
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 
+from antiphase.data.conceptual import how_to_get
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.progress import progress_bar
@@ -40,39 +41,52 @@ class Shard:
     local: bool
 
 
-def find_shards(patterns: str | Sequence[str]) -> tuple[Shard, ...]:
+def find_shards(patterns: str | Sequence[str], root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of one or more patterns in order.
 
     Args:
         patterns: patterns with braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a
             folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
+        root: data folder. Relative paths are searched for in the working directory; if it has none of them, in the
+            data folder.
 
     Raises:
         UserError: if nothing matches, a named file is missing or repeated, or a URL scheme is not supported.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     shown = ", ".join(map(repr, listed))
-    found: list[tuple[str, bool]] = []
-    missing: list[str] = []
-    for place in (place for pattern in listed for place in _expanded(pattern)):
-        if _is_local(place):
-            files = _local_files(place)
-            found += [(str(file), True) for file in files]
-            missing += [] if files else [place]
-        else:
-            found.append((place, False))
+    places = [place for pattern in listed for place in _expanded(pattern)]
+    found, missing = _found(places, Path())
+    if root is not None and not any(local for _, local in found):
+        found, missing = _found(places, root)
+    how = how_to_get(listed[0], str(root or "."))
     if not found:
-        raise UserError(
-            f"no shard matches {shown}: expected tar files in img2dataset's layout, such as "
-            "'shards:/data/cc3m/{00000..00331}.tar'"
-        )
+        relative = any(_is_local(place) and not Path(place).expanduser().is_absolute() for place in places)
+        where = f" in {Path.cwd()} or {root}" if relative and root is not None else ""
+        wanted = "expected tar files in img2dataset's layout, such as 'shards:/data/cc3m/{00000..00331}.tar'"
+        raise UserError(f"no shard matches {shown}{where}: {how or wanted}")
     if missing:
         raise UserError(
             f"{len(missing)} of the {len(found) + len(missing)} shards of {shown} are missing, the first is "
-            f"{missing[0]}: correct the pattern, or download them"
+            f"{missing[0]}: {how or 'correct the pattern, or download them'}"
         )
     names = _names([place for place, _ in found], shown)
     return tuple(Shard(name, place, local) for name, (place, local) in zip(names, found, strict=True))
+
+
+def _found(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]], list[str]]:
+    """Return the files and URLs, with whether each is a file, and the paths below ``base`` that have none."""
+    found: list[tuple[str, bool]] = []
+    missing: list[str] = []
+    for place in places:
+        if not _is_local(place):
+            found.append((place, False))
+            continue
+        path = place if place.startswith("file:") else str(base / Path(place).expanduser())
+        files = _local_files(path)
+        found += [(str(file), True) for file in files]
+        missing += [] if files else [path]
+    return found, missing
 
 
 def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: bool = True) -> int:
@@ -141,7 +155,7 @@ def _is_local(place: str) -> bool:
 
 
 def _local_files(place: str) -> list[Path]:
-    path = Path(url2pathname(urlparse(place).path)) if place.startswith("file:") else Path(place).expanduser()
+    path = Path(url2pathname(urlparse(place).path) if place.startswith("file:") else place)
     if path.is_dir():
         return sorted(path.glob("*.tar"))
     if path.is_file():

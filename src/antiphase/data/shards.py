@@ -161,13 +161,13 @@ def open_shards(
         samples: samples per epoch; None: :func:`~antiphase.data.shard_files.count_samples`.
         lanes: see :class:`ShardStream`; None: the largest of 1, 2, 4 and 8 that is at most the number of shards.
         buffer: size of each lane's shuffle buffer, in samples.
-        root: data folder, where counts are cached.
+        root: data folder, where counts are cached, and shards lie that the working directory does not have.
         progress: show a progress bar on stderr while samples are counted.
 
     Raises:
         UserError: if no shard matches, a number is out of range, or samples cannot be counted.
     """
-    shards = find_shards(patterns)
+    shards = find_shards(patterns, data_root(root))
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     name = f"shards:{listed[0]}" + (f" and {len(listed) - 1} more" if len(listed) > 1 else "")
     if samples is None:

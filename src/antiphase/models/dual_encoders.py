@@ -87,11 +87,16 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
     return model
 
 
-def _released_file(name: str) -> Path:
+def local_checkpoint(name: str) -> Path | None:
+    """Return the file of a released checkpoint by its path or folder; None for a repository on the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path / RELEASED_FILE
-    if path.exists() or path.suffix in (".pt", ".pth"):
+    return path if path.exists() or path.suffix in (".pt", ".pth") else None
+
+
+def _released_file(name: str) -> Path:
+    if (path := local_checkpoint(name)) is not None:
         return path
     try:
         return Path(hf_hub_download(name, RELEASED_FILE))

@@ -76,7 +76,8 @@ def load_model(
         )
     if kind == "diffclip" and name:
         path, _, setting = name.partition("#")
-        return _as_loaded(load_released(path, _lambda_init(spec, setting, lambda_init)), spec, path)
+        init = read_lambda_init(spec, setting) if setting else lambda_init
+        return _as_loaded(load_released(path, init), spec, path)
     if kind == "specimen":
         return _load_run(_specimen(name), spec, name)
     if kind == "hub" and name:
@@ -87,11 +88,12 @@ def load_model(
     return _load_run(Path(spec), spec, Path(spec).resolve().name)
 
 
-def _lambda_init(
-    spec: str, setting: str, given: float | Literal["depth"] | None
-) -> float | Literal["depth"] | None:
-    if not setting:
-        return given
+def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
+    """Return the λ_init behind the ``#`` of a ``diffclip:`` specification.
+
+    Raises:
+        UserError: the setting is another one, or no number.
+    """
     name, _, value = setting.partition("=")
     if name == "lambda_init" and value == "depth":
         return "depth"

@@ -23,7 +23,8 @@ class Panel:
         x: label of the horizontal axis.
         y: label of the vertical axis.
         points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them) and ``ESTIMATES``.
-        kind: lines with bands, or grouped bars with whiskers.
+        kind: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick, which shows
+            neither intervals nor the paper's numbers.
         scale: scale of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.
         ticks: names of the positions 0, 1, 2, …; empty for numbers.
         percent: whether values are fractions in [0, 1], shown in percent.
@@ -35,7 +36,7 @@ class Panel:
     x: str
     y: str
     points: pl.DataFrame
-    kind: Literal["line", "bar"] = "line"
+    kind: Literal["line", "bar", "radar"] = "line"
     scale: Literal["linear", "log", "eps"] = "linear"
     ticks: tuple[str, ...] = ()
     percent: bool = False

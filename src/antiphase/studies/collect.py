@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
 from antiphase.studies.identity import identity
@@ -32,7 +33,7 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     """Return the results of a study under a profile, as far as its finished cells allow.
 
     Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
-    never under the profile ``smoke``.
+    never under the profile ``smoke``. An artefact that has no meaning under the profile is the reason alone.
     """
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]
@@ -43,11 +44,14 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     for record in records:
         for name, version in record["versions"].items():
             versions.setdefault(name, set()).add(version)
+    seeds = sorted({seed for cell in cells if (seed := cell.factors().get("training_seed")) is not None})
+    reason, judged = study.meaningless.get(profile.name), profile.name != "smoke"
+    artefact = Artefact(notes=[reason]) if reason else study.draw(rows) if whole else None
+    claims = _claims(study, rows, len(done) == len(cells), judged) if whole and not reason else ()
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
-        study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
-        len(done), len(cells), study.draw(rows) if whole else None,
-        _claims(study, rows, len(done) == len(cells), profile.name != "smoke") if whole else (),
+        study.name, study.paper, study.label, study.title, study.text or "", profile.name,
+        tuple(seeds) or profile.seeds, command, len(done), len(cells), artefact, claims,
         {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),

@@ -14,7 +14,7 @@ from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
-from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
+from antiphase.studies.cells import Attack, Evaluate, Given, Relevance, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
 
@@ -107,12 +107,21 @@ def _(cell: TrainClip) -> Iterator[Fact]:
 @facts_of.register
 def _(cell: Evaluate) -> Iterator[Fact]:
     protocol = Protocol(**cell.protocol)
+    yield from _given(cell)
     yield f"{cell.task}.data", cell.data
     for name in ("space", "seeds", "episodes", "ways", "shots"):
         yield f"{cell.task}.{name}", getattr(protocol, name)
+
+
+@facts_of.register
+def _(cell: Relevance) -> Iterator[Fact]:
+    yield from _given(cell)
+    yield "relevance.data", cell.data
 
 
 def _given(cell: Any) -> Iterator[Fact]:
     """Yield what a measured model is, where it is not trained here."""
     if isinstance(cell.model, Given):
         yield "given.spec", cell.model.spec
+        if cell.model.note:
+            yield "given.note", f"{cell.model.spec}: {cell.model.note}"

@@ -68,6 +68,5 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
 def _command(options: RunOptions) -> list[str]:
     """Return the command of one worker."""
     command = [sys.executable, "-m", "antiphase", "study", "run", *options.names]
-    command += ["--profile", options.profile, "--store", str(options.store), "--device", options.device]
-    command += ["--seeds", str(options.seeds)] if options.seeds else []
+    command += [*options.words, "--store", str(options.store), "--device", options.device]
     return command + (["--batch-size", str(options.batch_size)] if options.batch_size else [])

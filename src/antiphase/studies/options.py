@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet
+from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet, Words
 
 Names = Annotated[
     tuple[str, ...],
@@ -28,6 +28,47 @@ Seeds = Annotated[
         ge=1, le=1000, description="Number of training seeds. If not given: 3, and 1 for the profile smoke."
     ),
 ]
+RELEASED = "released"
+"""In ``--models``: the pair of the DiffCLIP paper's authors."""
+
+_KINDS = ("diffclip:", "open_clip:")
+
+
+def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
+    for at, spec in enumerate(specs):
+        if spec != RELEASED and not (spec.startswith(_KINDS) and spec.partition(":")[2]):
+            raise UserError(
+                f"models {shown(spec)}: expected diffclip:PATH#lambda_init=0.8, diffclip:PATH, open_clip:NAME/TAG or "
+                f"{RELEASED}"
+            )
+        if spec in specs[:at]:
+            raise UserError(f"models {shown(spec)}: given twice; give each model once")
+    return specs
+
+
+def _baseline(spec: str | None) -> str | None:
+    return spec if spec is None or spec.startswith(_KINDS) else f"diffclip:{spec}"
+
+
+GivenModels = Annotated[
+    Words,
+    AfterValidator(_known_models),
+    Field(
+        description="CLIPs to measure instead of training them, separated by commas: diffclip:PATH#lambda_init=0.8, "
+        f"diffclip:PATH (standard attention), open_clip:NAME/TAG, or {RELEASED} (the DiffCLIP authors' pair from "
+        "the hub). A diffclip: model counts as trained on CC3M if its path contains cc3m, otherwise on CC12M. "
+        "Several of one kind count as training seeds."
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    AfterValidator(_baseline),
+    Typed(metavar="FILE"),
+    Field(
+        description="Checkpoint of the standard CLIP of the released pair: a file, diffclip:PATH or "
+        "open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and unverified."
+    ),
+]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
 STORE = Path("antiphase-store")
 
@@ -42,7 +83,16 @@ class StudyOptions(Options):
     names: Names
     profile: ProfileName = "laptop"
     seeds: Seeds = None
+    models: GivenModels = ()
+    baseline: Baseline = None
     store: StoreFolder = STORE
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command line that choose this size and these models."""
+        found = ["--profile", self.profile, *(["--seeds", str(self.seeds)] if self.seeds else [])]
+        found += ["--models", ",".join(self.models)] if self.models else []
+        return found + (["--baseline", self.baseline] if self.baseline else [])
 
 
 class AnyStudyOptions(StudyOptions):
@@ -92,6 +142,8 @@ class RowsOptions(Options):
     name: Name
     profile: ProfileName = "laptop"
     seeds: Seeds = None
+    models: GivenModels = ()
+    baseline: Baseline = None
     store: StoreFolder = STORE
     table: Annotated[
         str | None,
@@ -102,7 +154,8 @@ class RowsOptions(Options):
     @property
     def study(self) -> StudyOptions:
         """The study whose rows are asked for."""
-        return StudyOptions(names=(self.name,), profile=self.profile, seeds=self.seeds, store=self.store)
+        chosen = self.model_dump(include={"profile", "seeds", "models", "baseline", "store"})
+        return StudyOptions(names=(self.name,), **chosen)
 
 
 class ClaimsOptions(AnyStudyOptions):

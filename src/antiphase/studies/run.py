@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any, Literal
 
-from antiphase.errors import UserError
+from antiphase.errors import Failures, UserError
 from antiphase.files import room
 from antiphase.progress import duration
 from antiphase.runs.record import environment_record
@@ -15,6 +16,8 @@ from antiphase.studies.plan import Plan, expected, make_plan
 from antiphase.studies.spec import Cell
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
+_LONGEST = 200  # letters of a reason while the run goes on; the whole one is told at its end
+_WAITED = "needs a cell that failed"
 
 Step = Literal["run", "busy", "wait", "done", "lost"]
 Say = Callable[[str], None]
@@ -41,7 +44,8 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
         say: callback for progress messages.
 
     Raises:
-        UserError: Some cells failed, listed with their reasons; or the disk is full.
+        Failures: Some cells failed, with one line for each distinct reason.
+        UserError: The disk is full.
     """
     with room(lab.store.root):
         plan = make_plan(cells, lab.store)
@@ -61,9 +65,23 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
             if not _one_round(standing, lab, plan, say):
                 time.sleep(_POLL_SECONDS)
     if standing.failed:
-        reasons = "; ".join(f"{label}: {why}" for label, why in standing.failed.values())
-        raise UserError(f"{len(standing.failed)} cells failed: {reasons}")
+        raise Failures(_failure(list(standing.failed.values())))
     return make_plan(cells, lab.store)
+
+
+def _failure(failed: Sequence[tuple[str, str]]) -> str:
+    """Return a head line and, for each distinct reason, a line with the number of cells and the first of them."""
+    by_reason: dict[str, list[str]] = {}
+    for label, why in failed:
+        by_reason.setdefault(why, []).append(label)
+    waited = by_reason.pop(_WAITED, [])
+    lines = [
+        f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {why}"
+        for why, labels in by_reason.items()
+    ]
+    return "\n".join(
+        [f"{len(failed)} cells failed", *lines, *([f"{len(waited)} cells: {_WAITED}"] if waited else [])]
+    )
 
 
 def _one_round(standing: _Standing, lab: Lab, plan: Plan, say: Say) -> bool:
@@ -89,8 +107,9 @@ def _judge(cell: Cell, standing: _Standing, lab: Lab) -> Step:
     for need in cell.needs():
         if not lab.store.done(need):
             if all(need != other for other in standing.left):  # failed here, or taken away since the plan
-                gone = "" if identity(need) in standing.failed else ", which is gone: run again"
-                standing.failed[identity(cell)] = (cell.label, f"needs {need.label}{gone}")
+                gone = f"needs {need.label}, which is gone: run again"
+                why = _WAITED if identity(need) in standing.failed else gone
+                standing.failed[identity(cell)] = (cell.label, why)
                 return "lost"
             return "wait"
     return "run"
@@ -121,9 +140,13 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
     except UserError as error:
         if process.count > 1:
             raise  # only this process may have failed: torchrun then ends the others, which would wait for it
-        standing.failed[identity(cell)] = (cell.label, str(error))
-        store.log("failed", cell, why=str(error))
-        say(f"failed: {cell.label}: {error}")
+        why = str(error)
+        known = any(why == other for _, other in standing.failed.values())
+        standing.failed[identity(cell)] = (cell.label, why)
+        store.log("failed", cell, why=why)
+        say(
+            f"failed: {cell.label}: {'for the same reason' if known else shorten(why, _LONGEST, placeholder=' …')}"
+        )
         return "lost"
     seconds = time.monotonic() - began
     if process.first:

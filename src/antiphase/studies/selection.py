@@ -1,9 +1,10 @@
 """The studies that the options name, under their profile, with the store of their cells."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from antiphase.errors import UserError
 from antiphase.progress import duration
 from antiphase.studies.collect import result
 from antiphase.studies.options import StudyOptions
@@ -36,11 +37,23 @@ def select(options: StudyOptions) -> Selection:
     """Return the studies that the options name.
 
     Raises:
-        UserError: one of them is not known.
+        UserError: one of them is not known, or an option has no effect on them.
     """
-    return Selection(
-        profile(options.profile, options.seeds), find_studies(options.names), Store(options.store)
-    )
+    size = profile(options.profile, options.seeds)
+    chosen = replace(size, models=options.models, baseline=options.baseline)
+    studies = find_studies(options.names)
+    if chosen.models:
+        _check_effect(studies, chosen, replace(chosen, models=()), "models", "studies that measure CLIPs")
+    if chosen.baseline:
+        where = "studies of the released pair: with --models released, or Figures 2(b), 2(d) and 4 of robustness, paper"
+        _check_effect(studies, chosen, replace(chosen, baseline=None), "baseline", where)
+    return Selection(chosen, studies, Store(options.store))
+
+
+def _check_effect(studies: list[Study], chosen: Profile, without: Profile, name: str, where: str) -> None:
+    if all(list(study.cells(chosen)) == list(study.cells(without)) for study in studies):
+        names = ", ".join(study.name for study in studies[:3]) + (", …" if len(studies) > 3 else "")
+        raise UserError(f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}")
 
 
 def results_of(options: StudyOptions) -> list[Result]:
@@ -48,8 +61,7 @@ def results_of(options: StudyOptions) -> list[Result]:
     found, chosen = [], select(options)
     for study in chosen.studies:
         files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
-        command = ["antiphase", "study", "run", next(files, study.name), "--profile", options.profile]
-        command += ["--seeds", str(options.seeds)] if options.seeds else []
+        command = ["antiphase", "study", "run", next(files, study.name), *options.words]
         found.append(result(study, chosen.profile, chosen.store, shlex.join(command)))
     return found
 

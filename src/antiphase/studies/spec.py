@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
@@ -28,10 +28,14 @@ class Profile:
     Attributes:
         name: ``smoke`` (seconds, for tests), ``laptop`` (2 cores) or ``paper`` (the paper's data and sizes).
         seeds: training seeds.
+        models: specifications of CLIPs to measure instead of training them, see ``GivenModels``.
+        baseline: specification of the standard CLIP of the released pair; None: its name on the hub.
     """
 
     name: ProfileName
     seeds: tuple[int, ...]
+    models: tuple[str, ...] = ()
+    baseline: str | None = None
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
@@ -107,6 +111,7 @@ class Study:
         draw: function from the rows to figures and tables.
         claims: function from the rows to claims.
         settings: function from a profile to the settings shown on the page.
+        meaningless: by profile, why the artefact has no meaning at that size; the page shows that and no number.
     """
 
     name: str
@@ -118,6 +123,7 @@ class Study:
     draw: Callable[[RowsByTable], Artefact]
     claims: Callable[[RowsByTable], Sequence[Claim]] = lambda rows: ()
     settings: Callable[[Profile], Mapping[str, str]] = lambda profile: {}
+    meaningless: Mapping[str, str] = field(default_factory=dict)
 
 
 def closure(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[Cell]:

@@ -12,6 +12,7 @@ from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.evaluation.wording import heading
 from antiphase.report.style.families import Family
 from antiphase.report.style.figures import MARKERS, STYLE, legend_label
+from antiphase.report.style.radar import draw_radar
 
 Result = Mapping[str, Any]
 _BAR = 0.22  # of an inch, for each marker
@@ -64,36 +65,24 @@ def radar_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
     """
     shown = [r for r in results if not r["headline"]]
     patterns = list(dict.fromkeys(r["metric"] for r in shown))
-    angles = [2 * math.pi * at / len(patterns) for at in range(len(patterns))]
+    lines = []
+    for at, family in enumerate(groups):
+        its = [r for r in shown if r["model"] in family.models]
+        found = [[r["value"] for r in its if r["metric"] == pattern] for pattern in patterns]
+        values = [100 * sum(each) / len(each) if each else math.nan for each in found]
+        look = {
+            "marker": MARKERS[at % len(MARKERS)],
+            "ms": 4,
+            "lw": 1.7,
+            "color": family.color,
+            "label": f"family {at}",
+        }
+        lines += [(values, look)] if its else []
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 5.2), layout="constrained")
         FigureCanvasAgg(figure)
         axes: Any = figure.add_subplot(projection="polar")
-        axes.set_theta_zero_location("N")
-        axes.set_theta_direction(-1)
-        top = 0.0
-        for at, family in enumerate(groups):
-            if not any(r["model"] in family.models for r in shown):
-                continue
-            values = []
-            for pattern in patterns:
-                its = [r["value"] for r in shown if r["metric"] == pattern and r["model"] in family.models]
-                values.append(100 * sum(its) / len(its) if its else math.nan)
-            top = max(top, *(value for value in values if not math.isnan(value)))
-            axes.plot(
-                [*angles, angles[0]], [*values, values[0]], MARKERS[at % len(MARKERS)], ls="-", ms=4, lw=1.7,
-                color=family.color, label=f"family {at}",
-            )  # fmt: skip
-            axes.fill([*angles, angles[0]], [*values, values[0]], color=family.color, alpha=0.08, lw=0)
-        axes.set_xticks(angles, [_broken(pattern) for pattern in patterns])
-        axes.set_ylim(0, 10 * math.ceil((top + 1) / 10))
-        axes.set_rlabel_position(math.degrees(angles[1] / 2) if len(angles) > 1 else 0)
-        axes.grid(color="#d8d7d2", lw=0.7)
-        axes.spines["polar"].set_color("#d8d7d2")
-        for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
-            side = math.sin(angle)
-            label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
-        axes.tick_params(axis="x", pad=6)
+        draw_radar(axes, patterns, lines)
         _legend(axes, groups)
     return figure
 
@@ -113,15 +102,6 @@ def _fitting(text: str) -> str:
     'aaaaaaaaaaaa…bbbbbbbbbbbbbbbbbbbbbbb'
     """
     return text if len(text) <= 36 else f"{text[:12]}…{text[-23:]}"
-
-
-def _broken(text: str) -> str:
-    """Break a long name in two lines at the space nearest to its middle."""
-    spaces = [at for at, letter in enumerate(text) if letter == " "]
-    if len(text) < 16 or not spaces:
-        return text
-    middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
-    return f"{text[:middle]}\n{text[middle + 1 :]}"
 
 
 def _legend(axes: Any, groups: Sequence[Family]) -> None:

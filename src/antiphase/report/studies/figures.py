@@ -1,5 +1,6 @@
 """Figures of a study: panels arranged as in the paper, with the paper's numbers as hollow markers and dashed lines."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from antiphase.report.studies.axes import (
     y_label,
 )
 from antiphase.report.style.figures import STYLE
+from antiphase.report.style.radar import draw_radar
 from antiphase.report.style.series_styles import Style, series_styles
 from antiphase.studies.artefact import Panel, Plot
 
@@ -41,6 +43,7 @@ _HALO = "#55575c"
 _WIDTHS = {1: 5.0, 2: 4.6, 3: 3.55}  # width of a panel in inches, by panels per row
 _LONG = 9.2  # width of a panel of many bars
 _MANY = 14  # number of bars that need a wide panel
+_RADAR = 5.4  # largest height of a radar chart
 _NARROW = 3.7  # stacked panels, for a phone
 
 
@@ -57,7 +60,8 @@ def plot_figure(plot: Plot, *, narrow: bool = False) -> Figure:
     columns = 1 if narrow else min(plot.columns, len(plot.panels))
     rows = -(-len(plot.panels) // columns)
     width = _NARROW if narrow else _LONG if columns == 1 and _crowded(plot) else _WIDTHS.get(columns, 2.8)
-    height = 0.3 + min(0.62 * width, 3.3)
+    radar = any(panel.kind == "radar" for panel in plot.panels)
+    height = 0.95 * min(width, _RADAR) if radar else 0.3 + min(0.62 * width, 3.3)
     series = [_series(panel) for panel in plot.panels]
     shared = _shared(plot.panels)
     above = 0.19 * -(-len(_labels(plot.panels)) // _columns(plot.panels, width * columns)) if shared else 0.0
@@ -67,6 +71,9 @@ def plot_figure(plot: Plot, *, narrow: bool = False) -> Figure:
         figure = Figure(figsize=(width * columns, above + rows * height), layout=layout)
         FigureCanvasAgg(figure)
         for place, panel in enumerate(plot.panels, start=1):
+            if panel.kind == "radar":
+                _radar(figure.add_subplot(rows, columns, place, projection="polar"), panel, styles)
+                continue
             axes = figure.add_subplot(rows, columns, place)
             _draw(axes, panel, styles, width)
             if not shared:
@@ -94,9 +101,11 @@ def _series(panel: Panel) -> list[str]:
 
 
 def _shared(panels: Sequence[Panel]) -> bool:
-    """Return whether all panels share one legend: one has all series, or bars leave no room for separate legends."""
+    """Return whether all panels share one legend: one has all series, or there is no room for separate legends."""
     own = [set(_series(panel)) for panel in panels]
-    return any(panel.kind == "bar" for panel in panels) or (len(own) > 1 and set().union(*own) in own)
+    return any(panel.kind in ("bar", "radar") for panel in panels) or (
+        len(own) > 1 and set().union(*own) in own
+    )
 
 
 def _draw(axes: Axes, panel: Panel, styles: Mapping[str, Style], width: float) -> None:
@@ -119,6 +128,17 @@ def _draw(axes: Axes, panel: Panel, styles: Mapping[str, Style], width: float) -
     axes.grid(axis="y", color=_RULE, lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _radar(axes: Any, panel: Panel, styles: Mapping[str, Style]) -> None:
+    scale, lines = 100.0 if panel.percent else 1.0, []
+    for name in _series(panel):
+        own = dict(
+            panel.points.filter(pl.col("series") == name).select("x", pl.col("value") * scale).iter_rows()
+        )
+        lines.append(([own.get(float(at), math.nan) for at in range(len(panel.ticks))], _line(styles[name])))
+    draw_radar(axes, panel.ticks, lines)
+    axes.set_title(panel.title, loc="left", fontsize=9.5, pad=14, parse_math=False)
 
 
 def _lines(

@@ -12,8 +12,9 @@ from antiphase.studies.results import Result
 
 _PREFACE = (
     "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0, "
-    "*fails* if one of them is below 0, and is *undecided* otherwise. The intervals are {over}; they are not corrected "
-    "for the number of differences. Under the profile `smoke` no claim is judged.\n\n"
+    "*fails* if one of them is below 0, and is *undecided* otherwise; a claim of almost every one allows exceptions "
+    "as it states. The intervals are {over}; they are not corrected for the number of differences. Under the profile "
+    "`smoke` no claim is judged.\n\n"
     "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
     "replaces the claims only."
 )

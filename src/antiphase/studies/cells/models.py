@@ -15,6 +15,7 @@ from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.class_names import in_model_order
+from antiphase.models.dual_encoders import RELEASED_FILE
 from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
@@ -72,6 +73,7 @@ class Given:
         content: digest of its weights, for folders that may change.
         forward: approximate operations per image.
         extra: other factors.
+        note: what a reader has to know about it.
     """
 
     version: ClassVar[int] = 1
@@ -81,6 +83,7 @@ class Given:
     content: str = ""
     forward: float = _aside(5e7)
     extra: tuple[tuple[str, Any], ...] = _aside(())
+    note: str = _aside("")
 
     @property
     def label(self) -> str:
@@ -155,7 +158,9 @@ class Own:
         return self.forward
 
 
-def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors: Any) -> Given:
+def given(
+    spec: str, series: str, seed: int = 0, forward: float = 5e7, note: str = "", **factors: Any
+) -> Given:
     """Return a model that is not trained here.
 
     Args:
@@ -163,12 +168,15 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
         series: name of its series in tables and figures, such as ``"DiffViT"``.
         seed: training seed, if there are several.
         forward: approximate floating-point operations per image, for the plan.
+        note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
-    place = Path(spec.partition(":")[2].partition("#")[0] if spec.startswith("diffclip:") else spec)
-    files = [place, *(place / name for name in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE))]
-    parts = [path.read_bytes() for path in files if path.is_file()]
-    content = digest(*parts)[:16] if parts else ""
+    place = Path(
+        spec.partition(":")[2].partition("#")[0] if spec.startswith("diffclip:") else spec
+    ).expanduser()
+    names = (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE, RELEASED_FILE)
+    files = [path for path in (place, *(place / name for name in names)) if path.is_file()]
+    content = _content(*((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
     return Given(
         spec=spec,
         series=series,
@@ -176,6 +184,7 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
         content=content,
         forward=forward,
         extra=tuple(sorted(factors.items())),
+        note=note,
     )
 
 
@@ -198,6 +207,12 @@ class Measurement(Cell):
 
     def factors(self) -> dict[str, Any]:
         return self.model.factors() | {"data": self.data}
+
+
+@lru_cache
+def _content(*files: tuple[Path, int, int]) -> str:
+    """Return the digest of files by path, modification time and size; empty without any."""
+    return digest(*(path.read_bytes() for path, _, _ in files))[:16] if files else ""
 
 
 @lru_cache

@@ -9,14 +9,14 @@ import numpy as np
 import polars as pl
 import torch
 from jaxtyping import Bool, UInt8
-from scipy import ndimage
 from torch import Tensor, nn
 
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.decoding import Square
+from antiphase.data.emoji_scenes import on_white
 from antiphase.data.preprocess import model_images
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import mask_average_precision, pointing_game
+from antiphase.evaluation.localisation import enlarge, mask_average_precision, pointing_game
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
@@ -28,10 +28,12 @@ ROW_SCHEMA = {
     "sample": pl.Int64, "text": pl.String, "kind": pl.String, "height": pl.Int64, "width": pl.Int64,
     "relevance": pl.List(pl.Float32), "pointing_game": pl.Boolean, "average_precision": pl.Float64,
     "object_share": pl.Float64, "image": pl.Binary, "image_height": pl.Int64, "image_width": pl.Int64,
+    "prefers_own": pl.Boolean,
 }  # fmt: skip
 """Columns of the rows: ``relevance`` row by row on ``height`` × ``width`` patches, ``image`` as RGB bytes.
 
-``object_share`` of the image is the object's: what a map of one value has as average precision.
+``object_share`` of the image is the object's: what a map of one value has as average precision. ``prefers_own`` says
+whether the map's mean is larger on the object that is asked for than on the image's other objects.
 """
 
 _PARTS = (POSITIVE, NEGATIVE)
@@ -44,13 +46,14 @@ _SHOWN = 96  # pixels a side of the image that is kept, at most
 class Relevance(Measurement):
     """Compute relevance maps of a dual encoder's image tower, with one row per image, text and kind of map.
 
-    For drawings on white, the object is everything that is not white, including holes; maps are compared with it by
-    measures without a threshold: the pointing game and mask average precision.
+    Maps are compared with the object by measures without a threshold: the pointing game and mask average precision. The
+    object is the one that the text names, where the source has objects; in other drawings on white it is everything
+    that is not white, including holes. Masks are cropped to the centre square that models see.
 
     Attributes:
         limit: number of images, a fixed random subset.
-        ask: query of each image: its first ``"caption"``, or the name of its ``"class"``.
-        texts: queries for every image instead.
+        ask: queries of each image: its first ``"caption"``, the name of its ``"class"``, or those of its ``"objects"``.
+        texts: queries for every image instead; of a source with objects, only images that show all of them are used.
         prompt: template around a text.
         kinds: some of :data:`~antiphase.sensitivity.relevance.METHODS`; A1 and A2 alone are skipped for standard
             attention.
@@ -58,7 +61,7 @@ class Relevance(Measurement):
 
     version: ClassVar[int] = 1
     limit: int
-    ask: Literal["caption", "class"] = "caption"
+    ask: Literal["caption", "class", "objects"] = "caption"
     texts: tuple[str, ...] = ()
     prompt: str = "{}"
     kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)
@@ -69,14 +72,25 @@ class Relevance(Measurement):
 
     @property
     def label(self) -> str:
-        return f"relevance on {self.data} of {self.model.label}"
+        asked = f" for {' and '.join(self.texts)}" if self.texts else ""
+        return f"relevance on {self.data}{asked} of {self.model.label}"
 
     def content(self) -> dict[str, str]:
         return {"data": self._pairs(False).fingerprint()[:16]} if ":" in self.data else {}
 
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart, and the queries for every image, if there are any."""
+        return self.model.factors() | {"data": self.data, "asked": ", ".join(self.texts) or None}
+
     def work(self) -> float:
         """Estimate the operations: a forward and a backward pass for each map."""
-        return 4.0 * self.model.forward_work() * self.limit * len(self.kinds) * max(1, len(self.texts))
+        return (
+            4.0
+            * self.model.forward_work()
+            * self.limit
+            * len(self.kinds)
+            * max(len(self.texts), 2 if self.ask == "objects" else 1)
+        )
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         if odd := [kind for kind in self.kinds if kind not in METHODS]:
@@ -101,16 +115,27 @@ class Relevance(Measurement):
             )
         if self.ask == "class" and pairs.labels is None:
             raise UserError(f"ask 'class' on {self.data}: its images have no classes; expected ask 'caption'")
+        if self.ask == "objects" and pairs.objects is None:
+            raise UserError(
+                f"ask 'objects' on {self.data}: it has no objects; expected coco-objects or emoji-scenes"
+            )
+        if self.texts and pairs.objects is not None:
+            shown = [{one.name for one in own} for own in pairs.objects]
+            rows = [row for row, names in enumerate(shown) if names.issuperset(self.texts)]
+            if not rows:
+                raise UserError(f"texts on {self.data}: no image shows {' and '.join(self.texts)}")
+            pairs = pairs.take(rows)
         return pairs.subset(self.limit, 0)
 
     def _rows(
         self, model: nn.Module, pairs: PairSet, position: int, kinds: Sequence[str], device: torch.device
     ) -> Iterator[dict[str, Any]]:
-        texts = self.texts or (self._own_text(pairs, position),)
+        """Yield the rows of one image."""
+        texts = self.texts or self._own_texts(pairs, position)
         square = as_dual_encoder(model).square
         pixels, image = pairs.pixels(position), model_images(pairs, [position], square).to(device)
         shown = Square(min(square.size, _SHOWN), square.interpolation)(pixels)
-        mask = _object(pixels) if pairs.name in _ON_WHITE else None
+        masks = _masks(pairs, position, pixels)
         about = {
             "sample": int(pairs.ids[position]), "image": shown.permute(1, 2, 0).contiguous().numpy().tobytes(),
             "image_height": shown.shape[1], "image_width": shown.shape[2],
@@ -121,16 +146,19 @@ class Relevance(Measurement):
             if not np.isfinite(maps).all():
                 raise UserError(f"{self.label}: a map is not finite; expected a trained model")
             for text, values in zip(texts, maps, strict=True):
-                scores = {} if mask is None else _scores(values, mask)
+                scores = _scores(values, masks, text)
                 height, width = values.shape
                 grid = {"height": height, "width": width, "relevance": values.ravel().tolist()}
                 yield about | {"text": text, "kind": kind} | grid | scores
 
-    def _own_text(self, pairs: PairSet, position: int) -> str:
+    def _own_texts(self, pairs: PairSet, position: int) -> tuple[str, ...]:
+        if self.ask == "objects":
+            assert pairs.objects is not None
+            return tuple(one.name for one in pairs.objects[position])
         if self.ask == "caption":
-            return pairs.captions[position][0]
+            return (pairs.captions[position][0],)
         assert pairs.labels is not None
-        return pairs.class_names[int(pairs.labels[position])]
+        return (pairs.class_names[int(pairs.labels[position])],)
 
 
 def _kinds(model: nn.Module, kinds: Sequence[str], image: Tensor) -> list[str]:
@@ -142,16 +170,36 @@ def _kinds(model: nn.Module, kinds: Sequence[str], image: Tensor) -> list[str]:
     return list(kinds)
 
 
-def _object(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"] | None:
-    """Return the mask of a drawing on white; None if the image is empty."""
-    drawn = ndimage.binary_fill_holes((pixels < 255).any(0).numpy())
-    assert drawn is not None
-    return drawn if drawn.any() else None
+def _masks(
+    pairs: PairSet, position: int, pixels: UInt8[Tensor, "3 height width"]
+) -> dict[str | None, Bool[np.ndarray, "side side"]]:
+    """Return the masks of an image by name; a drawing's has none. Empty masks are left out."""
+    if pairs.objects is not None:
+        found = {one.name: _centre_square(one.mask()) for one in pairs.objects[position]}
+    else:
+        found = {None: on_white(pixels)} if pairs.name in _ON_WHITE else {}
+    return {name: mask for name, mask in found.items() if mask.any()}
 
 
-def _scores(values: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
-    return {
+def _centre_square(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "side side"]:
+    """Return the part of a mask that a model sees."""
+    side = min(mask.shape)
+    top, left = ((length - side) // 2 for length in mask.shape)
+    return mask[top : top + side, left : left + side]
+
+
+def _scores(values: np.ndarray, masks: dict[str | None, np.ndarray], text: str) -> dict[str, Any]:
+    """Return how well a map finds what the text names, if its mask is known."""
+    mask = masks.get(text, masks.get(None))
+    if mask is None:
+        return {}
+    scores: dict[str, Any] = {
         "pointing_game": bool(pointing_game(values[None], [mask])[0]),
         "average_precision": float(mask_average_precision(values[None], [mask])[0]),
         "object_share": float(mask.mean()),
     }
+    others = np.any([other & ~mask for name, other in masks.items() if name != text], axis=0)
+    if None not in masks and others.any():
+        fine = enlarge(values, *mask.shape)
+        scores["prefers_own"] = bool(fine[mask].mean() > fine[others].mean())
+    return scores

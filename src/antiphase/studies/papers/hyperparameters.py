@@ -122,6 +122,10 @@ _SHIFTS = ("imagenet", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sket
 _RETRIEVED = (Line("retrieval.data", ("flickr30k", "flickr8k", "coco-karpathy"), "Table 2"),)
 
 DIFFCLIP: dict[str, tuple[Line, ...]] = {
+    "diffclip-figure-1": (
+        *_CLIP, Line("clip.data", ("cc3m",), "Figure 1"), *_TWINS, *_PROBE, *_FEW_SHOT, *_RETRIEVED,
+        Line("zero-shot.data", _SHIFTS, "Figures 1 and 3"),
+    ),
     "diffclip-table-1": (*_CLIP, *_SETS, *_TWINS, *_PROBE, *_FEW_SHOT),
     "diffclip-table-2": (*_CLIP, *_SETS, *_TWINS, *_RETRIEVED, Line("zero-shot.data", ("imagenet",), "Table 2")),
     "diffclip-table-4": (*_CLIP, *_SETS, *_TWINS, *_PROBE, Line("probe.seeds", (3,), _THREE)),

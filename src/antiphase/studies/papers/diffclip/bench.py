@@ -3,8 +3,9 @@
 ``paper``: CC3M (about 2.3 million pairs) and CC12M (7.9 million) as img2dataset's shards, named as it names them, below
 the data folder; ViT-B/16 and the recipe of Section 4.1: 40 epochs of batches of 4,096, AdamW at 5e-4, weight decay .5,
 one epoch of warm-up; nine probe sets, three of retrieval, ImageNet and four shifts of it, MMVP-VLM. The paper trains
-each model once; this trains three seeds, about 10 A100-days each on CC12M (Section 5.2). The authors' checkpoints are
-the alternative to that: :func:`released`, one pair, CC12M, no seeds.
+each model once; this trains three seeds, about 10 A100-days each on CC12M (Section 5.2). With ``--models`` trained
+checkpoints are measured instead, such as the authors' pair (``--models released``; see
+:mod:`~antiphase.studies.papers.diffclip.released`).
 
 ``laptop``: OpenMoji's drawings with their names, models of 192 × 4 layers (``TRAINING_PRESETS["openmoji"]``), 6 minutes
 each on 2 cores. Test images show concepts that no training image shows. Noto's emoji of the same concepts, by another
@@ -12,26 +13,20 @@ artist, stand for a shift of distribution, ``emoji-mmvp`` for MMVP-VLM. ``smoke`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from antiphase.data.conceptual import CC3M, CC12M, TITLES
 from antiphase.data.published import IMAGENET_SETS, PROBE_SETS
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
-from antiphase.studies.cells.models import Given, given
+from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.relevance import Relevance
+from antiphase.studies.papers.diffclip.released import given_models, listed
 from antiphase.studies.spec import Profile
-
-CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
-TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
-"""What the paper calls its training sets; others go by their own names."""
 
 TWINS = ("clip", "diffclip")
 VARIANTS = ("clip", "diffclip", "diffclip-depth", "diffclip-vision")
-_RELEASED = {
-    "CLIP": "diffclip:hammh0a/CLIP_ViTB16_CC12M",  # this name was not seen, the other was
-    "DiffCLIP": "diffclip:hammh0a/DiffCLIP_ViTB16_CC12M#lambda_init=0.8",
-}
 
 
 @dataclass(frozen=True)
@@ -52,9 +47,11 @@ class DiffclipBench:
         alike: pairs of images that look alike.
         looked_at: source of the attention maps' images, and how each is asked about.
         looks: number of them.
+        asked: queries of Figure 2, for images that show both.
         images: to evaluate on at most, of each set.
         learned: images to learn from at most.
         protocols: fields of each task's protocol that differ.
+        given: models that are measured in place of trained ones.
     """
 
     trained_on: tuple[str, ...]
@@ -67,12 +64,14 @@ class DiffclipBench:
     alike: str
     looked_at: Mapping[str, Any]
     looks: int
+    asked: tuple[str, str]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
     pairs: int | None = None
     images: int | None = None
     learned: int | None = None
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    given: tuple[Given, ...] = ()
 
     def train(self, variant: str, seed: int, data: str | None = None) -> TrainClip:
         """Return a training; on the main set unless given."""
@@ -89,9 +88,12 @@ class DiffclipBench:
             train_limit=self.learned if task in ("probe", "few-shot") else None,
         )  # fmt: skip
 
-    def look(self, model: TrainClip | Given) -> Relevance:
-        """Return the maps of a model."""
-        return Relevance(model=model, limit=self.looks, **self.looked_at)
+    def look(self, model: TrainClip | Given) -> list[Relevance]:
+        """Return the maps of a model for the objects of every image, and for Figure 2's queries in two images."""
+        return [
+            Relevance(model=model, limit=self.looks, ask="objects", **self.looked_at),
+            Relevance(model=model, limit=2, texts=self.asked, **self.looked_at),
+        ]
 
 
 _BENCHES = {
@@ -99,12 +101,13 @@ _BENCHES = {
         trained_on=(CC3M, CC12M), main=CC12M, preset="diffclip", recipe={"precision": "bf16"}, probed=PROBE_SETS,
         retrieved=("flickr30k", "flickr8k", "coco-karpathy"), home=IMAGENET_SETS[0], shifted=IMAGENET_SETS[1:],
         alike="mmvp", looks=200,
-        looked_at={"data": "coco-single-label", "ask": "class", "prompt": "a photo of {}"},
+        looked_at={"data": "coco-objects", "prompt": "a photo of {}"}, asked=("dog", "potted plant"),
     ),
     "laptop": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
         probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
-        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "openmoji"}, looks=200,
+        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200,
+        asked=("black heart", "flag: Libya"),
         protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
     ),
     "smoke": DiffclipBench(
@@ -115,7 +118,7 @@ _BENCHES = {
             "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
         },
         probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "openmoji"}, looks=3, images=120, learned=400,
+        looked_at={"data": "emoji-scenes"}, looks=3, asked=("black heart", "flag: Libya"), images=120, learned=400,
         protocols={
             "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},
@@ -128,26 +131,26 @@ SHIFTED = frozenset(name for bench in _BENCHES.values() for name in bench.shifte
 
 
 def bench(profile: Profile) -> DiffclipBench:
-    """Return the bench of a profile."""
-    return _BENCHES[profile.name]
+    """Return the bench of a profile, with the models that the profile names."""
+    return replace(_BENCHES[profile.name], given=tuple(given_models(profile)))
 
 
-def models(profile: Profile, variants: Sequence[str] = TWINS, main: bool = False) -> list[TrainClip]:
-    """Return the models of every training set, or of the main one, by variant and seed."""
-    own = bench(profile)
-    sets = (own.main,) if main else own.trained_on
-    return [own.train(variant, seed, one) for one in sets for variant in variants for seed in profile.seeds]
+def models(
+    profile: Profile, variants: Sequence[str] = TWINS, sets: Sequence[str] | None = None
+) -> list[TrainClip | Given]:
+    """Return the models by training set, variant and seed, or those that the profile names.
 
-
-def released() -> tuple[Given, Given]:
-    """Return the authors' CLIP and DiffCLIP, ViT-B/16 trained on CC12M, from the hub.
-
-    λ_init = .8 is not in the file but assumed. The name of the baseline on the hub is inferred from that of DiffCLIP.
+    Args:
+        profile: the size.
+        variants: as of :class:`~antiphase.studies.cells.TrainClip`.
+        sets: training sets; all of the bench where not given.
     """
-    clip, diffclip = (
-        given(spec, series, forward=3.5e10, trained_on=CC12M, depth=12) for series, spec in _RELEASED.items()
-    )
-    return clip, diffclip
+    own = bench(profile)
+    every = own.trained_on if sets is None else sets
+    trained = [
+        own.train(variant, seed, one) for one in every for variant in variants for seed in profile.seeds
+    ]
+    return list(own.given) or list(trained)
 
 
 def settings(profile: Profile) -> dict[str, str]:
@@ -157,10 +160,15 @@ def settings(profile: Profile) -> dict[str, str]:
         "diffclip": "ViT-B/16, text 12 × 512",
         "openmoji": "192 wide, image 4 layers of patches of 8, text 3",
     }
-    shown = {
+    trained = {
         "trained on": ", ".join(TITLES.get(name, name) for name in own.trained_on),
         "model": size[own.preset] if not own.sizes else "tiny",
-        "training": ", ".join(f"{name} {value}" for name, value in {"preset": own.preset, **own.recipe}.items()),
+        "training": ", ".join(
+            f"{name} {value}" for name, value in {"preset": own.preset, **own.recipe}.items()
+        ),
+    }
+    shown = {
+        **({"models": listed(own.given)} if own.given else trained),
         "zero-shot": f"{own.home}; shifted: {', '.join(own.shifted)}", "probe and few-shot": ", ".join(own.probed),
         "retrieval": f"{', '.join(own.retrieved)}, R@5", "features of probes": "before the projection",
     }  # fmt: skip

@@ -41,85 +41,28 @@ antiphase study run diffclip-figure-5 --profile laptop
 import polars as pl
 
 from antiphase.evaluation.statistics import Estimate
-from antiphase.studies.artefact import ESTIMATES, Artefact, Plot
+from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SEED, difference
-from antiphase.studies.papers.diffclip.bench import SHIFTED, VARIANTS, bench, models, settings
-from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, averaged, observations
-from antiphase.studies.papers.diffclip.show import (
-    KEYS,
-    apart,
-    bars,
-    caption,
-    estimated,
-    gains,
-    model_table,
-    published,
-)
+from antiphase.studies.papers.diffclip.bench import VARIANTS, bench, models, settings
+from antiphase.studies.papers.diffclip.observed import VALUE, averaged
+from antiphase.studies.papers.diffclip.show import gains, published
+from antiphase.studies.papers.diffclip.six_tasks import TASKS, UNDER_SHIFT, draw_tasks, six_tasks, task_cells
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
-UNDER_SHIFT = "zero-shot, shifted"
-TASKS = ("probe", "few-shot", "image retrieval", "text retrieval", "zero-shot", UNDER_SHIFT)
 DYNAMIC, VISION_ONLY = "DiffCLIP*", "DiffCLIP†"
 _ALL = "six tasks"
 
 
 def cells(profile: Profile) -> list[Cell]:
     """All tasks of the four variants of the main training set, all seeds."""
-    own = bench(profile)
-    found: list[Cell] = []
-    for model in models(profile, VARIANTS, main=True):
-        found += [own.evaluate(model, task, data) for task in ("probe", "few-shot") for data in own.probed]
-        found += [own.evaluate(model, "retrieval", data) for data in own.retrieved]
-        found += [own.evaluate(model, "zero-shot", data) for data in (own.home, *own.shifted)]
-    return found
-
-
-def six_tasks(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the observations of the six tasks, each a mean over its data sets."""
-    shifted = (pl.col("task") == "zero-shot") & pl.col("data").is_in(SHIFTED)
-    task = pl.when(shifted).then(pl.lit(UNDER_SHIFT)).otherwise("task")
-    return averaged(observations(rows).with_columns(task=task).filter(pl.col("task").is_in(TASKS)))
+    return task_cells(profile, models(profile, VARIANTS, [bench(profile).main]))
 
 
 def draw(rows: RowsByTable) -> Artefact:
     """Bars for each task, and the differences to CLIP."""
-    mean = six_tasks(rows["evaluate"])
-    found = estimated(mean)
-    own_gains, paper_gains = _gains(mean), PAPER.filter(data="gain")
-    panels = []
-    for (name,), block in found.group_by("pretraining", maintain_order=True):
-        theirs = PAPER.filter(pretraining=name)
-        panels += [
-            bars(f"trained on {name}", "accuracy or R@5", block, theirs.filter(data=AVERAGE), "task", TASKS),
-            bars(
-                "difference to CLIP", "points", own_gains.filter(pretraining=name), theirs.filter(data="gain"), "task",
-                TASKS, level=0.0,
-            ),
-        ]  # fmt: skip
-    words = caption("Variants on six tasks, each a mean over its data sets.", found, "samples")
-    tables = [
-        model_table("diffclip-figure-5", "Variants on six tasks", found, PAPER, pl.col("task")),
-        model_table(
-            "diffclip-figure-5-gains", "Differences to CLIP, points", own_gains, paper_gains, pl.col("task")
-        ),
-    ]
-    return Artefact([Plot("diffclip-figure-5", words, tuple(panels), columns=1)], tables)
-
-
-def _gains(mean: pl.DataFrame) -> pl.DataFrame:
-    """Return estimates of every variant's difference to CLIP, on every task."""
-    rows: list[tuple[object, ...]] = []
-    for (task, pretraining), block in mean.group_by("task", "pretraining", maintain_order=True):
-        for series in block["series"].unique(maintain_order=True):
-            found = None if series == "CLIP" else apart(block, {}, series, "CLIP")
-            if found is not None:
-                seeds = block.filter(series=series)[SEED].n_unique()
-                rows.append(
-                    (task, pretraining, series, "gain", found.value, found.low, found.high, found.n, seeds)
-                )
-    return pl.DataFrame(rows, dict.fromkeys(KEYS, pl.String) | ESTIMATES, orient="row")
+    return draw_tasks(rows, "diffclip-figure-5", "Variants on six tasks", PAPER)
 
 
 def claims(rows: RowsByTable) -> list[Claim]:

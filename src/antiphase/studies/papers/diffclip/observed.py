@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from antiphase.data.conceptual import TITLES
 from antiphase.evaluation.summary import CLASSES_ALIKE
 from antiphase.studies.estimation import SAMPLE, SEED
-from antiphase.studies.papers.diffclip.bench import TITLES
 
 VALUE = pl.col("value")
 AVERAGE = "Avg."

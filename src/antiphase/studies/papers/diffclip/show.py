@@ -115,6 +115,8 @@ def gains(
 ) -> list[Check]:
     """Return the checks that the first series has the higher number, for each training set and task.
 
+    Training sets that only one of the two was trained on are left out, unless there is no other.
+
     Args:
         observed: as of ``averaged``, or another whose ``data`` is the one given.
         tasks: by name.
@@ -123,7 +125,9 @@ def gains(
         data: what the numbers are of.
     """
     found = []
-    for pretraining in observed["pretraining"].unique(maintain_order=True):
+    for pretraining in compared(observed, first, second) or observed["pretraining"].unique(
+        maintain_order=True
+    ):
         for task in tasks:
             where = {"pretraining": pretraining, "task": task, "data": data}
             found.append(
@@ -133,6 +137,16 @@ def gains(
                 )
             )
     return found
+
+
+def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLIP") -> list[str]:
+    """Return the training sets that both series were trained on."""
+    own = observed.filter(pl.col("series").is_in([first, second]))
+    return (
+        own.filter(pl.col("series").n_unique().over("pretraining") == 2)["pretraining"]
+        .unique(maintain_order=True)
+        .to_list()
+    )
 
 
 def apart(observed: pl.DataFrame, where: Mapping[str, str], first: str, second: str) -> Estimate | None:

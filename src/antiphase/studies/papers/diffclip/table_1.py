@@ -14,6 +14,9 @@ set: with CC3M by about 1 point in linear probing and .7 in few-shot accuracy.
 | few-shot | CC12M | CLIP | 97.4 | 81.9 | 86.3 | 96.9 | 96.5 | 56.1 | 81.3 | 85.1 | 86.0 | 85.3 |
 | few-shot | CC12M | DiffCLIP | 97.6 | 82.2 | 88.2 | 97.3 | 96.8 | 55.2 | 80.3 | 83.3 | 87.5 | 85.4 |
 
+By these numbers DiffCLIP is better on 8 of the 9 data sets with CC3M and on 6 with CC12M, in both tasks. "Almost every"
+is tested as all but one of nine, for each task and training set.
+
 The probe is lgssl's (L-BFGS, cost chosen on held-out images), few-shot is 5-way 5-shot over 5,000 episodes. Both are
 means over three evaluation seeds; Tables 4 and 5 show their spread. The probe's accuracy is the mean over classes for
 Aircraft, Pets, Caltech-101, Flowers and the emoji sets. Few-shot episodes share images, so their intervals are too
@@ -27,11 +30,16 @@ narrow.
 antiphase study run diffclip-table-1 --profile laptop
 """  # noqa: E501 (as the paper prints it)
 
+from dataclasses import replace
+
+import polars as pl
+
+from antiphase.data.published import PROBE_SETS
 from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.claims import Claim
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
-from antiphase.studies.papers.diffclip.show import estimated, gains, model_table, published
+from antiphase.studies.papers.diffclip.show import compared, estimated, gains, model_table, published
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
@@ -60,15 +68,39 @@ def draw(rows: RowsByTable) -> Artefact:
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
-    """Claim that DiffCLIP is better on average over the data sets."""
-    mean = averaged(observations(rows["evaluate"]))
-    return [
+    """Claim that DiffCLIP is better on average over the data sets, and on almost every one."""
+    observed = observations(rows["evaluate"])
+    mean = averaged(observed)
+    averages = [
         Claim(
             f"{task}-average", "Section 4.2, Table 1",
             f"DiffCLIP has a higher {task} accuracy than CLIP, on average over the data sets.", gains(mean, [task]),
         )
         for task in TITLES
     ]  # fmt: skip
+    every = [
+        _almost_every(observed.filter(pretraining=name, task=task), task, name)
+        for task in TITLES
+        for name in compared(observed.filter(task=task))
+    ]
+    return averages + every
+
+
+def _almost_every(block: pl.DataFrame, task: str, pretraining: str) -> Claim:
+    """Claim that DiffCLIP is better on all data sets but one of nine."""
+    sets = block["data"].unique(maintain_order=True).to_list()
+    exceptions = len(sets) // len(PROBE_SETS)
+    checks = [
+        replace(check, what=f"{check.what}, {data}")
+        for data in sets
+        for check in gains(block, [task], data=data)
+    ]
+    allowed = f" (all {len(sets)} but {exceptions})" if exceptions else ""
+    return Claim(
+        f"{task}-almost-every-{pretraining}", "Section 4.2, Table 1",
+        f"DiffCLIP has a higher {task} accuracy than CLIP on almost every data set{allowed}, trained on {pretraining}.",
+        checks, exceptions,
+    )  # fmt: skip
 
 
 study = Study(

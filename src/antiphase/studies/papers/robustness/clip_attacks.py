@@ -9,7 +9,8 @@ from antiphase.models.zeroshot import PAPER_TEMPLATE
 from antiphase.studies.artefact import Table
 from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
 from antiphase.studies.estimation import CORRECT, estimates
-from antiphase.studies.papers.diffclip.bench import settings as clip_settings
+from antiphase.studies.papers.diffclip.bench import settings as diffclip_settings
+from antiphase.studies.papers.diffclip.released import listed
 from antiphase.studies.papers.robustness.bench import bench
 from antiphase.studies.papers.robustness.clip_bench import clip_models
 from antiphase.studies.papers.robustness.show import table_of
@@ -60,12 +61,12 @@ def accuracy_table(rows: pl.DataFrame, name: str) -> Table:
 
 def settings(profile: Profile) -> Mapping[str, str]:
     """Return the settings shown on the page."""
-    trained = clip_settings(profile)
+    trained = diffclip_settings(profile)
     pgd = {"steps": 20, "step size": "ε/4", **bench(profile).pgd}
-    released = {"model": "ViT-B/16, the authors' checkpoints, trained on CC12M"}
-    own = {name: trained[name] for name in ("trained on", "model", "training")}
+    given = [one for one in clip_models(profile) if isinstance(one, Given)]
+    own = {name: trained[name] for name in ("trained on", "model", "training") if name in trained}
     return {
-        "data": ", ".join(_DATA[profile.name]), **(released if profile.name == "paper" else own),
+        "data": ", ".join(_DATA[profile.name]), **({"models": listed(given)} if given else own),
         "prompts": _prompt(profile) or "the emoji's own: the names of each group's",
         "objective": "cosine to the prompt of the attacked label", "images": f"{_IMAGES[profile.name]}",
         "PGD": ", ".join(f"{name} {value}" for name, value in pgd.items()),

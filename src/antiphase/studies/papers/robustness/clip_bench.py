@@ -1,21 +1,35 @@
-"""The CLIPs whose image towers stand beside the ViTs in Figures 4 and 5."""
+"""The CLIPs that Figures 4 and 5 measure next to the ViTs, and that Figures 2(b) and 2(d) attack."""
 
 from collections.abc import Sequence
 
 from antiphase.studies.cells import Given, Sense
-from antiphase.studies.cells.clip import TrainClip
-from antiphase.studies.papers.diffclip.bench import TWINS, models, released
+from antiphase.studies.cells.clip import SERIES, TrainClip
+from antiphase.studies.papers.diffclip import bench as diffclip
+from antiphase.studies.papers.diffclip.released import listed, released
 from antiphase.studies.papers.robustness.bench import bench
+from antiphase.studies.papers.robustness.bench import settings as bench_settings
 from antiphase.studies.spec import Profile
 
-_SERIES = {"clip": "CLIP", "diffclip": "DiffCLIP"}
 
+def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> list[TrainClip | Given]:
+    """Return the released CLIPs under ``paper``, those of openmoji otherwise, or those that the profile names.
 
-def clip_models(profile: Profile, variants: Sequence[str] = TWINS) -> list[TrainClip | Given]:
-    """Return the released CLIPs under ``paper``, those of openmoji otherwise."""
+    Of named models, ``variants`` without ``"clip"`` selects those with differential attention.
+    """
+    own = diffclip.bench(profile)
+    if own.given:
+        return [
+            one for one in own.given if "clip" in variants or one.factors().get("lambda_init") is not None
+        ]
     if profile.name == "paper":
-        return [model for model in released() if model.series in {_SERIES[variant] for variant in variants}]
-    return list(models(profile, variants, main=True))
+        return [one for one in released(profile) if one.series in {SERIES[variant] for variant in variants}]
+    return diffclip.models(profile, variants, [own.main])
+
+
+def clip_settings(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> dict[str, str]:
+    """Return the settings shown on a page of ViTs and CLIPs."""
+    given = [one for one in clip_models(profile, variants) if isinstance(one, Given)]
+    return bench_settings(profile) | ({"CLIPs": listed(given)} if given else {})
 
 
 def sense_clip(profile: Profile, model: TrainClip | Given, part: str) -> Sense:

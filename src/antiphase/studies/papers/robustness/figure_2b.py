@@ -5,6 +5,8 @@ the more vulnerable one at every budget, and slightly so on ImageNet. The number
 of the image to the prompt "a photo of <class>" (Appendix C.2.1); an image of COCO stands under the class of its largest
 object, since how the paper gave it one label is not said. There is one model of each kind: intervals are over images.
 
+The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
+
 | profile | models | cost |
 |---|---|---|
 | paper | 2, released; COCO and ImageNet, 1,000 images each | not run |

@@ -5,6 +5,8 @@ the more vulnerable one at every patch size, and that on ImageNet "CLIP marginal
 here as CLIP having the slightly higher ASR. The numbers are only drawn and the widths not given: 8, 16 and 32 of 224
 pixels here, 2, 4 and 8 of 64, as in Table 2. ε = 1 in a square at a random place, objective as in Figure 2(b).
 
+The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
+
 | profile | models | cost |
 |---|---|---|
 | paper | 2, released; COCO and ImageNet, 1,000 images each | not run |

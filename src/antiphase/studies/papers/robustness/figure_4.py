@@ -3,6 +3,8 @@
 The paper (Section 5.3, Figure 4): in all settings models with differential attention have the higher estimates, with
 maxima where λ is large; later layers are often less sensitive than earlier ones.
 
+The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
+
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100, and the released CLIP and DiffCLIP | not run |
@@ -16,8 +18,8 @@ import polars as pl
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import estimates, over
-from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
-from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
+from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
+from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
 from antiphase.studies.papers.robustness.figure_3d import ESTIMATORS, VALUE, of_maps
 from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
@@ -116,5 +118,5 @@ study = Study(
     cells,
     draw,
     claims,
-    settings,
+    clip_settings,
 )

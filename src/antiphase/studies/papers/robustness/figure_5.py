@@ -18,8 +18,8 @@ from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import estimates, over
-from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
-from antiphase.studies.papers.robustness.clip_bench import clip_models, sense_clip
+from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
+from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
@@ -115,5 +115,5 @@ study = Study(
     cells,
     draw,
     claims,
-    settings,
+    lambda profile: clip_settings(profile, ["diffclip"]),
 )

@@ -1,0 +1,112 @@
+"""CLIPs that are measured instead of being trained: the authors' pair from the hub, or those given by ``--models``.
+
+The authors' checkpoints do not hold λ_init: .8 is assumed, as Section 4.1 says. The repository of their baseline is not
+verified: its name is inferred from that of DiffCLIP. ``--baseline FILE`` replaces it.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from antiphase.data.conceptual import CC3M, CC12M, TITLES
+from antiphase.errors import UserError
+from antiphase.models.clip import ClipConfig
+from antiphase.models.dual_encoders import local_checkpoint
+from antiphase.models.released import config_of, read_released
+from antiphase.models.towers import attention_spec
+from antiphase.models.zoo import read_lambda_init
+from antiphase.studies.cells.clip import SERIES
+from antiphase.studies.cells.models import Given, given, transformer_work
+from antiphase.studies.options import RELEASED
+from antiphase.studies.spec import Profile
+
+PAIR = ("diffclip:hammh0a/CLIP_ViTB16_CC12M", "diffclip:hammh0a/DiffCLIP_ViTB16_CC12M#lambda_init=0.8")
+"""The authors' CLIP and DiffCLIP on the hub, ViT-B/16 trained on CC12M."""
+
+_UNVERIFIED = "its name on the hub is inferred and unverified; --baseline FILE replaces it"
+_ASSUMED = "λ_init is assumed, the checkpoint does not hold it"
+_WORK = 3.5e10  # operations of ViT-B/16 for an image
+
+
+def released(profile: Profile) -> list[Given]:
+    """Return the authors' CLIP, or the baseline that was given in its place, and their DiffCLIP.
+
+    Raises:
+        UserError: the given baseline cannot be read.
+    """
+    if profile.baseline is None:
+        clip = _model(PAIR[0], 0, _UNVERIFIED)
+    else:
+        clip = _model(profile.baseline, 0, series=SERIES["clip"])
+        if clip.factors().get("lambda_init") is not None:
+            raise UserError(
+                f"baseline {profile.baseline}: has differential attention; expected a standard CLIP"
+            )
+    return [clip, _model(PAIR[1], 0)]
+
+
+def given_models(profile: Profile) -> list[Given]:
+    """Return the models of ``--models``; several of one kind and training set are its training seeds, in their order.
+
+    Raises:
+        UserError: a checkpoint is missing or cannot be read, or λ_init is missing.
+    """
+    found: list[Given] = []
+    for spec in profile.models:
+        several = released(profile) if spec == RELEASED else [_model(spec, 0)]
+        for one in several:
+            kind = (one.series, one.factors()["trained_on"])
+            seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in found)
+            found.append(one if not seed else _model(spec, seed))
+    return found
+
+
+def listed(models: Sequence[Given]) -> str:
+    """Return the models for a reader, with what is to know about each."""
+    parts = []
+    for one in models:
+        source = str(one.factors()["trained_on"])
+        note = f" ({one.note})" if one.note else ""
+        parts.append(f"{one.series}, trained on {TITLES.get(source, source)}: {one.spec}{note}")
+    return "; ".join(parts)
+
+
+def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> Given:
+    kind, _, name = spec.partition(":")
+    if kind == "open_clip":
+        base, _, tag = name.partition("/")
+        return given(spec, series or base, seed, _WORK, note, trained_on=tag)
+    path, _, setting = name.partition("#")
+    lambda_init = read_lambda_init(spec, setting) if setting else None
+    schedule = "depth" if lambda_init == "depth" else "constant"
+    file, depth, work = local_checkpoint(path), 12, _WORK
+    image, text = bool(setting), bool(setting)  # whether the tower has differential attention
+    if file is not None:
+        config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
+        tower = config.vision
+        image, text = (attention_spec(one.attention).differential for one in (tower, config.text))
+        depth, work = (
+            tower.depth,
+            transformer_work(tower.image_size, tower.patch_size, tower.dim, tower.depth),
+        )
+    variant = {
+        (False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text",
+        (True, True): "diffclip-depth" if schedule == "depth" else "diffclip",
+    }[image, text]  # fmt: skip
+    facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
+    if image or text:
+        facts |= {
+            "lambda_init": 0.8 if isinstance(lambda_init, str) else lambda_init,
+            "lambda_schedule": schedule,
+        }
+        note = _ASSUMED
+    return given(spec, series or SERIES[variant], seed, work, note, **facts)
+
+
+@lru_cache
+def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
+    """Return the sizes and towers of a checkpoint, read once for each modification time."""
+    constant = None if isinstance(lambda_init, str) else lambda_init
+    schedule = "depth" if lambda_init == "depth" else "constant"
+    return config_of(read_released(file), str(file), lambda_init=constant, schedule=schedule)
