@@ -29,6 +29,12 @@ DEPTH_SCHEMA = _WHO | {
     "gain": pl.Float64, "lipschitz": pl.Float64, "alpha": pl.Float64, "positive": pl.Float64,
     "negative": pl.Float64, "moved": pl.Float64,
 }  # fmt: skip
+BRANCHES_SCHEMA = _WHO | _LAYER | {"head": pl.Int64, "perturbation": pl.String} | dict.fromkeys(
+    (
+        "eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved", "clean_correlation",
+        "correlation", "change_correlation",
+    ), pl.Float64,
+)  # fmt: skip
 
 _ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
 Statistic = Callable[[np.ndarray], np.ndarray]
