@@ -23,23 +23,24 @@ _CELL_SCHEMA = {
     "slope": pl.Float64,
 }  # fmt: skip
 RADIUS_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64} | _CELL_SCHEMA
-"""Rows: ``margin`` m of the label; ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration; ``slope`` ‖∂m/∂x‖₂, exact."""
+"""``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
 
 
 def margin_slopes(
-    model: nn.Module, images: Float[Tensor, "batch *shape"], labels: Int64[Tensor, " batch"]
-) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Return the logits, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂.
+    model: nn.Module, images: Float[Tensor, "batch *shape"]
+) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, at least 0, and ‖∂m/∂x‖₂.
 
-    The last is the Lipschitz constant of the margin for ever smaller perturbations, and exact: one backward pass.
+    The last is the Lipschitz constant of the margin for ever smaller perturbations: one backward pass, exact. Appendix
+    B takes the margin of the true class, whose radius is not positive if the prediction is wrong.
     """
     with eager_attention():
         at = Linearisation(model, images)
         with torch.enable_grad():
-            logits = at.y
-            margin = margins(logits, labels)
-            (cotangent,) = torch.autograd.grad(margin.sum(), logits, retain_graph=True)
-        return logits.detach(), margin.detach(), at.vjp(cotangent).flatten(1).norm(dim=1)
+            prediction = at.y.argmax(1)
+            margin = margins(at.y, prediction)
+            (cotangent,) = torch.autograd.grad(margin.sum(), at.y, retain_graph=True)
+        return prediction, margin.detach(), at.vjp(cotangent).flatten(1).norm(dim=1)
 
 
 def measure_radii(
@@ -72,11 +73,11 @@ def measure_radii(
         cache.filling(batch_size) as batches,
     ):
         for at in batches:
-            images, labels, ids = data.images(at).to(device), data.labels[at].to(device), data.ids[at]
-            logits, margin, slope = margin_slopes(model, images, labels)
+            images, ids = data.images(at).to(device), data.ids[at]
+            prediction, margin, slope = margin_slopes(model, images)
             constant = power_iteration(model, images, steps=steps, seed=seed, ids=ids).value
             columns = {
-                "sample": ids, "label": labels, "prediction": logits.argmax(1), "margin": margin,
+                "sample": ids, "label": data.labels[at], "prediction": prediction, "margin": margin,
                 "lipschitz": constant, "slope": slope,
             }  # fmt: skip
             rows = {column: values.cpu().numpy() for column, values in columns.items()}
