@@ -108,7 +108,7 @@ def draw(rows: RowsByTable) -> Artefact:
     ]  # fmt: skip
     caption = (
         "Pearson's correlation of the entries of A1 and A2 (row means subtracted) on clean and on perturbed images, "
-        "and of what the perturbation changes in them, layer by layer of the image tower. Where the changes correlate, the "
+        "and of the changes that the perturbation makes, layer by layer of the image tower. Where they correlate, the "
         f"subtraction cancels a part of the perturbation. Bands: 95 % over {over(found)}."
     )
     tables = [

@@ -78,6 +78,11 @@ def by_stage(found: pl.DataFrame) -> pl.DataFrame:
     return sums.unpivot(QUANTITIES, index=[*_MODEL, "stage"], variable_name="quantity")
 
 
+def small(found: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the perturbations of 1/255."""
+    return found.filter(pl.col("perturbation").str.ends_with(f" {eps_name(SMALL)}"))
+
+
 def titled(found: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
     """Return the rows of each perturbation, and of each data set if there are several, with a title."""
     keys = ["perturbation", *(["data"] if found["data"].n_unique() > 1 else [])]
@@ -93,7 +98,7 @@ def crossovers(rows: RowsByTable, values: pl.DataFrame) -> dict[str, str]:
         values: of :func:`per_layer`.
     """
     found = {}
-    for title, block in titled(values):
+    for title, block in titled(small(values)):
         for quantity, what in ((BOUND, "predicted by equation (5)"), (OBSERVED, "seen in the growth")):
             apart = {depth: _apart(block, quantity, depth) for depth in sorted(block["depth"].unique())}
             found[f"Crossover {what}, {title}"] = _depth(apart)

@@ -56,6 +56,7 @@ from antiphase.studies.papers.robustness.depth_values import (
     crossovers,
     layers,
     per_layer,
+    small,
     titled,
 )
 from antiphase.studies.papers.robustness.show import each_data, table_of
@@ -105,7 +106,7 @@ def _factors(means: pl.DataFrame) -> Plot:
     shown = _exponential(means).with_columns(x=pl.col("depth").cast(pl.Float64))
     panels = [
         Panel(f"{quantity}, {title}", "depth", quantity, block.filter(quantity=quantity).select(_POINTS), level=1.0)
-        for title, block in titled(shown)
+        for title, block in titled(small(shown))
         for quantity in (ALPHA, LIPSCHITZ, BOUND, OBSERVED)
     ]  # fmt: skip
     caption = (
@@ -137,7 +138,7 @@ def _growth(means: pl.DataFrame) -> Plot:
 
 def _within(found: pl.DataFrame) -> Plot:
     """Draw the bound and the growth after each block of the deepest models."""
-    deepest = found.filter(pl.col("depth") == pl.col("depth").max())
+    deepest = small(found).filter(pl.col("depth") == pl.col("depth").max())
     products = by_stage(deepest).filter(pl.col("quantity").is_in(list(_LINES)))
     keys = ["data", "perturbation", "quantity", "series", "stage"]
     sums = estimates(products, keys, VALUE / math.log(10), kind="number")
@@ -173,7 +174,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
 
 def _claims(found: pl.DataFrame) -> list[Claim]:
     depths = sorted(found["depth"].unique())
-    kinds = [kind for kind in found["perturbation"].unique(maintain_order=True) if kind.endswith(" 1/255")]
+    kinds = small(found)["perturbation"].unique(maintain_order=True).to_list()
 
     def mean(quantity: str, sign: float, what: str) -> list[Check]:
         return [
