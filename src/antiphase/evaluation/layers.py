@@ -193,19 +193,6 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
 
 
-def bounds(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate how much of the product bound ∏ L(d)·‖ξ‖ a perturbation came to after the last block.
-
-    The mean over the samples of ‖Δ(D)‖ / (∏ L(d)·‖ξ‖), in (0, 1] for ever smaller perturbations.
-
-    Args:
-        rows: of ``DEPTH_SCHEMA``.
-    """
-    keys = ["model", "perturbation", "eps"]
-    reached = rows.group_by([*keys, "sample"], maintain_order=True).agg(reached=pl.col("alpha").product())
-    return means(reached, keys, ["reached"])
-
-
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate ‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²) of each layer, from sums of squares over the samples.
 

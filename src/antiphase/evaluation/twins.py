@@ -27,8 +27,10 @@ def _angle(m: Means) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return γ, λρ and cosθ."""
     first, second, cross, base = (m[..., at] for at in range(4))
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = cross / np.sqrt(first * second)
-        return np.sqrt(first / base), np.sqrt(second / first), np.clip(cosine, -1.0, 1.0)
+        gamma, ratio = np.sqrt(first / base), np.sqrt(second / first)
+        cosine = np.clip(cross / np.sqrt(first * second), -1.0, 1.0)
+    moves = (first > 0) & (base > 0)  # a map that nothing moves has no place
+    return np.where(moves, gamma, np.nan), np.where(moves, ratio, np.nan), cosine
 
 
 def _predicted(m: Means) -> tuple[np.ndarray, Any, np.ndarray, Any, np.ndarray]:
