@@ -30,23 +30,25 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
         return pl.col(of).pow(2).sum().sqrt()
 
     paths = _labelled(rows["depth"]).filter(pl.col("stage") > 0)  # stage 0 is the embedding, no layer of F
-    alpha = (
+    shares = (
         _labelled(rows["branches"])
         .group_by(*_MODEL, stage=pl.col("layer") + 1)
         .agg(
-            alpha=(norm("moved") / norm("positive")).log(),
+            share=(norm("moved") / norm("positive")).log(),
             kept=(norm("clean_moved") / norm("clean_positive")).log(),
         )
     )
-    both = paths.join(alpha, on=[*_MODEL, "stage"], how="left", maintain_order="left", suffix="_of_branches")
+    both = paths.join(shares, on=[*_MODEL, "stage"], how="left", maintain_order="left")
     standard = pl.col("attention") == "softmax"
     factors = {
-        ALPHA: pl.when(standard).then(0.0).otherwise("alpha_of_branches"),
+        ALPHA: pl.when(standard).then(0.0).otherwise("share"),
         KEPT: pl.when(standard).then(0.0).otherwise("kept"),
         LIPSCHITZ: pl.col("lipschitz").log(),
         OBSERVED: pl.col("gain").log(),
     }
-    found = both.select(*_MODEL, "stage", **factors)
+    found = both.select(*_MODEL, "stage", **factors).drop_nulls(
+        ALPHA
+    )  # models whose branches are not measured yet
     return found.with_columns((pl.col(ALPHA) + pl.col(LIPSCHITZ)).alias(BOUND))
 
 

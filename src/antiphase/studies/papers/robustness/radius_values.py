@@ -61,7 +61,9 @@ def beyond(rows: RowsByTable) -> pl.DataFrame:
     attacked = rows["attack"].select(
         *keys, distance=pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
     )
-    both = rows["radius"].join(attacked, on=keys, maintain_order="left")
+    both = rows["radius"].join(
+        attacked, on=keys, maintain_order="left"
+    )  # inner: only images that were attacked
     margin, constant = pl.col("margin"), pl.col("lipschitz")
     radii = {
         "m / L, as printed": margin / constant, "m / (√2·L)": margin / (2**0.5 * constant),
