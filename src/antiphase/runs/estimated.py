@@ -1,11 +1,12 @@
 """Margin-over-Lipschitz radii of a model and its twin, and what equation (6) predicts of their ratio."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
+import torch
 from torch import nn
 
 from antiphase.data import ImageSet
@@ -19,6 +20,7 @@ from antiphase.runs.processes import Process
 from antiphase.runs.radii import measure_radii
 from antiphase.runs.sense import BATCH_SIZE
 from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.sensitivity.certificates import estimated_radius
 
 STEPS = 20  # of power iteration
 
@@ -99,21 +101,21 @@ def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) 
 
 
 def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return means over the images; the radius of an image that is classified wrongly counts as 0."""
-    right = (rows["prediction"] == rows["label"]).to_numpy()
-    margin, constant, slope = (rows[name].to_numpy() for name in ("margin", "lipschitz", "slope"))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        printed = np.where(right, margin / constant, 0.0)
-        nearest = np.where(right, margin / slope, 0.0)
+    """Return means over the images; margin and radius of an image that is classified wrongly count as 0."""
+    margin, constant, slope = (
+        torch.tensor(rows[name].to_numpy()) for name in ("margin", "lipschitz", "slope")
+    )
+    margin = margin * torch.tensor((rows["prediction"] == rows["label"]).to_numpy())
     values = {
-        "margin": np.where(right, margin, 0.0), "constant": constant, "printed": printed, "radius": printed / 2**0.5,
-        "nearest": nearest,
+        "margin": margin, "constant": constant, "printed": estimated_radius(margin, constant, of="margin"),
+        "radius": estimated_radius(margin, constant, of="logits"),
+        "nearest": estimated_radius(margin, slope, of="margin"),
     }  # fmt: skip
     found = {}
     for name, each in values.items():
-        one = within(name)(jackknife(each[:, None], lambda m: m[..., 0]))
+        one = within(name)(jackknife(each.numpy()[:, None], lambda m: m[..., 0]))
         numbers = {"value": one.value, "low": one.low, "high": one.high}
-        found[name] = {key: value if np.isfinite(value) else None for key, value in numbers.items()} | {
+        found[name] = {key: value if math.isfinite(value) else None for key, value in numbers.items()} | {
             "n": one.n
         }
     return found

@@ -1,9 +1,11 @@
 """The ratio of estimated radii of DiffViT and ViT, measured and by equation (6), per training seed and image."""
 
 import polars as pl
+import torch
 
 from antiphase.evaluation.statistics import linearised
 from antiphase.evaluation.twins import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
+from antiphase.sensitivity.certificates import estimated_radius
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.spec import RowsByTable
 
@@ -61,21 +63,15 @@ def beyond(rows: RowsByTable) -> pl.DataFrame:
     attacked = rows["attack"].select(
         *keys, distance=pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
     )
-    both = rows["radius"].join(
-        attacked, on=keys, maintain_order="left"
-    )  # inner: only images that were attacked
-    margin, constant = pl.col("margin"), pl.col("lipschitz")
-    radii = {
-        "m / L, as printed": margin / constant, "m / (√2·L)": margin / (2**0.5 * constant),
-        "m / ‖∂m/∂x‖": margin / pl.col("slope"),
-    }  # fmt: skip
-    return pl.concat(
-        [
-            both.select(
-                *keys,
-                radius=pl.lit(name),
-                value=(radius > pl.col("distance")).fill_null(value=False).cast(pl.Float64),
-            )
-            for name, radius in radii.items()
-        ]
+    both = rows["radius"].join(attacked, on=keys, maintain_order="left")  # images that were attacked
+    margin, constant, slope = (
+        torch.tensor(both[name].to_numpy()) for name in ("margin", "lipschitz", "slope")
     )
+    radii = {
+        "m / L, as printed": estimated_radius(margin, constant, of="margin"),
+        "m / (√2·L)": estimated_radius(margin, constant, of="logits"),
+        "m / ‖∂m/∂x‖": estimated_radius(margin, slope, of="margin"),
+    }
+    near = [both.with_columns(radius=pl.lit(name), reach=radius.numpy()) for name, radius in radii.items()]
+    value = (pl.col("reach") > pl.col("distance")).fill_null(value=False).cast(pl.Float64)
+    return pl.concat(near).select(*keys, "radius", value=value)
