@@ -1,20 +1,25 @@
 """The pages of a sensitivity run, from its directory alone: tables, figures, headline."""
 
 import json
+import math
 import re
 
 import pytest
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
+from antiphase.evaluation.twins import places
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.runs.sense_page import headline, sense_table, write_sense_report
 from antiphase.report.runs.sense_tables import read_rows
+from antiphase.report.style.families import Family
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
 from antiphase.runs.sense import sense_all
 from antiphase.runs.sense_model import SensePlan
+from antiphase.sensitivity import critical_cosine
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
 PARTS = ("alignment", "lipschitz", "depth")
@@ -60,12 +65,40 @@ def test_the_page_holds_every_part_and_every_layer(run):
         "A perturbation’s way through the depth",
     ):
         assert title in page
-    assert len(re.findall(r"<svg role=.img.", page)) == 7
+    assert len(re.findall(r"<svg role=.img.", page)) == 9
     assert "http://" not in page.replace("http://www.w3.org", "")
     rows = read_rows(run)
     assert rows["alignment"]["layer"].max() == 1
-    assert page.count("data:text/csv") == 9
+    assert page.count("data:text/csv") == 10
     assert write_sense_report(run).read_text(encoding="utf-8") == page  # the same files give the same bytes
+
+
+def test_each_layer_has_its_place_in_the_plane_of_theorem_3(run):
+    rows = read_rows(run)["alignment"]
+    twins = {f"diffvit-d2-{seed}": f"vit-d2-{seed}" for seed in (0, 1)}
+    found = places(rows, dict(twins))
+    family = Family("diffvit-d2", "#D55E00", tuple(twins))
+    figure = plane_figure(found, family)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["layer 1", "layer 2"]
+    for layer, axes in enumerate(figure.axes):
+        (edge, seeds, mean, _) = axes.lines
+        own = found.filter(layer=layer)
+        assert seeds.get_xdata().tolist() == own.filter(metric="rho")["value"].to_list()
+        assert mean.get_ydata()[0] == pytest.approx(own.filter(metric="cosine")["value"].mean())
+        gamma = own.filter(metric="gamma")["value"].log().mean()
+        expected = critical_cosine(math.exp(gamma), 1.0, edge.get_xdata()).clip(-1, 1)
+        assert edge.get_ydata() == pytest.approx(expected)
+    page = write_sense_report(run).read_text(encoding="utf-8")
+    assert page.count("in the (ρ, θ) plane of Theorem 3") == 2
+    assert "No twin gives γ" not in page
+
+
+def test_without_a_twin_the_picture_says_so(lineup, tmp_path):
+    data = load_data("digits", limit=3)
+    sense_all(lineup[0][:1], [], data, QUICK, tmp_path, parts=("alignment",), progress=False)
+    assert "where ‖J_DA‖ &gt; ‖J1‖ (Theorem 1). No twin gives γ: γ = 1" in write_sense_report(
+        tmp_path
+    ).read_text(encoding="utf-8")
 
 
 def test_the_table_in_the_page_is_the_number_on_disk(run):

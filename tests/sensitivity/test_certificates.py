@@ -15,6 +15,7 @@ from antiphase.sensitivity.certificates import (
     estimated_radius,
     lower_bound,
     margins,
+    printed_radius_ratio,
     radius_ratio,
 )
 from tests.reference import smoothing as reference
@@ -115,6 +116,18 @@ def test_the_ratio_compares_the_radii_of_two_linear_margins(gamma, lam, rho, cos
         one = estimated_radius(torch.tensor([3.0]).double(), slope, of="margin")
         other = estimated_radius(torch.tensor([2.0]).double(), float(np.linalg.norm(base)), of="margin")
         assert radius_ratio(1.5, gamma, lam, rho, cosine) == pytest.approx(float(one / other), rel=1e-6)
+
+
+@given(margin_ratio=positive, gamma=positive, lam=positive, rho=positive)
+def test_the_printed_ratio_contradicts_the_paper_s_text_in_antiphase(margin_ratio, gamma, lam, rho):
+    expected = margin_ratio / (gamma * math.sqrt(1 + (lam * rho) ** 2) + 2 * lam * rho)
+    assert printed_radius_ratio(margin_ratio, gamma, lam, rho, -1.0) == pytest.approx(expected)
+
+
+def test_the_printed_ratio_may_be_negative():
+    assert printed_radius_ratio(1.0, 0.5, 1.0, 1.0, 1.0) == pytest.approx(1 / (0.5 * math.sqrt(2) - 2))
+    with pytest.raises(UserError, match="gamma 0"):
+        printed_radius_ratio(1.0, 0.0, 1.0, 1.0, 0.0)
 
 
 def test_where_the_gradient_vanishes_the_ratio_is_infinite():

@@ -17,6 +17,9 @@ def certify(options: CertifyOptions) -> None:
     The expected time is printed first, and the same command resumes a killed run. The certificate is one of
     the smoothed model. A model that was not trained with noise certifies little at a large σ: try a small one.
 
+    For comparison the radii of the model itself are estimated as margin over Lipschitz constant (robustness paper,
+    Appendix B), and against a twin their ratio is shown next to what equation (6) predicts. Estimates certify nothing.
+
     **Examples**
 
     antiphase certify specimen:diffvit-0 --against specimen:vit-0 --sigma 0.05 --samples 1000 --limit 100
@@ -27,6 +30,7 @@ def certify(options: CertifyOptions) -> None:
     """
     with run_folder(options.out, "certify"):
         from antiphase.report.runs.certified import certificate_table, curve_figure, write_figure
+        from antiphase.report.runs.estimated import estimated_tables
         from antiphase.runs.certify import run
         from antiphase.runs.processes import this_process
 
@@ -36,7 +40,10 @@ def certify(options: CertifyOptions) -> None:
         if not this_process().first:
             return
         write_figure(curve_figure(rows, summary), options.out)
-        Console().print(certificate_table(summary))
+        tables = estimated_tables(summary["estimated"]) if "estimated" in summary else []
+        Console().print(certificate_table(summary), *tables)
+        if note := summary.get("estimated", {}).get("note"):
+            print(f"note: {note}")
         for warning in summary["warnings"]:
             print(f"warning: {warning}")
         print(f"rows, summary and figure: {options.out}   ({time.monotonic() - began:.0f} s)")

@@ -29,6 +29,12 @@ DEPTH_SCHEMA = _WHO | {
     "gain": pl.Float64, "lipschitz": pl.Float64, "alpha": pl.Float64, "positive": pl.Float64,
     "negative": pl.Float64, "moved": pl.Float64,
 }  # fmt: skip
+BRANCHES_SCHEMA = _WHO | _LAYER | {"head": pl.Int64, "perturbation": pl.String} | dict.fromkeys(
+    (
+        "eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved", "clean_correlation",
+        "correlation", "change_correlation",
+    ), pl.Float64,
+)  # fmt: skip
 
 _ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -185,19 +191,6 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFra
                 found.append((*key, column, *_numbers(estimate, column)))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
-
-
-def bounds(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate how much of the product bound ∏ L(d)·‖ξ‖ a perturbation came to after the last block.
-
-    The mean over the samples of ‖Δ(D)‖ / (∏ L(d)·‖ξ‖), in (0, 1] for ever smaller perturbations.
-
-    Args:
-        rows: of ``DEPTH_SCHEMA``.
-    """
-    keys = ["model", "perturbation", "eps"]
-    reached = rows.group_by([*keys, "sample"], maintain_order=True).agg(reached=pl.col("alpha").product())
-    return means(reached, keys, ["reached"])
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:

@@ -219,6 +219,29 @@ def jackknife(
     return Estimate(value, value - half, value + half, n)
 
 
+def linearised(
+    parts: Float[np.ndarray, "samples parts"],
+    statistic: Callable[[Float[np.ndarray, "... parts"]], Float[np.ndarray, "..."]],
+) -> Float[np.ndarray, " samples"]:
+    """Return one value a sample whose mean is f(x̄) and whose variance over n is that of :func:`jackknife`.
+
+    v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎), so that ratios of means can be averaged over training seeds like other values.
+
+    Args:
+        parts: quantities to average, one row per sample.
+        statistic: f, from means in the last axis to one number each.
+
+    >>> linearised(np.array([[1.0], [2.0], [6.0]]), lambda means: means[..., 0])
+    array([1., 2., 6.])
+    """
+    n = len(parts)
+    value = statistic(parts.mean(0))
+    if n == 1:
+        return np.full(1, value)
+    left_out = statistic((parts.sum(0) - parts) / (n - 1))
+    return value + (n - 1) * (left_out.mean() - left_out)
+
+
 def mean_over_groups(
     values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"], confidence: float = 0.95
 ) -> Estimate:

@@ -24,6 +24,7 @@ from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.runs.cache import Cache, slice_size
+from antiphase.runs.estimated import estimate_radii
 from antiphase.runs.expectation import check_ends
 from antiphase.runs.journal import write_frame
 from antiphase.runs.loading import load_lineup
@@ -89,6 +90,8 @@ def run(
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Load what the options name, certify it and write the run directory; return rows and summary.
 
+    The summary also has ``estimated``, see :func:`~antiphase.runs.estimated.estimate_radii`.
+
     Args:
         options: of the smoothing.
         command: for the record.
@@ -106,8 +109,14 @@ def run(
         [*ours, *twins], data, smoothing, options.out, batch_size=options.batch_size, announce=announce,
         progress=not options.quiet,
     )  # fmt: skip
+    names = [model["name"] for model in summary["models"]]
+    if options.estimated:
+        summary["estimated"] = estimate_radii(
+            names, [*ours, *twins], in_model_order([card_of(ours[0])], data)[0], options.out, limit=options.estimated,
+            seed=options.seed, process=this_process(), progress=not options.quiet,
+        )  # fmt: skip
     if this_process().first:
-        names = [model["name"] for model in summary["models"]]
+        write_json(options.out / "summary.json", summary)
         record = run_record(
             [*ours, *twins], names, data, asdict(smoothing), summary["warnings"], command, time.monotonic() - began,
             options.record(),

@@ -15,10 +15,11 @@ from antiphase.attacks.projections import random_point
 from antiphase.attacks.threat import Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, BRANCHES_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.progress import progress_bar
+from antiphase.runs.branches import branch_rows
 from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
 from antiphase.sensitivity.alignment import Gram, align
@@ -179,6 +180,14 @@ def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -
                     }  # fmt: skip
 
 
+def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
+    """Yield what uniform noise and PGD's perturbation do to the branches of every layer."""
+    for eps in plan.travel:
+        for kind, moved in _perturbed(model, images, ids, eps, plan.seed).items():
+            for row in branch_rows(model, images, ids, moved):
+                yield row | {"perturbation": kind, "eps": eps}
+
+
 def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: int) -> dict[str, Tensor]:
     keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
     noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
@@ -200,6 +209,9 @@ PARTS = (
     Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows, version=1),
 )
 
+BRANCHES = Part("branches", BRANCHES_SCHEMA, ("travel", "seed"), branches_rows, version=1)
+"""What perturbations do to the two branches of every layer; measured by studies only."""
+
 
 def sense(
     name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
@@ -213,7 +225,7 @@ def sense(
         data: images.
         plan: of the measurement.
         out: run directory; cells lie under ``cells/``.
-        parts: which of alignment, lipschitz and depth.
+        parts: which of alignment, lipschitz, depth and branches.
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
@@ -222,7 +234,7 @@ def sense(
     device = next(model.parameters()).device
     who = fingerprint(model)
     found = {}
-    for part in (part for part in PARTS if part.name in parts):
+    for part in (part for part in (*PARTS, BRANCHES) if part.name in parts):
         chosen = {field: asdict(plan)[field] for field in part.settings} | part.registered()
         what = {
             "version": part.version,

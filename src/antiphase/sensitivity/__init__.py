@@ -3,7 +3,8 @@
 from antiphase.sensitivity.adapters import register
 from antiphase.sensitivity.alignment import Alignment, Gram, align, cotangent_gram, exact_gram
 from antiphase.sensitivity.branches import Branch
-from antiphase.sensitivity.certificates import estimated_radius, margins, radius_ratio
+from antiphase.sensitivity.cancellation import BranchChange, branch_changes
+from antiphase.sensitivity.certificates import estimated_radius, margins, printed_radius_ratio, radius_ratio
 from antiphase.sensitivity.depth import crossover, propagate, stage_norms
 from antiphase.sensitivity.gradients import (
     cotangent_grams,
@@ -22,10 +23,10 @@ from antiphase.sensitivity.smoothing import smooth
 from antiphase.sensitivity.theory import amplification, critical_cosine, relative_sensitivity
 
 __all__ = [
-    "Alignment", "Branch", "Call", "Gram", "Layer", "align", "amplification", "attention_layers",
-    "attention_map", "attention_maps", "chefer_relevance", "cotangent_gram", "cotangent_grams",
+    "Alignment", "Branch", "BranchChange", "Call", "Gram", "Layer", "align", "amplification", "attention_layers",
+    "attention_map", "attention_maps", "branch_changes", "chefer_relevance", "cotangent_gram", "cotangent_grams",
     "critical_cosine", "crossover", "direction_grams", "estimated_radius", "exact_gram", "exact_norm",
     "gradient_ascent", "local_maximum", "loss_grams", "map_function", "margins", "power_iteration",
-    "propagate", "radius_ratio", "random_directions", "register", "relative_sensitivity", "smooth",
-    "stage_norms", "token_grams", "uniform_sampling",
+    "printed_radius_ratio", "propagate", "radius_ratio", "random_directions", "register", "relative_sensitivity",
+    "smooth", "stage_norms", "token_grams", "uniform_sampling",
 ]  # fmt: skip

@@ -88,7 +88,7 @@ def _softmax(module: SoftmaxAttention, call: Call) -> Layer:
     x = call.tokens
     (q, to_q), (k, to_k), (v, _) = _qkv(module, x, module.num_heads, module.num_heads)
     branch = Branch(q, k, to_q, to_k, mask=_additive(call.given(0, "mask"), x))
-    return Layer(call.name, x, branch, None, None, lambda a: module.proj(_merge(a @ v)), call.tangent)
+    return Layer(call.name, x, branch, None, None, lambda a: module.proj(_merge(a @ v)), call.tangent, v)
 
 
 def _differential(module: DifferentialAttention, call: Call) -> Layer:
@@ -97,7 +97,7 @@ def _differential(module: DifferentialAttention, call: Call) -> Layer:
     mask = _additive(call.given(0, "mask"), x)
     positive, negative = _alternating(Branch(q, k, to_q, to_k, mask=mask))
     lam = lambda_at(module.lam, x)
-    return Layer(call.name, x, positive, negative, lam, lambda a: module.finish(a @ v), call.tangent)
+    return Layer(call.name, x, positive, negative, lam, lambda a: module.finish(a @ v), call.tangent, v)
 
 
 def _has_our_parts(module: Any) -> bool:
@@ -117,7 +117,7 @@ def _by_parts(module: Any, call: Call) -> Layer:
     positive = Branch(q1, k1, to_q1[0].mT, to_k1[0].mT, mask=mask)
     negative = Branch(q2, k2, to_q2[0].mT, to_k2[0].mT, mask=mask)
     lam = lambda_at(module.lam, x)
-    return Layer(call.name, x, positive, negative, lam, lambda a: module.finish(a @ v), call.tangent)
+    return Layer(call.name, x, positive, negative, lam, lambda a: module.finish(a @ v), call.tangent, v)
 
 
 def _timm(module: Any, call: Call) -> Layer:
@@ -131,7 +131,7 @@ def _timm(module: Any, call: Call) -> Layer:
         gate = getattr(module, "gate", None)
         return module.proj(heads if gate is None else heads * gate(x).sigmoid())
 
-    return Layer(call.name, x, branch, None, None, finish, call.tangent)
+    return Layer(call.name, x, branch, None, None, finish, call.tangent, v)
 
 
 def _timm_differential(module: Any, call: Call) -> Layer:
@@ -146,7 +146,7 @@ def _timm_differential(module: Any, call: Call) -> Layer:
         return module.proj(module.norm(_merge(heads)))
 
     lam = module._compute_lambda().to(x.dtype)
-    return Layer(call.name, x, positive, negative, lam, finish, call.tangent)
+    return Layer(call.name, x, positive, negative, lam, finish, call.tangent, v)
 
 
 def _alternating(both: Branch) -> tuple[Branch, Branch]:
@@ -184,9 +184,9 @@ def _timm_parallel(module: Any, call: Call) -> Layer:
         return module.out_proj(torch.cat([_merge(heads), mlp], -1))
 
     if not differential:
-        return Layer(call.name, x, branch, None, None, finish, call.tangent)
+        return Layer(call.name, x, branch, None, None, finish, call.tangent, v)
     lam = module._compute_lambda().to(x.dtype)
-    return Layer(call.name, x, *_alternating(branch), lam, finish, call.tangent)
+    return Layer(call.name, x, *_alternating(branch), lam, finish, call.tangent, v)
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
@@ -211,7 +211,7 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     if padding is not None:
         mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
     branch = Branch(q, k, to_q, to_k, mask=mask)
-    return Layer(call.name, x, branch, None, None, lambda a: module.out_proj(_merge(a @ v)), call.tangent)
+    return Layer(call.name, x, branch, None, None, lambda a: module.out_proj(_merge(a @ v)), call.tangent, v)
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
@@ -264,7 +264,7 @@ def guessed(module: Any, call: Call) -> Layer:
     branch, v, output = _grouped(module, call)
     values = v.repeat_interleave(branch.q.shape[1] // v.shape[1], 1)
     return Layer(
-        call.name, call.tokens, branch, None, None, lambda a: output(_merge(a @ values)), call.tangent
+        call.name, call.tokens, branch, None, None, lambda a: output(_merge(a @ values)), call.tangent, values
     )
 
 
@@ -284,7 +284,9 @@ def _diff_llama(module: Any, call: Call) -> Layer:
     def finish(a: Tensor) -> Tensor:
         return output(_merge((1.0 - module.lambda_init) * module.groupnorm(a @ values)))
 
-    return Layer(call.name, call.tokens, positive, negative, lam.to(call.tokens.dtype), finish, call.tangent)
+    return Layer(
+        call.name, call.tokens, positive, negative, lam.to(call.tokens.dtype), finish, call.tangent, values
+    )
 
 
 _ADAPTERS |= {

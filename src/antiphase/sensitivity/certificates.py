@@ -125,6 +125,25 @@ def radius_ratio(
     return float(ratio) if ratio.ndim == 0 else ratio
 
 
+def printed_radius_ratio(
+    margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
+) -> Numbers:
+    """Compute Δm / (γ·√(1 + λ²ρ²) − 2λρ·cosθ), equation (6) as the paper prints it.
+
+    For comparison with :func:`radius_ratio` only, whose arguments it takes. The denominator is the ratio of no two
+    gradients: for 2λρ·cosθ ≥ γ·√(1 + λ²ρ²) it is 0 or negative, and so is the ratio, or infinite.
+
+    >>> printed_radius_ratio(1.8, 1.0, 0.75, 1.0, -1.0) < radius_ratio(1.8, 1.0, 0.75, 1.0, -1.0)
+    True
+    """
+    check_range("margin_ratio", margin_ratio, "at least 0", np.less(margin_ratio, 0))
+    check_range("gamma", gamma, "above 0", np.less_equal(gamma, 0))
+    bottom = gamma * np.hypot(1.0, lam * rho) - 2.0 * lam * rho * cosine
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.divide(margin_ratio, bottom)
+    return float(ratio) if np.ndim(ratio) == 0 else ratio
+
+
 def lower_bound(count: Int[np.ndarray, "..."] | int, samples: int, alpha: float) -> Float[np.ndarray, "..."]:
     """Compute the one-sided Clopper–Pearson (1934) lower bound of a probability at confidence 1 − α.
 

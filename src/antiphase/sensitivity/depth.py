@@ -1,9 +1,11 @@
 """Propagation of a perturbation through the blocks of a model: ‖Δ(d)‖, growth per block, cancellation.
 
-Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ. The paper does not define α; here
-α(d) = ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖) as measured, with L(d) the operator norm of block d's Jacobian at the clean
-tokens. For small perturbations α is below 1 for every block, also with standard attention, because few
-perturbations lie along a block's direction of largest growth.
+Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5). L(d) is the operator norm
+of block d's Jacobian at the clean tokens; α(d), the share that the subtraction leaves of a perturbation, is estimated
+independently of it in :mod:`antiphase.sensitivity.cancellation`. The column ``alpha`` of stored rows is neither: it is
+‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For small perturbations that is below 1
+for every block, also with standard attention, because few perturbations lie along a block's direction of largest
+growth.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -50,6 +50,7 @@ class Layer:
         lam: λ, shape ``()``, ``(heads,)`` or ``(batch, heads, queries)``; None for standard attention.
         finish: maps the combined map to the layer's output.
         tangent: derivative of the tokens along the requested direction of the inputs, if any.
+        values: V, which the map multiplies; None if the adapter does not give it.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Layer:
     lam: Tensor | None
     finish: Callable[[Tensor], Tensor]
     tangent: Float[Tensor, "batch tokens dim"] | None = None
+    values: Float[Tensor, "batch heads tokens width"] | None = None
 
     @property
     def maps(self) -> AttentionMaps:

@@ -10,7 +10,9 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.evaluation.twins import places
 from antiphase.report.runs.layer_figures import Panel, layer_figure
+from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import eps_label, number
@@ -119,6 +121,7 @@ def _alignment(
             own, ["model", "layer"], ("relative", "by_gamma", "by_rho", "by_cosine", "gamma"),
             ("ln ‖J_DA‖/‖J_base‖", "by γ", "by ρ", "by cosθ", "γ"), {},
         ))  # fmt: skip
+    figures += _planes(rows, pairs, groups, sheets, colors)
     error = sensitivity.prediction_error(rows)
     theorem = (
         "Theorem 1 predicts ‖J1 − λ·J2‖ from them; measured on the same probes, row by row, it is off by at most "
@@ -135,6 +138,36 @@ def _alignment(
         "positive where the gradients oppose each other."
     )
     return Chapter("Gradient alignment", words, figures, sheets)
+
+
+def _planes(
+    rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family], sheets: list[Sheet],
+    colors: dict[str, str],
+) -> list[tuple[str, Any, str]]:  # fmt: skip
+    """Draw the layers of each differential family in the plane of Theorem 3, and add their table to the sheets."""
+    kind = dict(rows.select("model", "attention").unique().iter_rows())
+    standard = {model: twin for model, twin in pairs if kind[twin] == "softmax"}
+    found = places(rows, {model: standard.get(model) for model in kind if kind[model] == "differential"})
+    if found.is_empty():
+        return []
+    sheets.append(_sheet(
+        "plane", "In the plane of Theorem 3", found.sort("model", "layer", maintain_order=True), ["model", "layer"],
+        ("rho", "cosine", "critical", "gamma", "relative"), ("λρ", "cosθ", "cosθ*", "γ", "‖J_DA‖ / ‖J_base‖"), colors,
+    ))  # fmt: skip
+    figures = []
+    for at, family in enumerate(group for group in groups if set(group.models) & set(found["model"])):
+        twin = all(model in standard for model in family.models)
+        against = (
+            "below the critical cosine cosθ*, where ‖J_DA‖ > ‖J_base‖, for the γ = ‖J1‖ / ‖J_base‖ of the twin’s layer"
+            if twin
+            else "where ‖J_DA‖ > ‖J1‖ (Theorem 1). No twin gives γ: γ = 1, and the critical cosine cosθ* is λρ / 2"
+        )
+        caption = (
+            f"{family.name} in the (ρ, θ) plane of Theorem 3, J with respect to the pixels, θ between J1 and λ·J2. "
+            f"Shaded: {against}."
+        )
+        figures.append((f"plane-{at}", plane_figure(found, family), caption))
+    return figures
 
 
 def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
@@ -176,7 +209,7 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str])
     figures = []
     for metric, label, level, log, caption in (
         ("gain", "‖Δ(d)‖ / ‖Δ(d−1)‖", 1.0, True, "What each block makes of a perturbation; 0 is the embedding."),
-        ("alpha", "α(d)", None, True, "The gain over the block’s operator norm: what happened of the worst case."),
+        ("alpha", "gain / L(d)", None, True, "The gain over the block’s operator norm, its largest possible gain."),
         ("cancellation", "‖ΔA1−λΔA2‖ / √(‖ΔA1‖²+λ²‖ΔA2‖²)", 1.0, False,
          "Below 1 a perturbation’s traces in the two maps cancel, above 1 they add up."),
     ):  # fmt: skip
@@ -192,14 +225,15 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str])
         name = "PGD’s perturbation" if kind == "pgd" else "Uniform noise"
         sheets.append(_sheet(
             f"depth-{kind}-{eps * 255:g}", f"{name}, ε = {eps_label(float(eps))}", block, ["model", "stage"],
-            ("gain", "lipschitz", "alpha", "cancellation"), ("gain", "L(d)", "α(d)", "cancellation"), colors,
+            ("gain", "lipschitz", "alpha", "cancellation"), ("gain", "L(d)", "gain / L(d)", "cancellation"), colors,
         ))  # fmt: skip
     words = (
-        "‖Δ(d)‖ is how far a perturbation has come after block d. The paper bounds it by α(d)·L(d)·‖Δ(d−1)‖"
-        " and leaves α open; here L(d) is the operator norm of the block’s Jacobian at the clean tokens, "
-        "and α(d) what is left of it. It is far below 1 for standard attention too, since few perturbations"
-        " lie along the direction that a block stretches most: a small α is no sign of cancellation. The "
-        "cancellation of the two maps is measured by itself."
+        "‖Δ(d)‖ is the size of the perturbation after block d, its gain ‖Δ(d)‖ / ‖Δ(d−1)‖. L(d) is the operator "
+        "norm of the block’s Jacobian at the clean tokens, the largest possible gain of a small perturbation. "
+        "Their ratio is far below 1 for standard attention too, since few perturbations lie along the direction "
+        "that a block stretches most. It is not the α(d) of the paper’s equation (5), which is to come from "
+        "cancellation: the study theory-depth measures that. The cancellation of the two maps is in the last "
+        "column."
     )
     return Chapter("A perturbation’s way through the depth", words, figures, sheets)
 

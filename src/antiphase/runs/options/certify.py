@@ -42,6 +42,14 @@ class CertifyOptions(Options):
     alpha: Annotated[float, Field(description="Probability that the radius of an image is too large.")] = (
         0.001
     )
+    estimated: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="At most this many images whose radius is also estimated, as margin over Lipschitz constant; "
+            "0: none. Estimates certify nothing.",
+        ),
+    ] = 64
     precision: Annotated[
         Precision,
         Field(description="Precision of the smoothed model; bf16 is faster, but certifies another model."),

@@ -5,8 +5,10 @@ from antiphase.studies.cells.attack import Attack
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import FACTORS, Given, Model, Own, given
+from antiphase.studies.cells.radius import Radius
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.cells.sense import Sense
+from antiphase.studies.cells.untrained import Untrained
 from antiphase.studies.cells.vit import TrainVit
 
 __all__ = [
@@ -17,9 +19,11 @@ __all__ = [
     "Given",
     "Model",
     "Own",
+    "Radius",
     "Relevance",
     "Sense",
     "TrainClip",
     "TrainVit",
+    "Untrained",
     "given",
 ]

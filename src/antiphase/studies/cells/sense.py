@@ -1,4 +1,4 @@
-"""Sensitivity of the attention of one model: alignment, Lipschitz constants or depth."""
+"""Sensitivity of the attention of one model: alignment, Lipschitz constants, depth or branches."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +13,21 @@ from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER
 
-_PASSES = {"alignment": 60, "lipschitz": 250, "depth": 150}  # forward passes an image (and layer), about
+_PASSES = {
+    "alignment": 60,
+    "lipschitz": 250,
+    "depth": 150,
+    "branches": 130,
+}  # forward passes an image (and layer), about
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Measurement):
-    """One of the three measurements of :mod:`antiphase.runs.sense_model` on one model.
+    """One of the measurements of :mod:`antiphase.runs.sense_model` on one model.
 
     Attributes:
-        part: ``"alignment"``, ``"lipschitz"`` or ``"depth"``.
+        part: ``"alignment"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
         limit: at most this many images.
         settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_model.SensePlan`.
     """

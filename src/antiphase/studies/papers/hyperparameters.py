@@ -86,6 +86,13 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL,
         Line("sense.part", ("alignment", "lipschitz", "depth"), "Section 4"),
     ),
+    "theory-depth": (
+        *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_PGD, _eps(1), Line("sense.part", ("depth", "branches"), "Section 4.2"),
+    ),
+    "theory-radius": (
+        *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, Line("sense.part", ("alignment",), "Appendix B"),
+        Line("attack.name", ("carlini-wagner",), "Appendix C.2.3"), Line("attack.norm", ("l2",), "Section 5.1"),
+    ),
     "figure-6": (
         *_RECIPE, *_CIFAR, *_BOTH, *_ONE, *_PGD, Line("attack.restarts", (1, 3), "Appendix D.3"), _eps(1, 4),
     ),
@@ -154,5 +161,6 @@ ROBUSTNESS |= {
         Line("attack.eps_255", (255.0,), "Appendix C.2.1: ε = 1"),
     ),
 }  # fmt: skip
+DIFFCLIP |= {"map-correlation": (_GIVEN, Line("sense.part", ("branches",), "Appendix C"))}
 for _name in ("figure-4", "figure-5"):
     ROBUSTNESS[_name] = (*ROBUSTNESS[_name], _GIVEN)

@@ -1,0 +1,71 @@
+"""Margin and local Lipschitz constant of one model on each image."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import polars as pl
+
+from antiphase.runs.radii import measure_radii
+from antiphase.runs.sense import BATCH_SIZE
+from antiphase.studies.cells.models import Model, image_content, ready
+from antiphase.studies.lab import Lab
+from antiphase.studies.spec import Cell
+from antiphase.studies.store import WORK_FOLDER
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Radius(Cell):
+    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B); see :mod:`antiphase.runs.radii`.
+
+    Attributes:
+        model: trained or given model.
+        data: source of images.
+        limit: at most this many images.
+        split: split of the source.
+        steps: steps of power iteration.
+        seed: random seed of its start.
+    """
+
+    version: ClassVar[int] = 1
+    model: Model
+    data: str
+    limit: int
+    split: str = "test"
+    steps: int = 20
+    seed: int = 0
+
+    @property
+    def table(self) -> str:
+        """The name of its rows."""
+        return "radius"
+
+    @property
+    def label(self) -> str:
+        """What it is."""
+        return f"radius of {self.model.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        """Return the training of its model."""
+        return self.model.needed()
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder."""
+        return image_content(self.data, self.split)
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart."""
+        return self.model.factors() | {"data": self.data}
+
+    def work(self) -> float:
+        """Return the operations, about: a step costs two backward passes."""
+        return self.model.forward_work() * self.limit * 6.0 * (self.steps + 1)
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Measure every image that a killed run left out."""
+        model, images = ready(lab, self.model, self.data, self.split, self.limit)
+        return measure_radii(
+            self.model.label, model, images, folder / WORK_FOLDER, steps=self.steps, seed=self.seed,
+            process=lab.process, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress,
+        )  # fmt: skip
