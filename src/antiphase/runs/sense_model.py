@@ -23,6 +23,7 @@ from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
+from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
 from antiphase.sensitivity.layers import Layer
@@ -38,7 +39,8 @@ class SensePlan:
 
     Attributes:
         probes: directions at the pixels (and cotangents at the tokens where no closed form exists), ≥ 2.
-        eps: L∞ radius within which local Lipschitz constants are looked for (8/255: Section 5.3).
+        eps: L∞ radius within which local Lipschitz constants are looked for (8/255: Section 5.3), and the budget of the
+            perturbed images at which alignment is measured (Section 5.4).
         samples: points of the paper's uniform sampling.
         steps: of gradient ascent; power iteration takes twice as many.
         points: at which the local supremum of the operator norm is looked for, beside the image itself.
@@ -84,15 +86,27 @@ class Part:
 
 
 def alignment_rows(
-    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+    model: nn.Module,
+    images: Tensor,
+    ids: Tensor,
+    plan: SensePlan,
+    loss: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the inner products of every layer and head: at its tokens, at the pixels, along the loss's gradient."""
+    """Yield the inner products of every layer and head: at its tokens, at the pixels, along the loss's gradient.
+
+    Args:
+        model: with attention.
+        images: x, where the maps are differentiated.
+        ids: ids of the samples.
+        plan: of the measurement.
+        loss: sum over the samples, of the logits; None: the cross-entropy with the predictions at x.
+    """
     draws = torch.arange(plan.probes)
     keys = sample_keys(key(plan.seed, "alignment"), ids)[:, None]
     keys = torch.stack([sample_keys(keys[:, 0], torch.full_like(ids, draw)) for draw in draws.tolist()], 1)
     for at, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
         yield from _gram_rows("tokens", at, layer, gram, probes, ids)
-    for at, (layer, gram) in enumerate(loss_grams(model, images, _loss)):
+    for at, (layer, gram) in enumerate(loss_grams(model, images, loss or _loss)):
         yield from _gram_rows("loss", at, layer, gram, 0, ids)
     directions = random_directions(images, keys)
     for at, (layer, gram) in enumerate(direction_grams(model, images, directions)):
@@ -102,6 +116,25 @@ def alignment_rows(
 def _loss(logits: Tensor) -> Tensor:
     """Return the cross-entropy with the clean predictions, what an attack climbs."""
     return functional.cross_entropy(logits.double(), logits.argmax(1), reduction="sum")
+
+
+def perturbed_alignment_rows(
+    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+) -> Iterator[dict[str, Any]]:
+    """Yield what :func:`alignment_rows` does, at x + ξ with ‖ξ‖∞ ≤ ε instead of x, for uniform noise and PGD's ξ.
+
+    The gradients at x + ξ by x and by ξ are the same. Directions and cotangents are those drawn for x, and the loss is
+    the cross-entropy with the predictions at x, which PGD increases.
+    """
+    with eager_attention(), torch.no_grad():
+        clean = model(images).argmax(1)
+
+    def loss(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.double(), clean, reduction="sum")
+
+    for kind, moved in _perturbed(model, images, ids, plan.eps, plan.seed).items():
+        for row in alignment_rows(model, moved, ids, plan, loss):
+            yield row | {"perturbation": kind, "eps": plan.eps}
 
 
 def _gram_rows(
@@ -200,6 +233,15 @@ PARTS = (
     Part("depth", DEPTH_SCHEMA, ("travel", "steps", "seed"), depth_rows, version=1),
 )
 
+PERTURBED = Part(
+    "alignment-perturbed",
+    ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
+    ("eps", "probes", "seed"),
+    perturbed_alignment_rows,
+    version=1,
+)
+"""Alignment at perturbed images, of studies only: ``antiphase sense`` measures at clean images."""
+
 
 def sense(
     name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
@@ -213,7 +255,7 @@ def sense(
         data: images.
         plan: of the measurement.
         out: run directory; cells lie under ``cells/``.
-        parts: which of alignment, lipschitz and depth.
+        parts: which of alignment, lipschitz, depth and alignment-perturbed.
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
@@ -222,7 +264,7 @@ def sense(
     device = next(model.parameters()).device
     who = fingerprint(model)
     found = {}
-    for part in (part for part in PARTS if part.name in parts):
+    for part in (part for part in (*PARTS, PERTURBED) if part.name in parts):
         chosen = {field: asdict(plan)[field] for field in part.settings} | part.registered()
         what = {
             "version": part.version,

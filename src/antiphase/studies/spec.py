@@ -28,10 +28,16 @@ class Profile:
     Attributes:
         name: ``smoke`` (seconds, for tests), ``laptop`` (2 cores) or ``paper`` (the paper's data and sizes).
         seeds: training seeds.
+        asked: whether the user chose their number; otherwise a study may have a number of its own.
     """
 
     name: ProfileName
     seeds: tuple[int, ...]
+    asked: bool = False
+
+    def seeds_or(self, count: int) -> tuple[int, ...]:
+        """Return the seeds that the user asked for, and otherwise seeds 0, 1, … of a study's own number."""
+        return self.seeds if self.asked else tuple(range(count))
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
@@ -44,7 +50,7 @@ def profile(name: str, seeds: int | None = None) -> Profile:
         raise UserError(f"profile {name!r}: expected smoke, laptop or paper")
     if seeds is not None and seeds < 1:
         raise UserError(f"seeds {seeds}: expected at least 1")
-    return Profile(name, tuple(range(_SEEDS[name] if seeds is None else seeds)))
+    return Profile(name, tuple(range(_SEEDS[name] if seeds is None else seeds)), asked=seeds is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Sensitivity of the attention of one model: alignment, Lipschitz constants or depth."""
+"""Sensitivity of the attention of one model: alignment at x or at x + ξ, Lipschitz constants or depth."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,18 +14,19 @@ from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 
-_PASSES = {"alignment": 60, "lipschitz": 250, "depth": 150}  # forward passes an image (and layer), about
+# forward passes an image (and layer), about
+_PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth": 150}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Cell):
-    """One of the three measurements of :mod:`antiphase.runs.sense_model` on one model.
+    """One of the measurements of :mod:`antiphase.runs.sense_model` on one model.
 
     Attributes:
         model: trained or given model.
         data: source of images.
-        part: ``"alignment"``, ``"lipschitz"`` or ``"depth"``.
+        part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"`` or ``"depth"``.
         limit: at most this many images.
         split: split of the source.
         settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_model.SensePlan`.

@@ -55,6 +55,7 @@ class DiffclipBench:
         images: to evaluate on at most, of each set.
         learned: images to learn from at most.
         protocols: fields of each task's protocol that differ.
+        seeds: trainings of each model, unless the user asks for another number.
     """
 
     trained_on: tuple[str, ...]
@@ -73,6 +74,7 @@ class DiffclipBench:
     images: int | None = None
     learned: int | None = None
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seeds: int = 3
 
     def train(self, variant: str, seed: int, data: str | None = None) -> TrainClip:
         """Return a training; on the main set unless given."""
@@ -104,7 +106,7 @@ _BENCHES = {
     "laptop": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
         probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
-        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "openmoji"}, looks=200,
+        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "openmoji"}, looks=200, seeds=5,
         protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
     ),
     "smoke": DiffclipBench(
@@ -115,7 +117,7 @@ _BENCHES = {
             "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
         },
         probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "openmoji"}, looks=3, images=120, learned=400,
+        looked_at={"data": "openmoji"}, looks=3, images=120, learned=400, seeds=1,
         protocols={
             "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},
@@ -136,7 +138,8 @@ def models(profile: Profile, variants: Sequence[str] = TWINS, main: bool = False
     """Return the models of every training set, or of the main one, by variant and seed."""
     own = bench(profile)
     sets = (own.main,) if main else own.trained_on
-    return [own.train(variant, seed, one) for one in sets for variant in variants for seed in profile.seeds]
+    seeds = profile.seeds_or(own.seeds)
+    return [own.train(variant, seed, one) for one in sets for variant in variants for seed in seeds]
 
 
 def released() -> tuple[Given, Given]:

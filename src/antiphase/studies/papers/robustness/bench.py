@@ -35,6 +35,8 @@ class RobustnessBench:
         pgd, autoattack, carlini_wagner: settings of the attacks.
         sense: fields of the sensitivity plan.
         depths: of the models.
+        seeds: trainings of each model of depth 1 or 2, unless the user asks for another number.
+        deep_seeds: the same of deeper models.
         adversary: fields of adversarial training beside ε.
         search: precision of the attacks' search; verdicts are float32.
     """
@@ -52,6 +54,8 @@ class RobustnessBench:
     carlini_wagner: Mapping[str, Any] = field(default_factory=dict)
     sense: Mapping[str, Any] = field(default_factory=dict)
     depths: tuple[int, ...] = DEPTHS
+    seeds: int = 3
+    deep_seeds: int = 3
     adversary: Mapping[str, Any] = field(default_factory=dict)
     search: str = "float32"
 
@@ -67,11 +71,15 @@ class RobustnessBench:
             recipe=recipe, adversary=hostile,
         )  # fmt: skip
 
-    def attack(self, model: TrainVit, eps: Sequence[float] = EPS, **settings: Any) -> Attack:
+    def seeds_of(self, profile: Profile, depth: int = 1) -> tuple[int, ...]:
+        """Return the training seeds of the models of a depth."""
+        return profile.seeds_or(self.seeds if depth <= 2 else self.deep_seeds)
+
+    def attack(self, model: TrainVit, eps: Sequence[float] = EPS, seed: int = 0, **settings: Any) -> Attack:
         """Return PGD on the model's own test images."""
         return Attack(
             model=model, data=model.data, eps=tuple(eps), limit=self.images, settings={**self.pgd, **settings},
-            precision=self.search,
+            seed=seed, precision=self.search,
         )  # fmt: skip
 
     def patch(self, model: TrainVit, width: int) -> Attack:
@@ -117,15 +125,15 @@ _BENCHES = {
     ),
     "laptop": RobustnessBench(
         data=("fashion-mnist",), epochs={"fashion-mnist": 3}, sizes={"dim": 64, "num_heads": 4, "patch_size": 7},
-        recipe={"schedule": "cosine", "precision": "bf16"}, images=300, few=32, probed=16, search="bf16",
+        recipe={"schedule": "cosine", "precision": "bf16"}, few=300, probed=64, search="bf16", seeds=16, deep_seeds=10,
         autoattack={"steps": 20, "queries": 200}, carlini_wagner={"search_steps": 4, "steps": 50},
-        sense={"samples": 50, "steps": 8, "probes": 16, "points": 1}, adversary={"variant": "fast"},
+        sense={"steps": 8, "probes": 16, "points": 1}, adversary={"variant": "fast"},
     ),
     "smoke": RobustnessBench(
         data=("digits",), epochs={"digits": 1}, sizes={"dim": 8, "num_heads": 2, "patch_size": 4}, limit=64,
         images=8, few=3, probed=2, pgd={"steps": 2}, autoattack={"steps": 2, "queries": 5},
         carlini_wagner={"search_steps": 1, "steps": 3}, sense={"samples": 2, "steps": 1, "probes": 2, "points": 1},
-        depths=(1, 2), adversary={"steps": 1},
+        depths=(1, 2), adversary={"steps": 1}, seeds=1, deep_seeds=1,
     ),
 }  # fmt: skip
 
@@ -140,7 +148,8 @@ def twins(profile: Profile, depths: Sequence[int] = (1,), kinds: Sequence[str] =
     own = bench(profile)
     return [
         own.train(kind, seed, data, depth=depth)
-        for data in own.data for depth in depths for kind in kinds for seed in profile.seeds
+        for data in own.data for depth in depths for kind in kinds
+        for seed in own.seeds_of(profile, depth)
     ]  # fmt: skip
 
 

@@ -33,13 +33,14 @@ def clip_attack(
     data: str,
     eps: Sequence[float],
     attack: str = "pgd",
+    seed: int = 0,
     **settings: Any,
 ) -> Attack:
     """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
     chosen = {"objective": "cosine", **bench(profile).pgd, **settings}
     return Attack(
         model=model, data=data, eps=tuple(eps), limit=_IMAGES[profile.name], attack=attack, settings=chosen,
-        prompt=_prompt(profile),
+        prompt=_prompt(profile), seed=seed,
     )  # fmt: skip
 
 

@@ -26,10 +26,14 @@ _SHOWN = ("sampled mean", "power iteration")
 
 
 def cells(profile: Profile) -> list[Cell]:
-    """The cells of Figure 3(d), and the same of the CLIPs' image towers."""
+    """The cells of Figure 3(d) and the same of the CLIPs' image towers; alignment for λ, as in Figure 5."""
     own = bench(profile)
-    vits = [own.sense_of(model, "lipschitz") for model in twins(profile, own.depths)]
-    return all_cells(vits, [sense_clip(profile, model, "lipschitz") for model in clip_models(profile)])
+    return all_cells(
+        [own.sense_of(model, "lipschitz") for model in twins(profile, own.depths)],
+        [sense_clip(profile, model, "lipschitz") for model in clip_models(profile)],
+        [own.sense_of(model, "alignment") for model in twins(profile, own.depths, ["diffvit"])],
+        [sense_clip(profile, model, "alignment") for model in clip_models(profile, ["diffclip"])],
+    )
 
 
 def draw(rows: RowsByTable) -> Artefact:

@@ -28,11 +28,14 @@ BELOW = (pl.col("cross") < 0).cast(pl.Float64)
 
 
 def cells(profile: Profile) -> list[Cell]:
-    """Alignment of every layer of DiffViTs of every depth, and of DiffCLIP."""
+    """Alignment of every layer of DiffViTs of every depth, and of DiffCLIP, at x and at x + ξ."""
     own = bench(profile)
-    vits = [own.sense_of(model, "alignment") for model in twins(profile, own.depths, ["diffvit"])]
-    clips = [sense_clip(profile, model, "alignment") for model in clip_models(profile, ["diffclip"])]
-    return all_cells(vits, clips)
+    vits, clips = twins(profile, own.depths, ["diffvit"]), clip_models(profile, ["diffclip"])
+    parts = ("alignment", "alignment-perturbed")
+    return all_cells(
+        [own.sense_of(model, part) for model in vits for part in parts],
+        [sense_clip(profile, model, part) for model in clips for part in parts],
+    )
 
 
 def draw(rows: RowsByTable) -> Artefact:

@@ -18,18 +18,25 @@ from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
+from antiphase.studies.papers.robustness.clip_attacks import clip_attack, lineup
 from antiphase.studies.papers.robustness.show import apart, each_data, eps_name, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
+RUNS = (0, 1, 2)  # attack seeds, one random start each
 RESTARTS = 3
 
 
 def cells(profile: Profile) -> list[Cell]:
-    """PGD once and with three restarts."""
-    own, models = bench(profile), twins(profile)
+    """PGD three times with one start, and once with three restarts, on ViTs of every depth and on CLIPs."""
+    own = bench(profile)
+    protocols: list[dict[str, int]] = [*({"seed": seed} for seed in RUNS), {"restarts": RESTARTS}]
     return all_cells(
-        [own.attack(model) for model in models], [own.attack(model, restarts=RESTARTS) for model in models]
-    )
+        [own.attack(model, **protocol) for model in twins(profile, own.depths) for protocol in protocols],
+        [
+            clip_attack(profile, model, data, EPS, **protocol)
+            for model, data in lineup(profile) for protocol in protocols
+        ],
+    )  # fmt: skip
 
 
 def _with_tries(rows: RowsByTable) -> pl.DataFrame:

@@ -38,7 +38,7 @@ def cells(profile: Profile) -> list[Cell]:
     models = [
         own.train("diffvit", seed) if lam == 0.8 else own.train("diffvit", seed, lambda_init=lam)
         for lam in LAMBDAS
-        for seed in profile.seeds
+        for seed in own.seeds_of(profile)
     ]
     return all_cells(
         [own.attack(model, SMALL) for model in models], [own.accuracy(model) for model in models]

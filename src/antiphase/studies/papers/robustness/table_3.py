@@ -44,7 +44,7 @@ def cells(profile: Profile) -> list[Cell]:
         own.train(kind, seed, adversary=eps)
         for kind in reversed(KINDS)
         for eps in TRAINED
-        for seed in profile.seeds
+        for seed in own.seeds_of(profile)
     ]
     return all_cells(
         [own.attack(model, SMALL) for model in models], [own.accuracy(model) for model in models]
