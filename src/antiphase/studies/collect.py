@@ -7,6 +7,7 @@ import polars as pl
 
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
+from antiphase.studies.estimation import SEED
 from antiphase.studies.identity import identity
 from antiphase.studies.results import Result
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
@@ -45,13 +46,19 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
             versions.setdefault(name, set()).add(version)
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
-        study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
+        study.name, study.paper, study.label, study.title, study.text or "", profile.name, _seeds(cells), command,
         len(done), len(cells), study.draw(rows) if whole else None,
         _claims(study, rows, len(done) == len(cells), profile.name != "smoke") if whole else (),
         {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
     )  # fmt: skip
+
+
+def _seeds(cells: Sequence[Cell]) -> list[int]:
+    """Return the training seeds of the models that are measured."""
+    found = {cell.factors().get(SEED) for cell in cells}
+    return sorted(seed for seed in found if seed is not None)
 
 
 def _claims(study: Study, rows: RowsByTable, complete: bool, judged: bool) -> list[Claim]:

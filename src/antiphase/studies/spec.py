@@ -41,7 +41,7 @@ class Profile:
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
-    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise.
+    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise (see ``seeds_or``).
 
     Raises:
         UserError: The name is unknown, or there is no seed.

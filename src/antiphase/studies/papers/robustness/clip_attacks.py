@@ -10,7 +10,7 @@ from antiphase.studies.artefact import Table
 from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
 from antiphase.studies.estimation import CORRECT, estimates
 from antiphase.studies.papers.diffclip.bench import settings as clip_settings
-from antiphase.studies.papers.robustness.bench import bench
+from antiphase.studies.papers.robustness.bench import attacks_said, bench
 from antiphase.studies.papers.robustness.clip_bench import clip_models
 from antiphase.studies.papers.robustness.show import table_of
 from antiphase.studies.spec import Cell, Profile
@@ -70,5 +70,5 @@ def settings(profile: Profile) -> Mapping[str, str]:
         "prompts": _prompt(profile) or "the emoji's own: the names of each group's",
         "objective": "cosine to the prompt of the attacked label", "images": f"{_IMAGES[profile.name]}",
         "PGD": ", ".join(f"{name} {value}" for name, value in pgd.items()),
-        "attacked label": "clean prediction", "verdicts": "float32",
+        "attacked label": "clean prediction", "verdicts": "float32", **attacks_said(),
     }  # fmt: skip
