@@ -19,7 +19,7 @@ from antiphase.registry import ATTENTION, LAMBDAS
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import audit
 from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainVit

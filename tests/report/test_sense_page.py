@@ -14,7 +14,7 @@ from antiphase.report.runs.sense_tables import read_rows
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import audit
 from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
 PARTS = ("alignment", "lipschitz", "depth")

@@ -20,7 +20,8 @@ from antiphase.evaluation.layers import (
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.runs.processes import Process
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_layers, exact_gram
 from antiphase.streams import key, sample_keys, uniform
 from tests.runs.counting import Counting

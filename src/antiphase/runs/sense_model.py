@@ -21,6 +21,7 @@ from antiphase.models.zoo import fingerprint
 from antiphase.progress import progress_bar
 from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.eager import eager_attention
@@ -30,44 +31,7 @@ from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.sensitivity.operator_norm import power_iteration
 from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
-from antiphase.streams import check_seed, key, sample_keys
-
-
-@dataclass(frozen=True)
-class SensePlan:
-    """What is measured; the defaults are those the robustness paper leaves open (Sections 5.3, 5.4), declared.
-
-    Attributes:
-        probes: directions at the pixels (and cotangents at the tokens where no closed form exists), ≥ 2.
-        eps: L∞ radius within which local Lipschitz constants are looked for (8/255: Section 5.3), and the budget of the
-            perturbed images at which alignment is measured (Section 5.4).
-        samples: points of the paper's uniform sampling.
-        steps: of gradient ascent; power iteration takes twice as many.
-        points: at which the local supremum of the operator norm is looked for, beside the image itself.
-        travel: L∞ budgets of the perturbations that are followed through the depth.
-        lipschitz_limit: images that Lipschitz constants are estimated at.
-        seed: of every random draw.
-    """
-
-    probes: int = 32
-    eps: float = 8 / 255
-    samples: int = 100
-    steps: int = 10
-    points: int = 2
-    travel: tuple[float, ...] = (1 / 255, 4 / 255)
-    lipschitz_limit: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if self.probes < 2:
-            raise UserError(f"probes {self.probes}: expected at least 2, for an interval")
-        for name, least in (("samples", 1), ("steps", 1), ("points", 1), ("lipschitz_limit", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} {getattr(self, name)}: expected at least {least}")
-        for eps in (self.eps, *self.travel):
-            if not 0 < eps <= 1:
-                raise UserError(f"eps {eps}: expected a number in (0, 1], in units of the [0, 1] pixel")
+from antiphase.streams import key, sample_keys
 
 
 @dataclass(frozen=True)

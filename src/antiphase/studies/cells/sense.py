@@ -8,7 +8,8 @@ import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.studies.cells.models import Model, data_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
@@ -29,7 +30,7 @@ class Sense(Cell):
         part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"`` or ``"depth"``.
         limit: at most this many images.
         split: split of the source.
-        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_model.SensePlan`.
+        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_plan.SensePlan`.
     """
 
     version: ClassVar[int] = 1

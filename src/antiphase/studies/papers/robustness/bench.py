@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.studies.cells import Accuracy, Attack, Sense, TrainVit
 from antiphase.studies.spec import Cell, Profile
 
@@ -161,6 +162,7 @@ def twins(profile: Profile, depths: Sequence[int] = (1,), kinds: Sequence[str] =
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the pages."""
     own = bench(profile)
+    model = own.train("vit", 0)
     sizes = (
         ", ".join(f"{name} {value}" for name, value in own.sizes.items()) or "192 wide, 6 heads, patches of 4"
     )
@@ -170,22 +172,23 @@ def settings(profile: Profile) -> dict[str, str]:
         "training": ", ".join(f"{name} {value}" for name, value in recipe.items()),
         "epochs": ", ".join(f"{own.epochs[data]}" for data in own.data), "images under PGD": f"{own.images}",
         "images under AutoAttack and CW": f"{own.few}", "images of sensitivity": f"{own.probed}",
-        "sensitivity": ", ".join(f"{name} {value:g}" for name, value in _sense_settings(own).items()),
+        "sensitivity": _sense_said(own.sense_of(model, "lipschitz").plan()),
         "training seeds": _seeds_said(own, profile), **attacks_said(),
         "PGD": ", ".join(f"{name} {value}" for name, value in {"steps": 20, "step size": "ε/4", **own.pgd}.items()),
+        "AutoAttack": _attack_said(own.ensemble(model, EPS)), "CW": _attack_said(own.nearest(model)),
         "search": own.search, "attacked label": "clean prediction", "verdicts": "float32",
     }  # fmt: skip
 
 
-def _sense_settings(own: RobustnessBench) -> dict[str, float]:
-    plan = own.sense_of(own.train("vit", 0), "lipschitz").plan()
-    chosen = {
-        "samples": plan.samples,
-        "ascent steps": plan.steps,
-        "probes": plan.probes,
-        "points": plan.points,
-    }
-    return chosen | {"radius in 255ths": plan.eps * 255}
+def _sense_said(plan: SensePlan) -> str:
+    return (
+        f"radius {plan.eps * 255:g}/255, {plan.samples} uniform samples, {plan.steps} steps of ascent, "
+        f"{plan.probes} directions"
+    )
+
+
+def _attack_said(attack: Attack) -> str:
+    return ", ".join(f"{name} {value}" for name, value in attack.settings.items()) or "the attack's defaults"
 
 
 def _seeds_said(own: RobustnessBench, profile: Profile) -> str:

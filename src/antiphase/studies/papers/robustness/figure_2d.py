@@ -8,7 +8,7 @@ pixels here, 2, 4 and 8 of 64, as in Table 2. ε = 1 in a square at a random pla
 | profile | models | cost |
 |---|---|---|
 | paper | 2, released; COCO and ImageNet, 1,000 images each | not run |
-| laptop | 6, OpenMoji | those of Figure 2(b), 10 minutes of attacks |
+| laptop | 10, OpenMoji | not run at this size |
 
 antiphase study run figure-2d --profile laptop
 """

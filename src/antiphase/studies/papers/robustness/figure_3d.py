@@ -10,7 +10,7 @@ gradient ascent in the ball come closer to it.
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100 | not run |
-| laptop | 124, Fashion-MNIST | not run |
+| laptop | 124, Fashion-MNIST | not run at this size |
 
 antiphase study run figure-3d --profile laptop
 """

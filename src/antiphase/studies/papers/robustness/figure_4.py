@@ -10,7 +10,7 @@ the layers of a model, for each image.
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100, and the released CLIP and DiffCLIP | not run |
-| laptop | those of Figure 3(d); 10 CLIPs, OpenMoji | not run |
+| laptop | those of Figure 3(d); 10 CLIPs, OpenMoji | not run at this size |
 
 antiphase study run figure-4 --profile laptop
 """

@@ -12,7 +12,7 @@ DiffViTs; in DiffCLIP it is strongest in the first layer. The text leaves open
 | profile | models | cost |
 |---|---|---|
 | paper | 30 DiffViTs, CIFAR-10 and CIFAR-100, and the released DiffCLIP | not run |
-| laptop | 62 DiffViTs, Fashion-MNIST; 5 DiffCLIPs, OpenMoji | not run |
+| laptop | 62 DiffViTs, Fashion-MNIST; 5 DiffCLIPs, OpenMoji | not run at this size |
 
 antiphase study run figure-5 --profile laptop
 """

@@ -14,7 +14,7 @@ Both are tested. "Equal" is read as at most 1 point lower.
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100; the released CLIP and DiffCLIP, COCO and ImageNet | not run |
-| laptop | 124, Fashion-MNIST; 10 CLIPs, OpenMoji | not run |
+| laptop | 124, Fashion-MNIST; 10 CLIPs, OpenMoji | not run at this size |
 
 antiphase study run figure-6 --profile laptop
 """

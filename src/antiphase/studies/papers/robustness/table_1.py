@@ -10,7 +10,7 @@ The paper (Table 1; CIFAR-10, one layer, PGD at ε = 1/255): ASR rises up to λ_
 | profile | models | cost |
 |---|---|---|
 | paper | 18, CIFAR-10 | not run |
-| laptop | 18, Fashion-MNIST | 14 core-minutes, 11 of them training |
+| laptop | 96, Fashion-MNIST | not run at this size |
 
 antiphase study run table-1 --profile laptop
 """

@@ -10,7 +10,7 @@ The paper (Table 2, Appendix D.1):
 | profile | models | cost |
 |---|---|---|
 | paper | 6, Tiny ImageNet | not run |
-| laptop | 6, Fashion-MNIST in its place | 18 core-minutes, 14 of them training |
+| laptop | 20, Fashion-MNIST in its place | not run at this size |
 
 antiphase study run table-2 --profile laptop
 """
