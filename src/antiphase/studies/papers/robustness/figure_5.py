@@ -93,7 +93,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
 def _claims(aligned: pl.DataFrame) -> list[Claim]:
     places = (
         (tuple(PERTURBED.values()), "", "Section 5.4, Figure 5"),
-        ((CLEAN,), "-at-x", "Section 5.4, at ξ = 0"),
+        ((CLEAN,), "-at-x", "not in the paper"),
     )
     return [claim for where, suffix, source in places for claim in _claims_at(aligned, where, suffix, source)]
 
@@ -101,16 +101,16 @@ def _claims(aligned: pl.DataFrame) -> list[Claim]:
 def _claims_at(aligned: pl.DataFrame, places: Sequence[str], suffix: str, source: str) -> list[Claim]:
     vits = aligned.filter(series="DiffViT")
     clip = aligned.filter(pl.col("series") == "DiffCLIP", pl.col("site") == "pixels")
-    found = []
+    found, where = [], "At x" if suffix else "At x + ξ"
     if not vits.is_empty():
         depths = sorted(vits["depth"].drop_nulls().unique())
         dominates = {
             "opposed-at-depth-1": (
-                "Even in one-layer DiffViTs negative alignment dominates: more than half of images and heads.",
+                f"{where}, negative alignment dominates even in one-layer DiffViTs: over half of images and heads.",
                 [(1, site, at) for at in places for site in SITES],
             ),
             "opposed-everywhere": (
-                "Negative alignment is structural: it dominates at every depth, over all layers.",
+                f"{where}, negative alignment is structural: it dominates at every depth, over all layers.",
                 [(depth, "pixels", at) for at in places for depth in depths],
             ),
         }
@@ -131,7 +131,7 @@ def _claims_at(aligned: pl.DataFrame, places: Sequence[str], suffix: str, source
                 apart(clip.filter(at=at), "layer", 0, last, BELOW, {"series": "DiffCLIP"}) if last else None
             )
             checks.append(Check(f"share(layer 1) − share(layer {last + 1}), pixels, {at}", layers))
-        words = "In DiffCLIP negative alignment is stronger in the first layer than in the last."
+        words = f"{where}, negative alignment in DiffCLIP is stronger in the first layer than in the last."
         found.append(Claim(f"opposed-first-in-diffclip{suffix}", source, words, checks))
     return found
 

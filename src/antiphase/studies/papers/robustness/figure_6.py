@@ -19,6 +19,8 @@ Both are tested. "Equal" is read as at most 1 point lower.
 antiphase study run figure-6 --profile laptop
 """
 
+from typing import Any
+
 import polars as pl
 
 from antiphase.evaluation.statistics import Estimate
@@ -41,7 +43,7 @@ _SOURCE = "Appendix D.3, Figure 6"
 def cells(profile: Profile) -> list[Cell]:
     """PGD three times with one start, and once with three restarts, on ViTs of every depth and on CLIPs."""
     own = bench(profile)
-    protocols: list[dict[str, int]] = [*({"seed": seed} for seed in RUNS), {"restarts": RESTARTS}]
+    protocols: list[dict[str, Any]] = [*({"seed": seed} for seed in RUNS), {"restarts": RESTARTS}]
     return all_cells(
         [own.attack(model, **protocol) for model in twins(profile, own.depths) for protocol in protocols],
         [
