@@ -20,7 +20,7 @@ from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit

@@ -36,6 +36,13 @@ def test_up_every_success_is_proved_and_survivors_alone_go_on(victim):
         assert (larger.distance[larger.success] <= larger.threat.eps + 1e-6).all()
 
 
+def test_nesting_makes_no_difference_to_the_rates_of_pgd(victim):
+    up, alone = (sweep(pgd, *victim, None, THREAT, EPS, nested=nested) for nested in ("up", "off"))
+    assert 0 < up[0].asr < up[-1].asr
+    assert [result.asr for result in up] == [result.asr for result in alone]
+    assert sum(int(result.forwards.sum()) for result in up) < sum(int(r.forwards.sum()) for r in alone)
+
+
 def test_the_order_of_the_budgets_does_not_matter(victim):
     forth = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 3})
     back = sweep(pgd, *victim, None, THREAT, EPS[::-1], settings={"steps": 3})

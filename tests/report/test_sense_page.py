@@ -18,7 +18,7 @@ from antiphase.report.style.families import Family
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
 from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import critical_cosine
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)

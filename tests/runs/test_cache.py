@@ -16,7 +16,8 @@ from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.runs.features import FeatureStore
 from antiphase.runs.journal import Journal
 from antiphase.runs.processes import Process
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.smoothing import Smoothing
 from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs

@@ -6,7 +6,7 @@ from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.runs.expectation import check_ends, passes, sense_expectation
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 
 
 def test_a_year_is_the_limit():

@@ -10,7 +10,7 @@ from antiphase.models.checkpoints import save
 from antiphase.report.runs.sense_page import lipschitz_table, write_sense_report
 from antiphase.runs.expectation import passes
 from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.estimators import Estimator, all_estimators
 
 PLAN = SensePlan(samples=2, steps=1, points=1, lipschitz_limit=2)

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from antiphase.attacks import Threat, pgd
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.evaluation.layers import (
@@ -19,8 +20,10 @@ from antiphase.evaluation.layers import (
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.runs.processes import Process
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_layers, exact_gram
+from antiphase.streams import key, sample_keys, uniform
 from tests.runs.counting import Counting
 
 QUICK = SensePlan(probes=3, samples=4, steps=3, points=2, travel=(2 / 255, 5 / 255), lipschitz_limit=2)
@@ -78,6 +81,28 @@ def test_every_part_has_its_rows(measured, kind, heads):
     assert rows["depth"]["sample"].unique().sort().to_list() == data.ids.tolist()
     assert rows["lipschitz"]["sample"].unique().sort().to_list() == data.ids.tolist()[:2]
     assert rows["lipschitz"].filter(of="logits")["layer"].is_null().all()
+
+
+@pytest.mark.parametrize("kind", ["diffvit", "vit"])
+def test_alignment_at_perturbed_images_is_alignment_measured_on_them(kind, pair, tmp_path):
+    model, data = load_model(pair[kind]), load_data("digits", limit=3, seed=0)
+    plan = replace(QUICK, eps=8 / 255)
+    found = measure(model, data, tmp_path / "both", plan, ("alignment-perturbed",))["alignment-perturbed"]
+    clean = data.images(range(3))
+    keys = sample_keys(key(plan.seed, "travel", round(plan.eps * 2**20)), data.ids)
+    noise = (clean + plan.eps * (2 * uniform(keys, 64) - 1).view_as(clean)).clamp(0, 1)
+    attacked = pgd(model, clean, None, Threat(eps=plan.eps), ids=data.ids, early_stop=False, progress=False)
+    labels = model(clean).argmax(1)
+    for name, moved in (("noise", noise), ("pgd", attacked.adversarial)):
+        assert 0 < (moved - clean).abs().max() <= plan.eps + 1e-6
+        alone = replace(data, pixels=moved.detach())
+        expected = measure(model, alone, tmp_path / name, plan, ("alignment",))["alignment"]
+        own = found.filter(perturbation=name)
+        assert set(own["eps"]) == {plan.eps}
+        same = model(moved).argmax(1) == labels  # else the loss, of the clean prediction, is another
+        kept = (pl.col("site") != "loss") | pl.col("sample").is_in(data.ids[same].tolist())
+        frames = (frame.filter(kept).select(*ALIGNMENT_SCHEMA) for frame in (own, expected))
+        assert_frame_equal(*frames, rel_tol=1e-4, abs_tol=1e-9)
 
 
 def test_the_rows_are_those_of_the_library(measured, pair):

@@ -28,6 +28,7 @@ GOLDEN = {
     "3a237e8b732bc394": Attack(
         model=_MODEL, data="digits", eps=(1 / 255, 2 / 255), limit=20, settings={"steps": 5}
     ),
+    "5ba301ac469954df": Sense(model=_MODEL, data="digits", part="alignment", limit=3, settings={"probes": 4}),
 }
 
 
@@ -108,7 +109,10 @@ def test_all_kinds_of_cells_tell_themselves_apart():
     model = TrainVit(model="vit", data="digits")
     every = [
         model, Attack(model=model, data="digits", eps=(0.1,)), Accuracy(model=model, data="digits"),
-        *(Sense(model=model, data="digits", part=part, limit=3) for part in ("alignment", "depth")),
+        *(
+            Sense(model=model, data="digits", part=part, limit=3)
+            for part in ("alignment", "alignment-perturbed", "depth")
+        ),
     ]  # fmt: skip
     assert len({identity(cell) for cell in every}) == len(every)
 

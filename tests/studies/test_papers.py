@@ -15,7 +15,7 @@ from antiphase.studies.spec import closure, profile
 from antiphase.studies.store import Store
 
 NAMES = list(known_studies())
-NEEDS_LAYERS = {"opposed-first-in-diffclip"}  # the smallest CLIP has one
+NEEDS_LAYERS = {"opposed-first-in-diffclip", "opposed-first-in-diffclip-at-x"}  # the smallest CLIP has one
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,22 @@ def test_more_seeds_are_more_cells_and_the_others_stay():
             {identity(c) for c in closure(study.cells(profile("laptop", n)), identity)} for n in (1, 2)
         )
         assert one < two
+
+
+def test_the_number_of_seeds_is_the_studys_unless_it_is_asked_for():
+    def seeds(name, asked=None):
+        cells = closure(find_studies([name])[0].cells(profile("laptop", asked)), identity)
+        found = {(c.factors()["series"], c.factors()["depth"]): set() for c in cells}
+        for cell in cells:
+            found[cell.factors()["series"], cell.factors()["depth"]].add(cell.factors()["training_seed"])
+        return {model: sorted(each) for model, each in found.items()}
+
+    own = {depth: list(range(16 if depth <= 2 else 10)) for depth in (1, 2, 4, 8, 12)}
+    vits = {(series, depth): own[depth] for series in ("ViT", "DiffViT") for depth in own}
+    clips = {(series, 4): list(range(5)) for series in ("CLIP", "DiffCLIP")}
+    assert seeds("figure-6") == vits | clips
+    assert seeds("figure-6", 2) == {model: [0, 1] for model in vits | clips}
+    assert seeds("table-2") == {model: each for model, each in vits.items() if model[1] == 4}
 
 
 def test_studies_share_their_cells():

@@ -50,7 +50,9 @@ def sweep(
       samples are robust, this is faster; but if a search fails at ε and would succeed in the smaller ball, that success
       is missed. An attack that only looks
       for the nearest adversarial example runs once, as for ``"up"``.
-    - ``nested="off"`` or False: independent runs, as the robustness paper's.
+    - ``nested="off"`` or False: independent runs at each ε. The robustness paper does not say how it attacks at several
+      ε, and its text suggests this. Our studies of it use ``"up"``: with PGD-20, 1,000 images and five ε, every verdict
+      on both specimens was the same (``dev/attack-engine.md``).
 
     A result's ``forwards`` and ``backwards`` are those spent at its own ε. So are its ``seconds``; what one call for
     several ε took, which there is for ``"down"``, is shared out by passes.

@@ -32,7 +32,8 @@ from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

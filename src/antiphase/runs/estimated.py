@@ -19,7 +19,8 @@ from antiphase.runs.journal import write_frame
 from antiphase.runs.processes import Process
 from antiphase.runs.radii import measure_radii
 from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.certificates import estimated_radius
 
 STEPS = 20  # of power iteration

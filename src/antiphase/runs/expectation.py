@@ -9,7 +9,7 @@ from torch import nn
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.progress import duration
-from antiphase.runs.sense_model import SensePlan
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import all_estimators
 from antiphase.sensitivity.maps import attention_layers

@@ -21,7 +21,8 @@ from antiphase.runs.loading import load_lineup
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
-from antiphase.runs.sense_model import PARTS, SensePlan, sense
+from antiphase.runs.sense_model import PARTS, sense
+from antiphase.runs.sense_plan import SensePlan
 
 BATCH_SIZE = 8
 

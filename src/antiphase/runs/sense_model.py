@@ -22,51 +22,17 @@ from antiphase.progress import progress_bar
 from antiphase.runs.branches import branch_rows
 from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
+from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
 from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.sensitivity.operator_norm import power_iteration
 from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
-from antiphase.streams import check_seed, key, sample_keys
-
-
-@dataclass(frozen=True)
-class SensePlan:
-    """What is measured; the defaults are those the robustness paper leaves open (Sections 5.3, 5.4), declared.
-
-    Attributes:
-        probes: directions at the pixels (and cotangents at the tokens where no closed form exists), ≥ 2.
-        eps: L∞ radius within which local Lipschitz constants are looked for (8/255: Section 5.3).
-        samples: points of the paper's uniform sampling.
-        steps: of gradient ascent; power iteration takes twice as many.
-        points: at which the local supremum of the operator norm is looked for, beside the image itself.
-        travel: L∞ budgets of the perturbations that are followed through the depth.
-        lipschitz_limit: images that Lipschitz constants are estimated at.
-        seed: of every random draw.
-    """
-
-    probes: int = 32
-    eps: float = 8 / 255
-    samples: int = 100
-    steps: int = 10
-    points: int = 2
-    travel: tuple[float, ...] = (1 / 255, 4 / 255)
-    lipschitz_limit: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if self.probes < 2:
-            raise UserError(f"probes {self.probes}: expected at least 2, for an interval")
-        for name, least in (("samples", 1), ("steps", 1), ("points", 1), ("lipschitz_limit", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} {getattr(self, name)}: expected at least {least}")
-        for eps in (self.eps, *self.travel):
-            if not 0 < eps <= 1:
-                raise UserError(f"eps {eps}: expected a number in (0, 1], in units of the [0, 1] pixel")
+from antiphase.streams import key, sample_keys
 
 
 @dataclass(frozen=True)
@@ -85,15 +51,27 @@ class Part:
 
 
 def alignment_rows(
-    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+    model: nn.Module,
+    images: Tensor,
+    ids: Tensor,
+    plan: SensePlan,
+    loss: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the inner products of every layer and head: at its tokens, at the pixels, along the loss's gradient."""
+    """Yield the inner products of every layer and head: at its tokens, at the pixels, along the loss's gradient.
+
+    Args:
+        model: with attention.
+        images: x, where the maps are differentiated.
+        ids: ids of the samples.
+        plan: of the measurement.
+        loss: sum over the samples, of the logits; None: the cross-entropy with the predictions at x.
+    """
     draws = torch.arange(plan.probes)
     keys = sample_keys(key(plan.seed, "alignment"), ids)[:, None]
     keys = torch.stack([sample_keys(keys[:, 0], torch.full_like(ids, draw)) for draw in draws.tolist()], 1)
     for at, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
         yield from _gram_rows("tokens", at, layer, gram, probes, ids)
-    for at, (layer, gram) in enumerate(loss_grams(model, images, _loss)):
+    for at, (layer, gram) in enumerate(loss_grams(model, images, loss or _loss)):
         yield from _gram_rows("loss", at, layer, gram, 0, ids)
     directions = random_directions(images, keys)
     for at, (layer, gram) in enumerate(direction_grams(model, images, directions)):
@@ -103,6 +81,25 @@ def alignment_rows(
 def _loss(logits: Tensor) -> Tensor:
     """Return the cross-entropy with the clean predictions, what an attack climbs."""
     return functional.cross_entropy(logits.double(), logits.argmax(1), reduction="sum")
+
+
+def perturbed_alignment_rows(
+    model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan
+) -> Iterator[dict[str, Any]]:
+    """Yield what :func:`alignment_rows` does, at x + ξ with ‖ξ‖∞ ≤ ε instead of x, for uniform noise and PGD's ξ.
+
+    The gradients at x + ξ by x and by ξ are the same. Directions and cotangents are those drawn for x, and the loss is
+    the cross-entropy with the predictions at x, which PGD increases.
+    """
+    with eager_attention(), torch.no_grad():
+        clean = model(images).argmax(1)
+
+    def loss(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.double(), clean, reduction="sum")
+
+    for kind, moved in _perturbed(model, images, ids, plan.eps, plan.seed).items():
+        for row in alignment_rows(model, moved, ids, plan, loss):
+            yield row | {"perturbation": kind, "eps": plan.eps}
 
 
 def _gram_rows(
@@ -211,6 +208,26 @@ PARTS = (
 
 BRANCHES = Part("branches", BRANCHES_SCHEMA, ("travel", "seed"), branches_rows, version=1)
 """What perturbations do to the two branches of every layer; measured by studies only."""
+PERTURBED = Part(
+    "alignment-perturbed",
+    ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
+    ("eps", "probes", "seed"),
+    perturbed_alignment_rows,
+    version=1,
+)
+"""Alignment at perturbed images, of studies only: ``antiphase sense`` measures at clean images."""
+
+
+def part_of(name: str) -> Part:
+    """Return the part of a name.
+
+    Raises:
+        UserError: it is unknown.
+    """
+    known = {part.name: part for part in (*PARTS, PERTURBED, BRANCHES)}
+    if name not in known:
+        raise UserError(f"part {name!r}: expected one of {', '.join(known)}")
+    return known[name]
 
 
 def sense(
@@ -225,7 +242,7 @@ def sense(
         data: images.
         plan: of the measurement.
         out: run directory; cells lie under ``cells/``.
-        parts: which of alignment, lipschitz, depth and branches.
+        parts: which of alignment, lipschitz, depth, alignment-perturbed and branches.
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
@@ -234,7 +251,7 @@ def sense(
     device = next(model.parameters()).device
     who = fingerprint(model)
     found = {}
-    for part in (part for part in (*PARTS, BRANCHES) if part.name in parts):
+    for part in (part for part in (*PARTS, PERTURBED, BRANCHES) if part.name in parts):
         chosen = {field: asdict(plan)[field] for field in part.settings} | part.registered()
         what = {
             "version": part.version,

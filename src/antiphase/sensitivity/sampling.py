@@ -50,8 +50,9 @@ def uniform_sampling(
 ) -> Sampled:
     """Return the largest and the mean ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖ over ξ drawn uniformly from the ball.
 
-    The estimator of the robustness paper, Section 5.3. With D inputs it measures the average slope and not the
-    steepest: where f is nearly linear it comes to ‖J‖_F/√D in L2, however many samples.
+    The robustness paper, Section 5.3, samples ξ uniformly to estimate the supremum of equation (4): its estimator is
+    the largest quotient (“mean” there is over layers). With D inputs both values are near the average slope and not
+    the steepest: where f is nearly linear the mean comes to ‖J‖_F/√D in L2, and the largest of K is little above it.
 
     Args:
         f: the function, which treats samples apart.

@@ -14,6 +14,7 @@ from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
+from antiphase.runs.sense_model import part_of
 from antiphase.studies.cells import Attack, Evaluate, Given, Relevance, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
@@ -81,7 +82,8 @@ def _(cell: Sense) -> Iterator[Fact]:
     plan = cell.plan()
     yield from _given(cell)
     yield "sense.part", cell.part
-    yield "sense.eps", plan.eps
+    if "eps" in part_of(cell.part).settings:  # what is measured at x has no ε
+        yield "sense.eps", plan.eps
 
 
 @facts_of.register

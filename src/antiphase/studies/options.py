@@ -25,7 +25,10 @@ ProfileName = Annotated[
 Seeds = Annotated[
     int | None,
     Field(
-        ge=1, le=1000, description="Number of training seeds. If not given: 3, and 1 for the profile smoke."
+        ge=1,
+        le=1000,
+        description="Number of training seeds. If not given: the study's own number, which its page says; 1 for the "
+        "profile smoke.",
     ),
 ]
 RELEASED = "released"

@@ -14,6 +14,7 @@ _USUAL = {
     "attack": 2e10,
     "accuracy": 3e10,
     "alignment": 1e10,
+    "alignment-perturbed": 1e10,
     "lipschitz": 8e10,
     "depth": 1e10,
 }

@@ -30,16 +30,22 @@ class Profile:
         seeds: training seeds.
         models: specifications of CLIPs to measure instead of training them, see ``GivenModels``.
         baseline: specification of the standard CLIP of the released pair; None: its name on the hub.
+        asked: whether the user chose their number; otherwise a study may have a number of its own.
     """
 
     name: ProfileName
     seeds: tuple[int, ...]
     models: tuple[str, ...] = ()
     baseline: str | None = None
+    asked: bool = False
+
+    def seeds_or(self, count: int) -> tuple[int, ...]:
+        """Return the seeds that the user asked for, and otherwise seeds 0, 1, … of a study's own number."""
+        return self.seeds if self.asked else tuple(range(count))
 
 
 def profile(name: str, seeds: int | None = None) -> Profile:
-    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise.
+    """Return a profile with seeds 0, 1, …; by default 1 seed for smoke and 3 otherwise (see ``seeds_or``).
 
     Raises:
         UserError: The name is unknown, or there is no seed.
@@ -48,7 +54,7 @@ def profile(name: str, seeds: int | None = None) -> Profile:
         raise UserError(f"profile {name!r}: expected smoke, laptop or paper")
     if seeds is not None and seeds < 1:
         raise UserError(f"seeds {seeds}: expected at least 1")
-    return Profile(name, tuple(range(_SEEDS[name] if seeds is None else seeds)))
+    return Profile(name, tuple(range(_SEEDS[name] if seeds is None else seeds)), asked=seeds is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

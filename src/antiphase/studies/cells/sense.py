@@ -1,4 +1,4 @@
-"""Sensitivity of the attention of one model: alignment, Lipschitz constants, depth or branches."""
+"""Sensitivity of the attention of one model: alignment at x or at x + ξ, Lipschitz constants, depth or branches."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,17 +8,14 @@ import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import SensePlan, sense
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
 from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER
 
-_PASSES = {
-    "alignment": 60,
-    "lipschitz": 250,
-    "depth": 150,
-    "branches": 130,
-}  # forward passes an image (and layer), about
+# forward passes an image (and layer), about
+_PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth": 150, "branches": 130}
 
 
 @final
@@ -27,9 +24,9 @@ class Sense(Measurement):
     """One of the measurements of :mod:`antiphase.runs.sense_model` on one model.
 
     Attributes:
-        part: ``"alignment"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
+        part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
         limit: at most this many images.
-        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_model.SensePlan`.
+        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_plan.SensePlan`.
     """
 
     version: ClassVar[int] = 1

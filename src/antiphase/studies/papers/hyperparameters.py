@@ -77,10 +77,13 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         Line("attack.search_steps", (5,), "the repository of Appendix C.2.3"),
     ),
     "figure-3d": (*_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL, Line("sense.part", ("lipschitz",), "Section 5.3")),
-    "figure-4": (*_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL, Line("sense.part", ("lipschitz",), "Section 5.3")),
+    "figure-4": (
+        *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL, Line("sense.part", ("lipschitz",), "Section 5.3", exact=False),
+    ),
     "figure-5": (
         *_RECIPE, *_CIFAR, *_DEPTHS, Line("train.attention", ("differential",), "Section 5.4"),
-        Line("sense.part", ("alignment",), "Section 5.4"),
+        Line("sense.part", ("alignment-perturbed",), "Section 5.4", exact=False),
+        Line("sense.eps", (8 / 255,), "Section 5.4"),
     ),
     "layer-sensitivity": (
         *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL,
@@ -94,7 +97,8 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         Line("attack.name", ("carlini-wagner",), "Appendix C.2.3"), Line("attack.norm", ("l2",), "Section 5.1"),
     ),
     "figure-6": (
-        *_RECIPE, *_CIFAR, *_BOTH, *_ONE, *_PGD, Line("attack.restarts", (1, 3), "Appendix D.3"), _eps(1, 4),
+        *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_PGD, Line("attack.restarts", (1, 3), "Appendix D.3"), _eps(1, 4),
+        Line("attack.data", ("cifar10", "cifar100", "coco", "imagenet"), "Appendix D.3"),
     ),
 }  # fmt: skip
 
@@ -162,5 +166,5 @@ ROBUSTNESS |= {
     ),
 }  # fmt: skip
 DIFFCLIP |= {"map-correlation": (_GIVEN, Line("sense.part", ("branches",), "Appendix C"))}
-for _name in ("figure-4", "figure-5"):
+for _name in ("figure-4", "figure-5", "figure-6"):
     ROBUSTNESS[_name] = (*ROBUSTNESS[_name], _GIVEN)

@@ -52,6 +52,7 @@ class DiffclipBench:
         learned: images to learn from at most.
         protocols: fields of each task's protocol that differ.
         given: models that are measured in place of trained ones.
+        seeds: trainings of each model, unless the user asks for another number.
     """
 
     trained_on: tuple[str, ...]
@@ -72,6 +73,7 @@ class DiffclipBench:
     learned: int | None = None
     protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     given: tuple[Given, ...] = ()
+    seeds: int = 3
 
     def train(self, variant: str, seed: int, data: str | None = None) -> TrainClip:
         """Return a training; on the main set unless given."""
@@ -106,7 +108,7 @@ _BENCHES = {
     "laptop": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
         probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
-        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200,
+        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200, seeds=5,
         asked=("black heart", "flag: Libya"),
         protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
     ),
@@ -118,7 +120,7 @@ _BENCHES = {
             "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
         },
         probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "emoji-scenes"}, looks=3, asked=("black heart", "flag: Libya"), images=120, learned=400,
+        looked_at={"data": "emoji-scenes"}, looks=3, seeds=1, asked=("black heart", "flag: Libya"), images=120, learned=400,
         protocols={
             "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},
@@ -147,9 +149,8 @@ def models(
     """
     own = bench(profile)
     every = own.trained_on if sets is None else sets
-    trained = [
-        own.train(variant, seed, one) for one in every for variant in variants for seed in profile.seeds
-    ]
+    seeds = profile.seeds_or(own.seeds)
+    trained = [own.train(variant, seed, one) for one in every for variant in variants for seed in seeds]
     return list(own.given) or list(trained)
 
 

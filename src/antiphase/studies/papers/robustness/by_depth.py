@@ -52,7 +52,7 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
         )
         for kind in ("ViT", "DiffViT")
     ]  # fmt: skip
-    key, under = attack.lower(), f"Under {attack} at 1/255"
+    key, under = attack.lower().replace(" ", "-"), f"Under {attack} at 1/255"
     shallow = [higher(depth, 1) for depth in depths if depth <= 2]
     statements = {
         "falls-with-depth": (f"{under}, DiffViT's ASR falls with depth.", [falls(depths[0], deepest)]),

@@ -11,7 +11,7 @@ from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
 from antiphase.studies.estimation import CORRECT, estimates
 from antiphase.studies.papers.diffclip.bench import settings as diffclip_settings
 from antiphase.studies.papers.diffclip.released import listed
-from antiphase.studies.papers.robustness.bench import bench
+from antiphase.studies.papers.robustness.bench import attacks_said, bench
 from antiphase.studies.papers.robustness.clip_bench import clip_models
 from antiphase.studies.papers.robustness.show import table_of
 from antiphase.studies.spec import Cell, Profile
@@ -34,13 +34,14 @@ def clip_attack(
     data: str,
     eps: Sequence[float],
     attack: str = "pgd",
+    seed: int = 0,
     **settings: Any,
 ) -> Attack:
     """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
     chosen = {"objective": "cosine", **bench(profile).pgd, **settings}
     return Attack(
         model=model, data=data, eps=tuple(eps), limit=_IMAGES[profile.name], attack=attack, settings=chosen,
-        prompt=_prompt(profile),
+        prompt=_prompt(profile), seed=seed,
     )  # fmt: skip
 
 
@@ -70,5 +71,5 @@ def settings(profile: Profile) -> Mapping[str, str]:
         "prompts": _prompt(profile) or "the emoji's own: the names of each group's",
         "objective": "cosine to the prompt of the attacked label", "images": f"{_IMAGES[profile.name]}",
         "PGD": ", ".join(f"{name} {value}" for name, value in pgd.items()),
-        "attacked label": "clean prediction", "verdicts": "float32",
+        "attacked label": "clean prediction", "verdicts": "float32", **attacks_said(),
     }  # fmt: skip

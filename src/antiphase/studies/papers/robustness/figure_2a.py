@@ -6,7 +6,7 @@ ASR at .25, .5 and 1/255 is .3310, .6367 and .8498 (Table 3). The other points a
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CIFAR-10 and CIFAR-100 | not run |
-| laptop | 6, Fashion-MNIST | 5 core-minutes, 4 of them training |
+| laptop | 32, Fashion-MNIST | not run at this size |
 
 antiphase study run figure-2a --profile laptop
 """

@@ -6,7 +6,7 @@ are only drawn. ε = 1 inside a square at a random place (Appendix C.2.1); the w
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CIFAR-10 and CIFAR-100 | not run |
-| laptop | 6, Fashion-MNIST | 5 core-minutes, 4 of them training |
+| laptop | 32, Fashion-MNIST | not run at this size |
 
 antiphase study run figure-2c --profile laptop
 """

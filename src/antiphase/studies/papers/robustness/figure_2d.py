@@ -10,7 +10,7 @@ The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`
 | profile | models | cost |
 |---|---|---|
 | paper | 2, released; COCO and ImageNet, 1,000 images each | not run |
-| laptop | 6, OpenMoji | those of Figure 2(b), 10 minutes of attacks |
+| laptop | 10, OpenMoji | not run at this size |
 
 antiphase study run figure-2d --profile laptop
 """

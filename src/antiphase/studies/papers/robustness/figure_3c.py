@@ -6,7 +6,7 @@ are only drawn. Its implementation searches 5 constants over 1,000 steps each; `
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100 | not run |
-| laptop | 30, Fashion-MNIST | 105 core-minutes, 102 of them training |
+| laptop | 124, Fashion-MNIST | not run at this size |
 
 antiphase study run figure-3c --profile laptop
 """

@@ -1,13 +1,16 @@
-"""Mean local Lipschitz estimate over all attention layers, by depth.
+"""Local Lipschitz estimates averaged over all attention layers, by depth.
 
-The paper (Section 5.3, Figure 3(d)): deeper DiffViTs consistently have higher values. Its estimate samples ξ uniformly
-with ‖ξ‖∞ ≤ 8/255, which concentrates on ‖J‖_F/√D, far below the intended supremum (robustness.md, section 1). The
-operator norm by power iteration and gradient ascent in the ball are shown for comparison.
+The paper (Section 5.3, Figure 3(d)) samples ξ uniformly with ‖ξ‖∞ ≤ 8/255 to estimate the local Lipschitz constant of
+equation (4), which is a supremum, and averages "across all layers of each model": "deeper DiffViT models consistently
+yield higher per-layer Lipschitz values". So the paper's estimator is read as the largest of the sampled slopes, and
+"mean" as the mean over layers (and images); the number of samples is not given (100 here). The mean over ξ is shown
+too. Both are far below the supremum: they concentrate on ‖J‖_F/√D. Power iteration (the operator norm at x) and
+gradient ascent in the ball come closer to it.
 
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100 | not run |
-| laptop | 30, Fashion-MNIST | 107 core-minutes, 102 of them training |
+| laptop | 124, Fashion-MNIST | not run at this size |
 
 antiphase study run figure-3d --profile laptop
 """
@@ -23,7 +26,10 @@ from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
-ESTIMATORS = ("sampled mean", "sampled maximum", "power iteration", "gradient ascent")
+PAPERS, STEEPEST = "sampled maximum", "power iteration"
+"""The paper's estimator, and the one near the supremum with which its claims are tested again."""
+
+ESTIMATORS = (PAPERS, "sampled mean", STEEPEST, "gradient ascent")
 VALUE = pl.col("value")
 
 
@@ -38,27 +44,30 @@ def of_maps(rows: RowsByTable) -> pl.DataFrame:
     return rows["lipschitz"].filter(pl.col("of") == "map")
 
 
+def in_order(maps: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the estimators that are drawn, in the order of ``ESTIMATORS``."""
+    return pl.concat([maps.filter(estimator=name) for name in ESTIMATORS])
+
+
 def draw(rows: RowsByTable) -> Artefact:
     """A panel for each estimator: the mean over layers, by depth."""
-    maps = of_maps(rows)
+    maps = in_order(of_maps(rows))
     several = maps["data"].n_unique() > 1
     panels, tables = [], []
     found = estimates(maps, ["data", "estimator", "series", "depth"], VALUE, kind="size")
     for (data, estimator), block in found.sort("depth", maintain_order=True).group_by(
         ["data", "estimator"], maintain_order=True
     ):
-        if estimator not in ESTIMATORS:
-            continue
         title = f"{estimator}, {data}" if several else str(estimator)
         points = block.with_columns(x=pl.col("depth").cast(pl.Float64)).drop("data", "estimator", "depth")
         panels.append(Panel(title, "depth", "Lipschitz estimate", points))
         key = f"lipschitz-{data}-{estimator}".replace(" ", "-")
         depth = pl.format("depth {}", "depth")
-        words = f"Mean local Lipschitz estimate over layers, {estimator}, {data}"
+        words = f"Local Lipschitz estimate, mean over layers, {estimator}, {data}"
         tables.append(table_of(block, pl.col("series"), depth, key, words, percent=False, digits=4))
     caption = (
         "Local Lipschitz estimates of the attention maps (L2 to L2, root mean square over heads), averaged over the "
-        f"layers. “Sampled mean” is the paper's estimator. Bands: 95 % over {over(found)}."
+        f"layers. The paper's estimator is the sampled maximum. Bands: 95 % over {over(found)}."
     )
     return Artefact([Plot("figure-3d", caption, tuple(panels))], tables)
 
@@ -79,21 +88,21 @@ def _claims(maps: pl.DataFrame) -> list[Claim]:
     return [
         Claim(
             "lipschitz-rises", "Section 5.3, Figure 3(d)",
-            "The mean local Lipschitz estimate of DiffViT rises with depth (the paper's sampled mean).",
-            [rises("sampled mean", *pair) for pair in pairs],
+            "DiffViT's local Lipschitz estimate, averaged over layers, rises with depth (sampled maximum).",
+            [rises(PAPERS, *pair) for pair in pairs],
         ),
         Claim(
-            "lipschitz-rises-truly", "Section 5.3, with estimators that reach the supremum",
-            "The mean local Lipschitz constant of DiffViT rises with depth (power iteration).",
-            [rises("power iteration", *pair) for pair in pairs],
+            "lipschitz-rises-truly", "Section 5.3, with an estimator near the supremum",
+            "DiffViT's local Lipschitz constant, averaged over layers, rises with depth (power iteration).",
+            [rises(STEEPEST, *pair) for pair in pairs],
         ),
         Claim(
             "lipschitz-above-vit", "Section 5.3, Figure 4",
-            "At every depth DiffViT's layers have a higher mean Lipschitz estimate than ViT's (sampled mean).",
+            "At every depth DiffViT's layers have a higher mean Lipschitz estimate than ViT's (sampled maximum).",
             [
                 Check(
                     f"L(DiffViT) − L(ViT), depth {depth}",
-                    against(maps, "DiffViT", "ViT", VALUE, depth=depth, estimator="sampled mean"), "",
+                    against(maps, "DiffViT", "ViT", VALUE, depth=depth, estimator=PAPERS), "",
                 )
                 for depth in depths
             ],

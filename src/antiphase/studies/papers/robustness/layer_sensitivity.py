@@ -20,7 +20,7 @@ An earlier measurement to compare with (Fashion-MNIST, 96 wide, 6 heads, 8 epoch
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100 | not run |
-| laptop | 30, those of Figure 3(d) | not run |
+| laptop | 124, those of Figure 3(d) | not run at this size |
 
 antiphase study run layer-sensitivity --profile laptop
 """

@@ -14,7 +14,7 @@ PLACE = ["data", "depth", "layer", "quantity"]
 VALUE = pl.col("value")
 RATIO = "gradients, Theorem 2"
 PARTS = ("A1 alone, γ", "size of A2, ρ", "angle, cosθ")
-ESTIMATORS = ("sampled mean", "power iteration", "gradient ascent")
+ESTIMATORS = ("sampled maximum", "sampled mean", "power iteration", "gradient ascent")
 PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
 
 
@@ -74,7 +74,8 @@ def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
 
 def lambdas(aligned: pl.DataFrame) -> pl.DataFrame:
     """Return λ by layer; it is the same for every image, so its interval is over the training seeds alone."""
-    seeds = aligned.filter(series="DiffViT").group_by(*LAYER, maintain_order=True).agg(pl.mean("lam"))
+    differential = aligned.filter(pl.col("series").is_in(["DiffViT", "DiffCLIP"]))
+    seeds = differential.group_by(*LAYER, maintain_order=True).agg(pl.mean("lam"))
     found: list[tuple[Any, ...]] = []
     for key, block in seeds.group_by(PLACE[:3], maintain_order=True):
         lam = block["lam"].to_list()

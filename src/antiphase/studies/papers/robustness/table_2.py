@@ -10,7 +10,7 @@ The paper (Table 2, Appendix D.1):
 | profile | models | cost |
 |---|---|---|
 | paper | 6, Tiny ImageNet | not run |
-| laptop | 6, Fashion-MNIST in its place | 18 core-minutes, 14 of them training |
+| laptop | 20, Fashion-MNIST in its place | not run at this size |
 
 antiphase study run table-2 --profile laptop
 """
@@ -36,13 +36,10 @@ COLUMNS = (*(f"patch {width}" for width in WIDTHS), *map(eps_name, BUDGETS))
 
 def _models(profile: Profile) -> list[TrainVit]:
     own = bench(profile)
-    if profile.name == "paper":
-        return [own.train(kind, seed, "tiny-imagenet", depth=4) for kind in KINDS for seed in profile.seeds]
-    return [
-        own.train(kind, seed, depth=max(d for d in own.depths if d <= 4))
-        for kind in KINDS
-        for seed in profile.seeds
-    ]
+    data = "tiny-imagenet" if profile.name == "paper" else None
+    depth = max(depth for depth in own.depths if depth <= 4)
+    seeds = own.seeds_of(profile, depth)
+    return [own.train(kind, seed, data, depth=depth) for kind in KINDS for seed in seeds]
 
 
 def cells(profile: Profile) -> list[Cell]:

@@ -1,0 +1,155 @@
+"""What Figures 4, 5 and 6 of the robustness paper make of rows, against loops over the rows."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from antiphase.studies.papers.robustness import figure_4, figure_5, figure_6
+
+SEEDS, LAYERS, HEADS, IMAGES = 3, 4, 2, 5
+
+
+def _model(series: str, seed: int, depth: int = LAYERS) -> dict[str, Any]:
+    return {"series": series, "data": "digits", "depth": depth, "training_seed": seed}
+
+
+@pytest.fixture(scope="module")
+def layers():
+    """Return estimates (series, seed, layer, image) and λ (seed, layer, head), with the rows that hold them."""
+    draw = np.random.default_rng(0)
+    value, lam = draw.uniform(1, 2, (2, SEEDS, LAYERS, IMAGES)), draw.uniform(0.5, 1, (SEEDS, LAYERS, HEADS))
+    maps, aligned = [], []
+    for seed, layer, image in itertools.product(range(SEEDS), range(LAYERS), range(IMAGES)):
+        for kind, series in enumerate(("DiffViT", "ViT")):
+            row = {"layer": layer, "sample": image, "of": "map", "cell": f"{series}-{seed}"}
+            for scale, estimator in enumerate(figure_4.ESTIMATORS, 1):
+                number = {"estimator": estimator, "value": scale * float(value[kind, seed, layer, image])}
+                maps.append(_model(series, seed) | row | number)
+        for head in range(HEADS):
+            row = {"layer": layer, "sample": image, "head": head, "lam": float(lam[seed, layer, head])}
+            aligned.append(_model("DiffViT", seed) | row)
+    return value, lam.mean(2), pl.DataFrame(maps), pl.DataFrame(aligned)
+
+
+def test_lambda_of_the_steepest_layer_and_the_spread_over_layers(layers):
+    value, lam, maps, aligned = layers
+    own = maps.filter(series="DiffViT", estimator=figure_4.PAPERS)
+    excess = figure_4.excess(own, aligned).sort("training_seed", "sample")["value"]
+    spread = figure_4.spread(own).sort("training_seed", "sample")["value"]
+    excesses, spreads = [], []
+    for seed, image in itertools.product(range(SEEDS), range(IMAGES)):
+        here = value[0, seed, :, image]
+        excesses.append(lam[seed, here.argmax()] - lam[seed].mean())
+        spreads.append(np.sqrt(np.mean((here - here.mean()) ** 2)))
+    assert excess.to_list() == pytest.approx(excesses)
+    assert spread.to_list() == pytest.approx(spreads)
+
+
+def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
+    value, lam, maps, aligned = layers
+    steepest = value[0].argmax(1)  # (seed, image)
+    claims = {claim.name: claim for claim in figure_4.claims({"lipschitz": maps, "alignment": aligned})}
+    words = (
+        "da-is-steeper",
+        "steepest-where-lambda-is-large",
+        "da-is-more-spread",
+        "later-layers-are-calmer",
+    )
+    assert list(claims) == [f"{name}{end}" for end in ("", "-truly") for name in words]
+    found = {name: claim.checks[0].estimate.value for name, claim in claims.items()}
+    lam_there = np.take_along_axis(lam, steepest, 1).mean()
+    assert found["steepest-where-lambda-is-large"] == pytest.approx(lam_there - lam.mean())
+    assert found["da-is-more-spread"] == pytest.approx(value[0].std(1).mean() - value[1].std(1).mean())
+    assert found["da-is-steeper"] == pytest.approx(value[0].mean() - value[1].mean())
+    # the second estimator is 3 times as large here
+    assert figure_4.ESTIMATORS.index(figure_4.STEEPEST) == 2
+    assert found["da-is-steeper-truly"] == pytest.approx(3 * found["da-is-steeper"])
+    assert found["later-layers-are-calmer"] == pytest.approx(value[0][:, 0].mean() - value[0][:, -1].mean())
+
+
+@pytest.fixture(scope="module")
+def attacks():
+    """Return verdicts (series, depth, run, ε, seed, image); run 3 is the one with restarts."""
+    draw = np.random.default_rng(0)
+    broken = draw.uniform(size=(2, 2, 4, len(figure_6.EPS), SEEDS, IMAGES)) < 0.5
+    broken[:, :, 3] = broken[:, :, :3].any(2)
+    rows = []
+    for at in np.ndindex(*broken.shape):
+        series, depth, run, eps, seed, image = at
+        rows.append(
+            _model(("DiffViT", "ViT")[series], seed, (1, 12)[depth])
+            | {
+                "attack_seed": run % 3,
+                "restarts": 3 if run == 3 else None,
+                "cell": str(at[:5]),
+                "sample": image,
+            }
+            | {"eps": figure_6.EPS[eps], "success": bool(broken[at])}
+        )
+    return broken, pl.DataFrame(rows, infer_schema_length=None)
+
+
+def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks):
+    broken, rows = attacks
+    found = figure_6.by_protocol(rows)
+    assert len(found) == broken[:, :, 0].size * 2  # three runs have become one row
+    for protocol, expected in (
+        (figure_6.AVERAGE, broken[:, :, :3].mean(2)),
+        (figure_6.WORST, broken[:, :, 3]),
+    ):
+        for series, depth, eps in itertools.product(range(2), range(2), range(len(figure_6.EPS))):
+            own = found.filter(
+                protocol=protocol,
+                series=("DiffViT", "ViT")[series],
+                depth=(1, 12)[depth],
+                eps=figure_6.EPS[eps],
+            )
+            assert own["success"].mean() == pytest.approx(expected[series, depth, eps].mean())
+
+
+def test_figure_6_claims_of_restarts_and_of_depth(attacks):
+    broken, rows = attacks
+    claims = {claim.name: claim for claim in figure_6.claims({"attack": rows})}
+    raised = [check.estimate.value for check in claims["restarts-raise-asr"].checks]
+    gain = broken[:, :, 3].mean((2, 3, 4)) - broken[:, :, :3].mean((2, 3, 4, 5))  # (series, depth)
+    assert raised == pytest.approx(gain.flatten().tolist())
+    assert len(claims["fragile-with-restarts-everywhere"].checks) == 2 * 2  # depths, and 0.5/255 and 1/255
+    falls = claims["pgd-with-restarts-falls-with-depth"].checks[0].estimate.value
+    assert falls == pytest.approx(broken[0, 0, 3, 1].mean() - broken[0, 1, 3, 1].mean())
+
+
+def test_figure_6_clips_may_be_a_point_apart_and_still_be_equal(attacks):
+    _, rows = attacks
+    clip = rows.filter(series="DiffViT", depth=1)
+    share = {eps: own["success"].mean() for (eps,), own in clip.filter(restarts=3).group_by("eps")}
+    for other, apart in ((clip, 0.0), (clip.with_columns(success=False), 1.0)):
+        both = pl.concat(
+            [clip.with_columns(series=pl.lit("CLIP")), other.with_columns(series=pl.lit("DiffCLIP"))]
+        )
+        (claim,) = (c for c in figure_6.claims({"attack": both}) if c.name == "clip-fragile-with-restarts")
+        found = [check.estimate.value for check in claim.checks]
+        assert found == pytest.approx([0.01 - apart * share[eps] for eps in figure_6.EPS])
+        assert claim.verdict == ("fails" if apart else "undecided")  # 5 images are too few to hold
+
+
+def test_figure_5_tests_the_papers_claims_at_perturbed_images_and_apart_at_clean_ones():
+    def rows(share: float, **more: Any) -> list[dict[str, Any]]:
+        return [
+            _model("DiffViT", seed, 1)
+            | {"site": site, "layer": 0, "sample": image, "head": 0, "cell": f"{seed}{share}"}
+            | {"cross": -1.0 if image < share * IMAGES else 1.0} | more
+            for site in figure_5.SITES for seed in range(SEEDS) for image in range(IMAGES)
+        ]  # fmt: skip
+
+    perturbed = [*rows(1.0, perturbation="noise"), *rows(0.8, perturbation="pgd")]
+    tables = {"alignment": pl.DataFrame(rows(0.2)), "alignment-perturbed": pl.DataFrame(perturbed)}
+    claims = {claim.name: claim for claim in figure_5.claims(tables)}
+    shares = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1"].checks]
+    assert shares == pytest.approx([1.0, 1.0, 0.8, 0.8])
+    at_x = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1-at-x"].checks]
+    assert at_x == pytest.approx([0.2, 0.2])
+    (plot,) = figure_5.draw(tables).plots
+    assert [panel.title.split(",")[0] for panel in plot.panels] == [*figure_5.PLACES] * 2
