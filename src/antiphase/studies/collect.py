@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import polars as pl
 
+from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
+from antiphase.studies.deviations import note_of, shown_settings
 from antiphase.studies.identity import identity
 from antiphase.studies.results import Result
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
@@ -46,12 +48,18 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
         study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
-        len(done), len(cells), study.draw(rows) if whole else None,
+        len(done), len(cells), _drawn(study, rows, profile) if whole else None,
         _claims(study, rows, len(done) == len(cells), profile.name != "smoke") if whole else (),
-        {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
+        {**shown_settings(study, profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
     )  # fmt: skip
+
+
+def _drawn(study: Study, rows: RowsByTable, profile: Profile) -> Artefact:
+    """Return the figures and tables, with a note of what deviates from the paper."""
+    drawn, note = study.draw(rows), note_of(study, profile)
+    return replace(drawn, notes=[*drawn.notes, note]) if note else drawn
 
 
 def _claims(study: Study, rows: RowsByTable, complete: bool, judged: bool) -> list[Claim]:

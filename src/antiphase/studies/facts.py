@@ -14,11 +14,18 @@ from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import bare_clip
 from antiphase.models.factories import build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
-from antiphase.studies.cells import Attack, Evaluate, Given, Sense, TrainClip, TrainVit
+from antiphase.runs.sense_model import PARTS
+from antiphase.studies.cells import Attack, Evaluate, Given, Relevance, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
 
 Fact = tuple[str, Any]
+
+_PROTOCOLS = {
+    "probe": ("space", "objectives", "iterations", "seeds"),
+    "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
+    "retrieval": ("captions",),
+}
 
 
 @singledispatch
@@ -43,20 +50,30 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     hostile = {"adversarial": cell.adversary} if cell.adversary else {}
     try:
         recipe = Recipe.model_validate(
-            {"model": config, "data": cell.data, "data_fingerprint": "", **cell.recipe, **hostile}
-        )
+            {
+                "model": config, "data": cell.data, "data_fingerprint": "", "seed": cell.seed, **cell.recipe,
+                **hostile,
+            }
+        )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{cell.label}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     yield "train.attention", attention
     yield "train.data", cell.data
     yield "train.depth", len(model.blocks)
-    for name in ("optimizer", "learning_rate", "batch_size", "epochs"):
+    for name in (
+        "optimizer", "learning_rate", "batch_size", "epochs", "schedule", "weight_decay", "augment", "seed",
+    ):  # fmt: skip
         yield f"train.{name}", getattr(recipe, name)
+    size = f"{config.image_size} pixels, patches of {config.patch_size}"
+    yield "train.size", f"{size}, {config.dim} wide, {config.num_heads} heads"
     if attention_spec(attention).differential:
         yield "train.initial_lambda", config.lambda_init
     if recipe.adversarial is not None:
-        yield "train.adversarial_eps_255", round(recipe.adversarial.eps * 255, 6)
+        hostile = recipe.adversarial
+        yield "train.adversarial_eps_255", round(hostile.eps * 255, 6)
+        steps = f"{hostile.steps} steps, warm-up epochs {hostile.warmup_epochs:g}"
+        yield "train.adversarial", f"{hostile.variant}, {steps}"
 
 
 @facts_of.register
@@ -66,6 +83,11 @@ def _(cell: Attack) -> Iterator[Fact]:
     yield "attack.data", cell.data
     yield "attack.name", plan.attack
     yield "attack.norm", plan.norm
+    yield "attack.images", cell.limit
+    yield "attack.nested", plan.nested
+    yield "attack.seed", plan.seed
+    if cell.prompt is not None:
+        yield "attack.prompt", cell.prompt
     for eps in plan.eps:
         yield "attack.eps_255", round(eps * 255, 6)
     for stage in plan.ensemble.stages:
@@ -81,7 +103,11 @@ def _(cell: Sense) -> Iterator[Fact]:
     plan = cell.plan()
     yield from _given(cell)
     yield "sense.part", cell.part
-    yield "sense.eps", plan.eps
+    yield "sense.data", cell.data
+    yield "sense.images", cell.limit
+    for name in next(part.settings for part in PARTS if part.name == cell.part):
+        value = getattr(plan, name)
+        yield ("sense.eps_255", round(value * 255, 6)) if name == "eps" else (f"sense.{name}", value)
 
 
 @facts_of.register
@@ -92,7 +118,10 @@ def _(cell: TrainClip) -> Iterator[Fact]:
     image, text = recipe.model.vision, recipe.model.text
     yield "clip.data", cell.data.partition(":")[2].partition("/")[0] or cell.data
     yield "clip.parameters", sum(weights.numel() for weights in model.parameters())
-    for name in ("epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "crop"):
+    for name in (
+        "epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "warmup_start",
+        "final_learning_rate", "crop", "precision", "seed",
+    ):  # fmt: skip
         yield f"clip.{name}", getattr(recipe, name)
     size = f"{image.image_size} pixels, patches of {image.patch_size}"
     yield "clip.image", f"{size}, {image.dim} wide, {image.depth} layers, {image.num_heads} heads"
@@ -108,8 +137,18 @@ def _(cell: TrainClip) -> Iterator[Fact]:
 def _(cell: Evaluate) -> Iterator[Fact]:
     protocol = Protocol(**cell.protocol)
     yield f"{cell.task}.data", cell.data
-    for name in ("space", "seeds", "episodes", "ways", "shots"):
-        yield f"{cell.task}.{name}", getattr(protocol, name)
+    for name in _PROTOCOLS.get(cell.task, ()):
+        value = getattr(protocol, name)
+        yield f"{cell.task}.{name}", ", ".join(value) if isinstance(value, tuple) else value
+    if cell.task == "zero-shot":
+        yield "zero-shot.templates", ", ".join(protocol.templates) or "the data's own, else 80 and 7"
+
+
+@facts_of.register
+def _(cell: Relevance) -> Iterator[Fact]:
+    yield "look.data", cell.data
+    yield "look.images", cell.limit
+    yield "look.queries", len(cell.texts) or 1
 
 
 def _given(cell: Any) -> Iterator[Fact]:
