@@ -3,9 +3,9 @@
 The paper (Section 5.2, Figure 3(a)): at ε = 1/255 DiffViT's ASR is highest at depth 1 and falls with depth, below
 ViT's; at 4/255 both saturate at a high ASR. The numbers are only drawn.
 
-The caption names "(a) (b)" with "PGD and AutoAttack" and ε = 1/255 and 4/255, and the text cites (a) for both attacks at
-1/255. The panels may thus be the two attacks or the two ε. Here they are the attacks: this study has both ε under PGD,
-``figure-3b`` both under AutoAttack.
+The caption names "(a) (b)" with "PGD and AutoAttack" and with ε = 1/255 and 4/255; the text cites (a) for both attacks
+at 1/255. The panels may thus be the two attacks or the two ε. Here they are the attacks: this study has both ε under
+PGD, ``figure-3b`` both under AutoAttack.
 
 | profile | models | cost |
 |---|---|---|

@@ -2,8 +2,8 @@
 
 The paper (Section 5.2, Figure 3(b)): as under PGD, at ε = 1/255 DiffViT's ASR falls with depth, below ViT's, and both
 saturate at 4/255. Its AutoAttack is the ensemble of APGD-CE, APGD-DLR, FAB and Square (Appendix C.2.2), which is the
-one from before August 2020. The panels may also be the two ε, see ``figure-3a``. ``laptop`` gives each attack a fifth of
-its steps, and Square 200 queries.
+one from before August 2020. The panels may also be the two ε, see ``figure-3a``. ``laptop`` gives each attack a fifth
+of its steps, and Square 200 queries.
 
 | profile | models | cost |
 |---|---|---|
