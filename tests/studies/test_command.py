@@ -155,7 +155,7 @@ def test_dry_run_checks_the_paper_profile(call, store):
     assert code == 0
     assert re.search(r"  train.adversarial_eps_255 +0.25, 0.5, 1 +0.25, 0.5, 1 +same\n      Table 3: “", out)
     assert re.search(
-        r"  attack.steps +– +20 +declared deviation: The paper does not give PGD's steps; here 20.\n", out
+        r"  attack.steps +– +20 +declared deviation: The paper does not give PGD's steps.\n", out
     )
     assert "  attack.settings = pgd: steps 20, step_size ε/4, schedule constant, restarts 1" in out
     assert "differs" not in out

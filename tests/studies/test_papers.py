@@ -103,7 +103,7 @@ def test_results_of_the_paper_profile_name_their_deviations(store):
     found = result(replace(study, cells=lambda _: cells), profile("paper"), store, "")
     assert found.artefact is not None
     assert found.artefact.notes[-1].startswith("Declared deviations from the paper: train.schedule, ")
-    assert found.settings["deviation in attack.images"].startswith("The paper does not say how many images")
+    assert found.settings["deviation in attack.images"].startswith("1000. The paper does not say")
     stand_in = result(study, small, store, "").artefact
     assert stand_in is not None
     assert list(stand_in.notes) == []

@@ -2,7 +2,7 @@
 
 from antiphase.studies.papers.diffclip.transcribed import DIFFCLIP
 from antiphase.studies.papers.robustness.transcribed import ROBUSTNESS
-from antiphase.studies.papers.transcription import Line
+from antiphase.studies.papers.transcription import Line, in_words
 from antiphase.studies.spec import Profile, Study
 
 TRANSCRIBED: dict[str, tuple[Line, ...]] = {**ROBUSTNESS, **DIFFCLIP}
@@ -12,7 +12,11 @@ TRANSCRIBED: dict[str, tuple[Line, ...]] = {**ROBUSTNESS, **DIFFCLIP}
 def shown_settings(study: Study, profile: Profile) -> dict[str, str]:
     """Return the settings shown on a study's page: its own, and under the profile ``paper`` each deviation."""
     found = deviations(study, profile)
-    return {**study.settings(profile), **{f"deviation in {line.name}": line.why for line in found}}
+    return {**study.settings(profile), **{f"deviation in {line.name}": _sentence(line) for line in found}}
+
+
+def _sentence(line: Line) -> str:
+    return f"{in_words(line.ours or ())}. {line.why}"
 
 
 def note_of(study: Study, profile: Profile) -> str:

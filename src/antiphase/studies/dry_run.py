@@ -7,7 +7,7 @@ from typing import Any
 from antiphase.studies.deviations import TRANSCRIBED
 from antiphase.studies.facts import facts_of
 from antiphase.studies.identity import identity
-from antiphase.studies.papers.transcription import Line, Verdict
+from antiphase.studies.papers.transcription import Line, Verdict, in_words
 from antiphase.studies.spec import Profile, Study, closure
 
 Facts = dict[str, tuple[Any, ...]]
@@ -71,14 +71,14 @@ def dry_run(study: Study, profile: Profile) -> Iterator[str]:
         elif name not in said and not name.startswith(
             "attack."
         ):  # the line of settings says all of an attack
-            yield f"  {name} = {_words(values)}"
+            yield f"  {name} = {in_words(values)}"
 
 
 def _table(compared: list[Compared]) -> Iterator[str]:
     """Yield for each setting a row of name, paper's value, ours and verdict, and below it the paper's words."""
     head = ("setting", "paper", "ours", "verdict")
     rows = [
-        (each.line.name, _words(each.line.values) or "–", _words(each.found) or "nothing", _verdict(each))
+        (each.line.name, in_words(each.line.values) or "–", in_words(each.found) or "nothing", _verdict(each))
         for each in compared
     ]
     widths = [min(_WIDE, max(len(row[column]) for row in (head, *rows))) for column in range(3)]
@@ -98,10 +98,6 @@ def _source(line: Line) -> str:
     words = f"“{line.quote}”" if line.quote else "not printed"
     code = f"; value from the code of {line.repository}" if line.repository else ""
     return ": ".join(filter(None, (line.source, words))) + code
-
-
-def _words(values: tuple[Any, ...]) -> str:
-    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def _stage(name: str, settings: tuple[tuple[str, Any], ...]) -> str:

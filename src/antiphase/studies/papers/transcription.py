@@ -51,5 +51,14 @@ def unprinted(name: str, *ours: Any, why: str, source: str = "", quote: str = ""
     return Line(name, (), source, quote, exact, ours=ours, why=why)
 
 
+def in_words(values: tuple[Any, ...]) -> str:
+    """Return the values of a setting for a reader.
+
+    >>> in_words((0.5, 1, "pgd"))
+    '0.5, 1, pgd'
+    """
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+
+
 def _key(value: Any) -> Any:
     return round(float(value), 9) if isinstance(value, int | float) else value

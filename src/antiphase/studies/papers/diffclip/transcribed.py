@@ -76,9 +76,7 @@ def _lgssl(name: str, *values: object) -> Line:
     return Line(name, values, _SETUP, _LGSSL, repository="mbanani/lgssl")
 
 
-_AGAIN = (
-    "The paper does not say over how many seeds its numbers are means; here three, as in its Tables 4 and 5."
-)
+_AGAIN = "The paper does not say over how many seeds its numbers are means."
 _FEW_SHOT = (
     Line("few-shot.data", _NINE, _SETUP, _NINE_SAID),
     _lgssl("few-shot.space", "raw"), _lgssl("few-shot.ways", 5), _lgssl("few-shot.shots", 5),
@@ -98,7 +96,7 @@ _ONCE = tuple(
 _SHIFTS = ("imagenet", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch")
 _PROMPTS = unprinted(
     "zero-shot.templates", "the data's own, else 80 and 7", source=_SETUP,
-    why="The paper does not give its prompts; here OpenAI's 80 templates, and SLIP's 7 beside them.",
+    why="The paper does not give its prompts; these are OpenAI's 80 and SLIP's 7.",
 )  # fmt: skip
 _HOME = (Line("zero-shot.data", ("imagenet",), "Table 2", "zero-shot Image Net accuracy (%)"), _PROMPTS)
 _SHIFTED = (
@@ -143,7 +141,7 @@ DIFFCLIP: dict[str, tuple[Line, ...]] = {
         *_CLIP, *_TWINS,
         unprinted(
             "clip.data", *_CC12M[0].values, source="Figure 2", quote="Comparing CLIP vs. Diff CLIP Attention Maps.",
-            why="The paper does not say which models the maps are of; here those trained on CC12M.",
+            why="The paper does not say which models the maps are of.",
         ),
         Line("look.queries", (2,), "Figure 2", "matching each image against two different textual queries"),
     ),

@@ -21,7 +21,7 @@ _OPEN = (  # what the paper does not say of any training
     unprinted("train.augment", "none", source=_C1, why="The paper names no augmentation."),
     unprinted(
         "train.seeds", 3, source="Appendix D.3", quote=_RUNS,
-        why="The paper does not say how many runs, nor whether a run is a training or an attack; here three trainings.",
+        why="The paper does not say how many runs, nor whether a run is a training or an attack.",
     ),
 )  # fmt: skip
 _RECIPE = (
@@ -37,7 +37,7 @@ def _size(pixels: int, patches: int) -> Line:
     words = f"{pixels} pixels, patches of {patches}, 192 wide, 6 heads"
     return unprinted(
         "train.size", words, source=_C1, quote=_TIMM,
-        why="The paper gives neither width nor heads nor patch size; here ViT-Tiny's width.",
+        why="The paper gives no sizes; the width is ViT-Tiny's.",
     )  # fmt: skip
 
 
@@ -52,28 +52,28 @@ _ONE = Line("train.depth", (1,), _S1, "Unless otherwise stated, we use $D = 1$."
 _DEPTHS = Line("train.depth", (1, 2, 4, 8, 12), _S1, r"$D \in \{1, 2, 4, 8, 12\}$")
 
 _IMAGES = unprinted(
-    "attack.images", 1000, source=_S1, why="The paper does not say how many images it attacks; here 1,000."
+    "attack.images", 1000, source=_S1, why="The paper does not say how many images it attacks."
 )
 _CLIP_IMAGES = Line(
     "attack.images", (40_000, 50_000), _S1,
     "(40k images annotated by 80 categories) and the ImageNet-1k validation set (Deng et al., 2009) (50k images",
-    ours=(1000,), why="1,000 images of each set.",
+    ours=(1000,), why="Fewer images of each set, as of CIFAR.",
 )  # fmt: skip
 _CHAIN = (
     unprinted(
         "attack.nested", "up", source="Section 5.2",
-        why="An image broken at one ε counts as broken at every larger one, which saves attacks; the paper does not "
+        why="An image broken at one ε counts as broken at every larger one; the paper does not "
         "say.",
     ),
     unprinted(
         "attack.seeds", 1, source="Appendix D.3", quote=_RUNS,
-        why="One random start for each model; the paper averages over an unknown number of runs.",
+        why="The paper does not say how many random starts it averages over.",
     ),
 )  # fmt: skip
 _STEPS = (
-    unprinted("attack.steps", 20, source="Appendix C.2.1", why="The paper does not give PGD's steps; here 20."),
+    unprinted("attack.steps", 20, source="Appendix C.2.1", why="The paper does not give PGD's steps."),
     unprinted(
-        "attack.step_size", "ε/4", source="Appendix C.2.1", why="The paper does not give PGD's step size; here ε/4."
+        "attack.step_size", "ε/4", source="Appendix C.2.1", why="The paper does not give PGD's step size."
     ),
 )  # fmt: skip
 _PGD_NAME = Line("attack.name", ("pgd",), "Appendix C.2.1", "optimized via Projected Gradient Descent (PGD)")
@@ -94,7 +94,7 @@ _PATCH = (
 )  # fmt: skip
 _ALL_EPS = unprinted(
     "attack.eps_255", 0.5, 1, 2, 4, 8,
-    why="The values of ε are only drawn; here those of Tables 2 and 3 up to the 8/255 of Section 4.3.",
+    why="The values of ε are only drawn; these go up to Section 4.3's 8/255.",
 )  # fmt: skip
 _BY_DEPTH = Line(
     "attack.eps_255", (1, 4), "Figure 3",
@@ -135,16 +135,16 @@ _BALL = (
         "sense.eps_255", (8,), _S3,
         r"sampling ξ uniformly from ℓ_∞ -bounded noise with $\|\xi\| \leq 8/255$",
     ),
-    unprinted("sense.samples", 100, source=_S3, why="The paper does not say how many ξ it draws; here 100 an image."),
+    unprinted("sense.samples", 100, source=_S3, why="The paper does not say how many ξ it draws for an image."),
 )  # fmt: skip
 _LIPSCHITZ = Line("sense.part", ("lipschitz",), _S3, "We estimate the local Lipschitz constant (4)")
 _PROBED = unprinted(
-    "sense.images", 100, source=_S3, why="The paper does not say at how many images it measures; here 100."
+    "sense.images", 100, source=_S3, why="The paper does not say at how many images it measures."
 )
 _OWN_DATA = Line("sense.data", ("cifar10", "cifar100"), "Section 5", _SAME_DATA)
 _WITH_CLIP = replace(
     _OWN_DATA, ours=("cifar10", "cifar100", "imagenet"),
-    why="The paper does not say at which images the CLIPs are measured; here ImageNet's.",
+    why="The paper does not say at which images the CLIPs are measured.",
 )  # fmt: skip
 _GIVEN = (
     Line(
@@ -157,7 +157,7 @@ _BASELINE = (
     unprinted(
         "given.spec", "diffclip:hammh0a/CLIP_ViTB16_CC12M", source=_C1, exact=False,
         quote="The authors have also publicly released the corresponding CLIP models",
-        why="The paper does not name the baseline's file; its name on the hub is inferred and was not seen.",
+        why="The paper does not name it; its name on the hub is inferred.",
     ),
 )  # fmt: skip
 _COSINE = (
@@ -191,7 +191,7 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         *_RECIPE, _LAMBDA, _BOTH, *_STEPS, *_CHAIN, _START, _CLIMB, _IMAGES, _size(64, 8),
         Line("train.data", ("tiny-imagenet",), _S1, "We also include Tiny ImageNet"),
         Line("train.depth", (4,), _S1, "for ViT and DiffViT with depth 4"),
-        unprinted("train.epochs", 100, source=_C1, why="The paper gives no epochs for Tiny ImageNet; here CIFAR-10's."),
+        unprinted("train.epochs", 100, source=_C1, why="The paper gives no epochs for Tiny ImageNet."),
         Line("attack.name", ("pgd", "patch"), "Appendix D.1", r"across patch sizes and small ℓ_∞ budgets"),
         Line("attack.width", (8, 4, 2), "Table 2", "patch=8 patch=4 patch=2"),
         Line(
@@ -212,7 +212,7 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         unprinted(
             "train.adversarial", "pgd, 3 steps, warm-up epochs 1", source="Appendix D.2",
             quote="The adversarial training with small perturbations",
-            why="The paper does not say how it trains adversarially; here PGD with a warm-up of ε.",
+            why="The paper does not say how it trains adversarially.",
         ),
         Line(
             "attack.eps_255", (0.25, 0.5, 1), "Table 3",
@@ -222,14 +222,14 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
     "figure-2a": (*_PAIRS, _ONE, *_PGD, _START, _CLIMB, _IMAGES, _ALL_EPS),
     "figure-2c": (
         *_PAIRS, _ONE, *_PATCH, _IMAGES, _CLIMB,
-        unprinted("attack.width", 2, 4, 8, source="Figure 2", why="The widths are only drawn; here Table 2's."),
+        unprinted("attack.width", 2, 4, 8, source="Figure 2", why="The widths are only drawn; these are Table 2's."),
     ),
     "figure-2b": (*_BASELINE, *_COSINE, _CLIP_DATA, *_PGD, _START, _CLIP_IMAGES, _ALL_EPS),
     "figure-2d": (
         *_BASELINE, *_COSINE, _CLIP_DATA, *_PATCH, _CLIP_IMAGES,
         unprinted(
             "attack.width", 8, 16, 32, source="Figure 2",
-            why="The widths are only drawn; here Table 2's share of an image's width, of 224 pixels.",
+            why="The widths are only drawn; these are about Table 2's share of an image.",
         ),
     ),
     "figure-3a": (*_PAIRS, _DEPTHS, *_PGD, _START, _CLIMB, _IMAGES, _BY_DEPTH),
@@ -249,10 +249,10 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
             "Across all datasets (CIFAR-10/100, ImageNet, and COCO)",
         ),
         Line("attack.restarts", (1, 3), "Appendix D.3", "re-run PGD with three random initializations per input"),
-        replace(_CLIP_IMAGES, why="1,000 images of each set, as of CIFAR, for which the paper gives no number."),
+        _CLIP_IMAGES,
         unprinted(
             "attack.seeds", 3, source="Appendix D.3", quote=_RUNS,
-            why="The paper does not say how many runs it averages over; here three random starts.",
+            why="The paper does not say how many random starts it averages over.",
         ),
     ),
     "layer-sensitivity": (
