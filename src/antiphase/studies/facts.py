@@ -1,7 +1,7 @@
 """What a cell comes to when its model, transforms and attack are really built, without data and without training."""
 
 from collections.abc import Iterator
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol
-from antiphase.models.clip import bare_clip
-from antiphase.models.factories import build_vision, configure
+from antiphase.models.clip import ClipConfig, bare_clip
+from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
-from antiphase.runs.sense_model import PARTS
+from antiphase.runs import sense_model
 from antiphase.studies.cells import Attack, Evaluate, Given, Relevance, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
@@ -26,6 +26,11 @@ _PROTOCOLS = {
     "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
     "retrieval": ("captions",),
 }
+# of every part, also of those that studies alone measure
+_SENSE_SETTINGS = {
+    part.name: part.settings
+    for part in (*sense_model.PARTS, *vars(sense_model).values()) if isinstance(part, sense_model.Part)
+}  # fmt: skip
 
 
 @singledispatch
@@ -45,8 +50,6 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **cell.sizes}
     attention = attention_of(cell.model)
     config = configure(attention, cell.pixels, sizes)
-    with torch.device("meta"):  # shapes are checked, no weight is drawn
-        model = build_vision(config)
     hostile = {"adversarial": cell.adversary} if cell.adversary else {}
     try:
         recipe = Recipe.model_validate(
@@ -60,7 +63,7 @@ def _(cell: TrainVit) -> Iterator[Fact]:
         raise UserError(f"{cell.label}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     yield "train.attention", attention
     yield "train.data", cell.data
-    yield "train.depth", len(model.blocks)
+    yield "train.depth", _blocks(config)
     for name in (
         "optimizer", "learning_rate", "batch_size", "epochs", "schedule", "weight_decay", "augment", "seed",
     ):  # fmt: skip
@@ -105,7 +108,7 @@ def _(cell: Sense) -> Iterator[Fact]:
     yield "sense.part", cell.part
     yield "sense.data", cell.data
     yield "sense.images", cell.limit
-    for name in next(part.settings for part in PARTS if part.name == cell.part):
+    for name in _SENSE_SETTINGS[cell.part]:
         value = getattr(plan, name)
         yield ("sense.eps_255", round(value * 255, 6)) if name == "eps" else (f"sense.{name}", value)
 
@@ -113,11 +116,9 @@ def _(cell: Sense) -> Iterator[Fact]:
 @facts_of.register
 def _(cell: TrainClip) -> Iterator[Fact]:
     recipe = cell.make_recipe("")
-    with torch.device("meta"):
-        model = bare_clip(recipe.model)
     image, text = recipe.model.vision, recipe.model.text
     yield "clip.data", cell.data.partition(":")[2].partition("/")[0] or cell.data
-    yield "clip.parameters", sum(weights.numel() for weights in model.parameters())
+    yield "clip.parameters", _parameters(recipe.model)
     for name in (
         "epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "warmup_start",
         "final_learning_rate", "crop", "precision", "seed",
@@ -149,6 +150,20 @@ def _(cell: Relevance) -> Iterator[Fact]:
     yield "look.data", cell.data
     yield "look.images", cell.limit
     yield "look.queries", len(cell.texts) or 1
+
+
+@lru_cache
+def _blocks(config: VitConfig) -> int:
+    """Return the number of blocks of a model, built without drawing weights: its shapes are checked."""
+    with torch.device("meta"):
+        return len(build_vision(config).blocks)
+
+
+@lru_cache
+def _parameters(config: ClipConfig) -> int:
+    """Return the number of parameters of a dual encoder, built without drawing weights."""
+    with torch.device("meta"):
+        return sum(weights.numel() for weights in bare_clip(config).parameters())
 
 
 def _given(cell: Any) -> Iterator[Fact]:

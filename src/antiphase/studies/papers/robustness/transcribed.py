@@ -137,6 +137,7 @@ _BALL = (
     ),
     unprinted("sense.samples", 100, source=_S3, why="The paper does not say how many ξ it draws for an image."),
 )  # fmt: skip
+_XI = r"For perturbations ξ bounded by $\|\xi\| \leq 8/255$, we compute cosine similarity between gradients"
 _LIPSCHITZ = Line("sense.part", ("lipschitz",), _S3, "We estimate the local Lipschitz constant (4)")
 _PROBED = unprinted(
     "sense.images", 100, source=_S3, why="The paper does not say at how many images it measures."
@@ -236,11 +237,10 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
     "figure-3b": (*_PAIRS, _DEPTHS, *_AUTOATTACK, _IMAGES),
     "figure-3c": (*_PAIRS, _DEPTHS, *_CW, _IMAGES),
     "figure-3d": (*_PAIRS, _DEPTHS, *_BALL, _LIPSCHITZ, _PROBED, _OWN_DATA),
-    "figure-4": (*_PAIRS, _DEPTHS, *_BALL, _LIPSCHITZ, _PROBED, _WITH_CLIP, *_BASELINE),
+    "figure-4": (*_PAIRS, _DEPTHS, *_BALL, replace(_LIPSCHITZ, exact=False), _PROBED, _WITH_CLIP, *_BASELINE),
     "figure-5": (
         *_RECIPE, _LAMBDA, *_CIFAR, _DIFFVIT, _DEPTHS, _PROBED, _WITH_CLIP, *_GIVEN,
-        Line("sense.part", ("alignment",), _S4, r"and record the frequency of $\cos < 0$"),
-        Line("sense.eps_255", (8,), _S4, r"For perturbations ξ bounded by $\|\xi\| \leq 8/255$"),
+        Line("sense.part", ("alignment-perturbed",), _S4, _XI, exact=False), Line("sense.eps_255", (8,), _S4, _XI),
     ),
     "figure-6": (
         *_PAIRS, _DEPTHS, *_BASELINE, *_PGD[:-1], _START, _ALL_EPS,
