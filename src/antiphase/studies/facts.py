@@ -63,7 +63,7 @@ def _(cell: TrainVit) -> Iterator[Fact]:
         raise UserError(f"{cell.label}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     yield "train.attention", attention
     yield "train.data", cell.data
-    yield "train.depth", _blocks(config)
+    yield "train.depth", _blocks(config)  # type: ignore[arg-type]  # frozen, hence hashable
     for name in (
         "optimizer", "learning_rate", "batch_size", "epochs", "schedule", "weight_decay", "augment", "seed",
     ):  # fmt: skip
@@ -118,7 +118,7 @@ def _(cell: TrainClip) -> Iterator[Fact]:
     recipe = cell.make_recipe("")
     image, text = recipe.model.vision, recipe.model.text
     yield "clip.data", cell.data.partition(":")[2].partition("/")[0] or cell.data
-    yield "clip.parameters", _parameters(recipe.model)
+    yield "clip.parameters", _parameters(recipe.model)  # type: ignore[arg-type]  # frozen, hence hashable
     for name in (
         "epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "warmup_start",
         "final_learning_rate", "crop", "precision", "seed",
