@@ -149,7 +149,9 @@ def _(cell: Evaluate) -> Iterator[Fact]:
 def _(cell: Relevance) -> Iterator[Fact]:
     yield "look.data", cell.data
     yield "look.images", cell.limit
-    yield "look.queries", len(cell.texts) or 1
+    yield "look.queries", len(cell.texts) or {"objects": 2}.get(cell.ask, 1)  # an image's two largest objects
+    for text in cell.texts:
+        yield "look.texts", text
 
 
 @lru_cache
