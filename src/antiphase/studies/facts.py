@@ -109,8 +109,11 @@ def _(cell: Sense) -> Iterator[Fact]:
     yield "sense.data", cell.data
     yield "sense.images", cell.limit
     for name in _SENSE_SETTINGS[cell.part]:
-        value = getattr(plan, name)
-        yield ("sense.eps_255", round(value * 255, 6)) if name == "eps" else (f"sense.{name}", value)
+        if name in ("eps", "travel"):
+            radii = (plan.eps,) if name == "eps" else plan.travel
+            yield from ((f"sense.{name}_255", round(eps * 255, 6)) for eps in radii)
+        else:
+            yield f"sense.{name}", getattr(plan, name)
 
 
 @facts_of.register
