@@ -111,6 +111,14 @@ def test_a_deviation_has_to_be_the_declared_one():
     ]
 
 
+def test_the_training_of_given_models_is_not_compared():
+    lines = TRANSCRIBED["diffclip-table-2"]
+    found = {"given.spec": ("diffclip:model.pt",), "retrieval.captions": ("all",)}
+    kinds = {each.line.name.partition(".")[0] for each in compare(lines, found)}
+    assert kinds == {"retrieval", "zero-shot"}
+    assert len(compare(lines, {"retrieval.captions": ("all",)})) == len(lines)
+
+
 def test_numbers_that_differ_by_rounding_are_the_same():
     assert Line("sense.eps_255", (8,), "", "").verdict((8 / 255 * 255,)) == "same"
 

@@ -49,8 +49,16 @@ def gather(study: Study, profile: Profile) -> Facts:
 
 
 def compare(lines: tuple[Line, ...], facts: Facts) -> list[Compared]:
-    """Return every line of a paper's text with what a study has."""
-    return [Compared(line, facts.get(line.name, ())) for line in lines]
+    """Return every line of a paper's text with what a study has.
+
+    If all models are given instead of trained, the lines of their training are left out.
+    """
+    kinds = {name.partition(".")[0] for name in facts}
+    left_out = {"train", "clip"} - kinds if "given" in kinds else set()
+    return [
+        Compared(line, facts.get(line.name, ()))
+        for line in lines if line.name.partition(".")[0] not in left_out
+    ]  # fmt: skip
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:

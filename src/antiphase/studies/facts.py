@@ -140,6 +140,7 @@ def _(cell: TrainClip) -> Iterator[Fact]:
 @facts_of.register
 def _(cell: Evaluate) -> Iterator[Fact]:
     protocol = Protocol(**cell.protocol)
+    yield from _given(cell)
     yield f"{cell.task}.data", cell.data
     for name in _PROTOCOLS.get(cell.task, ()):
         value = getattr(protocol, name)
@@ -150,6 +151,7 @@ def _(cell: Evaluate) -> Iterator[Fact]:
 
 @facts_of.register
 def _(cell: Relevance) -> Iterator[Fact]:
+    yield from _given(cell)
     yield "look.data", cell.data
     yield "look.images", cell.limit
     yield "look.queries", len(cell.texts) or {"objects": 2}.get(cell.ask, 1)  # an image's two largest objects
