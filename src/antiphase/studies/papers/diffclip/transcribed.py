@@ -119,6 +119,9 @@ _CC12M = _on("cc12m", "Section 4.4", "Both CLIP and Diff CLIP are pretrained on 
 _SIX = (*_PROBE, *_FEW_SHOT, *_ONCE, *_RETRIEVED, *_SHIFTED)
 
 DIFFCLIP: dict[str, tuple[Line, ...]] = {
+    "diffclip-figure-1": (
+        *_CLIP, *_on("cc3m", "Figure 1", "CC3M Pretraining: CLIP vs. Diff CLIP Across Six Tasks."), *_TWINS, *_SIX,
+    ),
     "diffclip-table-1": (*_CLIP, *_SETS, *_TWINS, *_PROBE, *_FEW_SHOT, *_ONCE),
     "diffclip-table-2": (*_CLIP, *_SETS, *_TWINS, *_RETRIEVED, *_HOME),
     "diffclip-table-4": (*_CLIP, *_SETS, *_TWINS, *_PROBE, _SEEDS["probe"]),
@@ -144,5 +147,25 @@ DIFFCLIP: dict[str, tuple[Line, ...]] = {
             why="The paper does not say which models the maps are of.",
         ),
         Line("look.queries", (2,), "Figure 2", "matching each image against two different textual queries"),
+        Line(
+            "look.texts", ("mug", "lamp", "flower", "dog"), "Figure 2",
+            "Queries: First Row: Mug , Lamp ; Second Row: Flower , Dog .", ours=("dog", "potted plant"),
+            why="The paper's photographs are not published; these are the nearest classes of COCO.",
+        ),
+        unprinted("look.data", "coco-objects", source="Figure 2", why="The paper's photographs are not published."),
+        unprinted("look.images", 200, 2, source="Figure 6", why="The paper chose its images by hand."),
+    ),
+    "map-correlation": (
+        Line(
+            "given.spec", ("diffclip:hammh0a/DiffCLIP_ViTB16_CC12M#lambda_init=0.8",), "Abstract",
+            "Code and models can be found at", repository="hammh0a's models on the hub", exact=False,
+        ),
+        unprinted(
+            "sense.part", "branches", source="Appendix C", why="The paper does not measure how the maps correlate.",
+            quote="implicitly encouraged to capture more diffuse, high-entropy patterns often corresponding to noise",
+        ),
+        unprinted("sense.data", "imagenet", source="Appendix C", why="The paper does not measure this."),
+        unprinted("sense.images", 100, source="Appendix C", why="The paper does not measure this."),
+        unprinted("sense.travel_255", 8, 64, source="Appendix C", why="The paper does not measure this."),
     ),
 }  # fmt: skip

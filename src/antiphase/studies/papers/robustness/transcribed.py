@@ -255,6 +255,18 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
             why="The paper does not say how many random starts it averages over.",
         ),
     ),
+    "theory-depth": (
+        *_PAIRS, _DEPTHS, *_PGD, _START, _CLIMB, _IMAGES, _ALL_EPS, _PROBED, _OWN_DATA,
+        Line(
+            "sense.part", ("depth", "branches"), "Section 4.2",
+            "denotes the average reduction factor from noise cancellation at layer d",
+        ),
+        unprinted("sense.travel_255", 1, 4, source="Section 4.2", why="The paper gives no numbers for this."),
+    ),
+    "theory-radius": (
+        *_PAIRS, _DEPTHS, *_CW, _IMAGES, _PROBED, _OWN_DATA,
+        Line("sense.part", ("alignment",), "Appendix B", "both Δm , ρ and θ depend on the perturbation direction"),
+    ),
     "layer-sensitivity": (
         *_PAIRS, _DEPTHS, *_BALL, _PROBED, _OWN_DATA,
         Line(
