@@ -1,6 +1,7 @@
 """``antiphase study`` as a user meets it."""
 
 import json
+import re
 
 import polars as pl
 import pytest
@@ -152,9 +153,12 @@ def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
 def test_dry_run_checks_the_paper_profile(call, store):
     code, out, _ = call("run", "table-3", "--profile", "paper", "--dry-run", "--store", store)
     assert code == 0
-    assert "agrees: train.adversarial_eps_255 = 0.25, 0.5, 1" in out
+    assert re.search(r"  train.adversarial_eps_255 +0.25, 0.5, 1 +0.25, 0.5, 1 +same\n      Table 3: “", out)
+    assert re.search(
+        r"  attack.steps +– +20 +declared deviation: The paper does not give PGD's steps.\n", out
+    )
     assert "  attack.settings = pgd: steps 20, step_size ε/4, schedule constant, restarts 1" in out
-    assert "DIFFERS" not in out
+    assert "differs" not in out
 
 
 def test_two_workers(call, tmp_path):

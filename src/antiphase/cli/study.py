@@ -47,6 +47,7 @@ def show(options: StudyOptions) -> None:
 
     antiphase study show figure-3a --profile paper
     """
+    from antiphase.studies.deviations import shown_settings
     from antiphase.studies.identity import identity
     from antiphase.studies.selection import describe, select
 
@@ -54,7 +55,7 @@ def show(options: StudyOptions) -> None:
     for one in chosen.studies:
         plan = chosen.plan(one)
         print(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
-        for name, value in one.settings(chosen.profile).items():
+        for name, value in shown_settings(one, chosen.profile).items():
             print(f"{name}: {value}")
         print()
         missing = {identity(cell) for cell in plan.missing}

@@ -8,6 +8,7 @@ import polars as pl
 from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
+from antiphase.studies.deviations import note_of, shown_settings
 from antiphase.studies.estimation import SEED
 from antiphase.studies.identity import identity
 from antiphase.studies.results import Result
@@ -46,13 +47,13 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
         for name, version in record["versions"].items():
             versions.setdefault(name, set()).add(version)
     reason, judged = study.meaningless.get(profile.name), profile.name != "smoke"
-    artefact = Artefact(notes=[reason]) if reason else study.draw(rows) if whole else None
+    artefact = Artefact(notes=[reason]) if reason else _drawn(study, rows, profile) if whole else None
     claims = _claims(study, rows, len(done) == len(cells), judged) if whole and not reason else ()
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
         study.name, study.paper, study.label, study.title, study.text or "", profile.name, _seeds(cells), command,
         len(done), len(cells), artefact, claims,
-        {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
+        {**shown_settings(study, profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
     )  # fmt: skip
@@ -62,6 +63,12 @@ def _seeds(cells: Sequence[Cell]) -> list[int]:
     """Return the training seeds of the models that are measured."""
     found = {cell.factors().get(SEED) for cell in cells}
     return sorted(seed for seed in found if seed is not None)
+
+
+def _drawn(study: Study, rows: RowsByTable, profile: Profile) -> Artefact:
+    """Return the figures and tables, with a note of what deviates from the paper."""
+    drawn, note = study.draw(rows), note_of(study, profile)
+    return replace(drawn, notes=[*drawn.notes, note]) if note else drawn
 
 
 def _claims(study: Study, rows: RowsByTable, complete: bool, judged: bool) -> list[Claim]:

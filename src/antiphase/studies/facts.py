@@ -1,7 +1,7 @@
 """What a cell comes to when its model, transforms and attack are really built, without data and without training."""
 
 from collections.abc import Iterator
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import Any
 
 import torch
@@ -11,15 +11,26 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol
-from antiphase.models.clip import bare_clip
-from antiphase.models.factories import build_vision, configure
+from antiphase.models.clip import ClipConfig, bare_clip
+from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
-from antiphase.runs.sense_model import part_of
+from antiphase.runs import sense_model
 from antiphase.studies.cells import Attack, Evaluate, Given, Relevance, Sense, TrainClip, TrainVit
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
 
 Fact = tuple[str, Any]
+
+_PROTOCOLS = {
+    "probe": ("space", "objectives", "iterations", "seeds"),
+    "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
+    "retrieval": ("captions",),
+}
+# of every part, also of those that studies alone measure
+_SENSE_SETTINGS = {
+    part.name: part.settings
+    for part in (*sense_model.PARTS, *vars(sense_model).values()) if isinstance(part, sense_model.Part)
+}  # fmt: skip
 
 
 @singledispatch
@@ -39,25 +50,33 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **cell.sizes}
     attention = attention_of(cell.model)
     config = configure(attention, cell.pixels, sizes)
-    with torch.device("meta"):  # shapes are checked, no weight is drawn
-        model = build_vision(config)
     hostile = {"adversarial": cell.adversary} if cell.adversary else {}
     try:
         recipe = Recipe.model_validate(
-            {"model": config, "data": cell.data, "data_fingerprint": "", **cell.recipe, **hostile}
-        )
+            {
+                "model": config, "data": cell.data, "data_fingerprint": "", "seed": cell.seed, **cell.recipe,
+                **hostile,
+            }
+        )  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{cell.label}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     yield "train.attention", attention
     yield "train.data", cell.data
-    yield "train.depth", len(model.blocks)
-    for name in ("optimizer", "learning_rate", "batch_size", "epochs"):
+    yield "train.depth", _blocks(config)  # type: ignore[arg-type]  # frozen, hence hashable
+    for name in (
+        "optimizer", "learning_rate", "batch_size", "epochs", "schedule", "weight_decay", "augment", "seed",
+    ):  # fmt: skip
         yield f"train.{name}", getattr(recipe, name)
+    size = f"{config.image_size} pixels, patches of {config.patch_size}"
+    yield "train.size", f"{size}, {config.dim} wide, {config.num_heads} heads"
     if attention_spec(attention).differential:
         yield "train.initial_lambda", config.lambda_init
     if recipe.adversarial is not None:
-        yield "train.adversarial_eps_255", round(recipe.adversarial.eps * 255, 6)
+        hostile = recipe.adversarial
+        yield "train.adversarial_eps_255", round(hostile.eps * 255, 6)
+        steps = f"{hostile.steps} steps, warm-up epochs {hostile.warmup_epochs:g}"
+        yield "train.adversarial", f"{hostile.variant}, {steps}"
 
 
 @facts_of.register
@@ -67,6 +86,11 @@ def _(cell: Attack) -> Iterator[Fact]:
     yield "attack.data", cell.data
     yield "attack.name", plan.attack
     yield "attack.norm", plan.norm
+    yield "attack.images", cell.limit
+    yield "attack.nested", plan.nested
+    yield "attack.seed", plan.seed
+    if cell.prompt is not None:
+        yield "attack.prompt", cell.prompt
     for eps in plan.eps:
         yield "attack.eps_255", round(eps * 255, 6)
     for stage in plan.ensemble.stages:
@@ -82,19 +106,26 @@ def _(cell: Sense) -> Iterator[Fact]:
     plan = cell.plan()
     yield from _given(cell)
     yield "sense.part", cell.part
-    if "eps" in part_of(cell.part).settings:  # what is measured at x has no ε
-        yield "sense.eps", plan.eps
+    yield "sense.data", cell.data
+    yield "sense.images", cell.limit
+    for name in _SENSE_SETTINGS[cell.part]:
+        if name in ("eps", "travel"):
+            radii = (plan.eps,) if name == "eps" else plan.travel
+            yield from ((f"sense.{name}_255", round(eps * 255, 6)) for eps in radii)
+        else:
+            yield f"sense.{name}", getattr(plan, name)
 
 
 @facts_of.register
 def _(cell: TrainClip) -> Iterator[Fact]:
     recipe = cell.make_recipe("")
-    with torch.device("meta"):
-        model = bare_clip(recipe.model)
     image, text = recipe.model.vision, recipe.model.text
     yield "clip.data", cell.data.partition(":")[2].partition("/")[0] or cell.data
-    yield "clip.parameters", sum(weights.numel() for weights in model.parameters())
-    for name in ("epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "crop"):
+    yield "clip.parameters", _parameters(recipe.model)  # type: ignore[arg-type]  # frozen, hence hashable
+    for name in (
+        "epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "warmup_start",
+        "final_learning_rate", "crop", "precision", "seed",
+    ):  # fmt: skip
         yield f"clip.{name}", getattr(recipe, name)
     size = f"{image.image_size} pixels, patches of {image.patch_size}"
     yield "clip.image", f"{size}, {image.dim} wide, {image.depth} layers, {image.num_heads} heads"
@@ -111,14 +142,35 @@ def _(cell: Evaluate) -> Iterator[Fact]:
     protocol = Protocol(**cell.protocol)
     yield from _given(cell)
     yield f"{cell.task}.data", cell.data
-    for name in ("space", "seeds", "episodes", "ways", "shots"):
-        yield f"{cell.task}.{name}", getattr(protocol, name)
+    for name in _PROTOCOLS.get(cell.task, ()):
+        value = getattr(protocol, name)
+        yield f"{cell.task}.{name}", ", ".join(value) if isinstance(value, tuple) else value
+    if cell.task == "zero-shot":
+        yield "zero-shot.templates", ", ".join(protocol.templates) or "the data's own, else 80 and 7"
 
 
 @facts_of.register
 def _(cell: Relevance) -> Iterator[Fact]:
     yield from _given(cell)
-    yield "relevance.data", cell.data
+    yield "look.data", cell.data
+    yield "look.images", cell.limit
+    yield "look.queries", len(cell.texts) or {"objects": 2}.get(cell.ask, 1)  # an image's two largest objects
+    for text in cell.texts:
+        yield "look.texts", text
+
+
+@lru_cache
+def _blocks(config: VitConfig) -> int:
+    """Return the number of blocks of a model, built without drawing weights: its shapes are checked."""
+    with torch.device("meta"):
+        return len(build_vision(config).blocks)
+
+
+@lru_cache
+def _parameters(config: ClipConfig) -> int:
+    """Return the number of parameters of a dual encoder, built without drawing weights."""
+    with torch.device("meta"):
+        return sum(weights.numel() for weights in bare_clip(config).parameters())
 
 
 def _given(cell: Any) -> Iterator[Fact]:

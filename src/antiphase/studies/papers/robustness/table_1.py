@@ -7,6 +7,9 @@ The paper (Table 1; CIFAR-10, one layer, PGD at ε = 1/255): ASR rises up to λ_
 | accuracy | .8605 | .8697 | .8700 | .8567 | .8524 | .8468 |
 | ASR | .4074 | .6772 | .8498 | .7531 | .4956 | .4164 |
 
+As in DiffCLIP's code, which the paper follows (Appendix C.1), each head's output is multiplied by 1 − λ_init: a change
+of λ_init changes this factor, too. The paper does not say whether its DiffViT has the factor.
+
 | profile | models | cost |
 |---|---|---|
 | paper | 18, CIFAR-10 | not run |

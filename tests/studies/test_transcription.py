@@ -1,0 +1,134 @@
+"""The dry run against the papers' text: a wrong number in the transcription or in a bench is found, in every study."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from antiphase.studies import dry_run as module
+from antiphase.studies.deviations import TRANSCRIBED, note_of, shown_settings
+from antiphase.studies.dry_run import compare, dry_run, gather
+from antiphase.studies.papers.diffclip import bench as diffclip
+from antiphase.studies.papers.robustness import bench as robustness
+from antiphase.studies.papers.transcription import Line
+from antiphase.studies.registry import known_studies
+from antiphase.studies.spec import profile
+
+NAMES = list(known_studies())
+PAPER = profile("paper")
+studies = pytest.mark.parametrize("name", NAMES)
+
+
+PLANTED = {
+    "robustness": {"train.epochs", "train.learning_rate", "attack.steps", "sense.images", "sense.eps_255"},
+    "diffclip": {
+        "clip.epochs", "clip.learning_rate", "clip.precision", "probe.iterations", "few-shot.shots", "zero-shot.data",
+        "sense.data",
+    },
+}  # fmt: skip
+
+
+@cache
+def facts(name, seeds=None):
+    return gather(known_studies()[name], profile("paper", seeds))
+
+
+def test_every_study_of_a_paper_is_transcribed():
+    assert set(TRANSCRIBED) == set(NAMES)
+
+
+@studies
+def test_the_paper_profile_is_the_papers_or_declares_why_not(name):
+    for each in compare(TRANSCRIBED[name], facts(name)):
+        expected = "declared deviation" if each.line.why else "same"
+        assert each.verdict == expected, f"{each.line.name}: {each.found}, not {each.line.values}"
+
+
+@studies
+def test_a_wrong_number_in_the_transcription_is_found(name, monkeypatch):
+    found = facts(name)
+    monkeypatch.setattr(module, "gather", lambda *_: found)
+    for line in TRANSCRIBED[name]:
+        wrong = replace(line, values=(*line.values, "wrong"), ours=line.ours and (*line.ours, "wrong"))
+        monkeypatch.setitem(TRANSCRIBED, name, (wrong,))
+        heading, row, source = list(dry_run(known_studies()[name], PAPER))[1:4]
+        assert heading.split() == ["setting", "paper", "ours", "verdict"]
+        assert row.split()[0] == line.name
+        assert row.endswith("  differs")
+        assert line.quote in source
+
+
+@studies
+def test_a_wrong_number_in_a_bench_is_found(name, monkeypatch):
+    own = robustness._BENCHES["paper"]
+    wrong = {
+        "epochs": dict.fromkeys(own.epochs, 7), "recipe": {"learning_rate": 1e-3}, "pgd": {"steps": 7},
+        "autoattack": {"steps": 7}, "carlini_wagner": {**own.carlini_wagner, "steps": 7}, "probed": 7,
+        "sense": {"eps": 4 / 255},
+    }  # fmt: skip
+    monkeypatch.setitem(robustness._BENCHES, "paper", replace(own, **wrong))
+    clip = diffclip._BENCHES["paper"]
+    recipe, protocols = (
+        {"epochs": 7, "learning_rate": 1e-3},
+        {"probe": {"iterations": 7}, "few-shot": {"shots": 7}},
+    )
+    wrong_clip = replace(clip, recipe=recipe, protocols=protocols, home="imagenet-v2")
+    monkeypatch.setitem(diffclip._BENCHES, "paper", wrong_clip)
+    planted = PLANTED[known_studies()[name].paper] & {line.name for line in TRANSCRIBED[name]}
+    assert planted
+    compared = compare(TRANSCRIBED[name], gather(known_studies()[name], profile("paper", 1)))
+    assert planted <= {each.line.name for each in compared if each.verdict == "differs"}
+
+
+def test_other_profiles_differ_where_the_transcription_is_specific():
+    laptop = gather(known_studies()["figure-2a"], profile("laptop"))
+    found = {
+        each.line.name for each in compare(TRANSCRIBED["figure-2a"], laptop) if each.verdict == "differs"
+    }
+    assert {"train.data", "train.epochs", "train.size"} <= found
+
+
+@studies
+def test_a_line_has_its_source_and_a_deviation_its_reason(name):
+    for line in TRANSCRIBED[name]:
+        assert bool(line.values) <= bool(line.quote and line.source), line
+        assert bool(line.ours) == bool(line.why), line
+        assert not line.why or (
+            (line.why[0].isupper() or line.why[0].isdigit()) and line.why.endswith(".")
+        ), line
+        assert bool(line.values or line.ours), line
+
+
+def test_a_deviation_has_to_be_the_declared_one():
+    line = Line("train.seeds", (1,), "Section 6", "once", ours=(3, 4), why="For an interval.")
+    verdicts = ["same", "declared deviation", "differs", "differs", "differs"]
+    assert [line.verdict(each) for each in ((1,), (4, 3), (3,), (2,), ())] == verdicts
+    some = replace(line, exact=False)
+    assert [some.verdict(each) for each in ((1, 2), (3, 4, 5), (3,))] == [
+        "same",
+        "declared deviation",
+        "differs",
+    ]
+
+
+def test_the_training_of_given_models_is_not_compared():
+    lines = TRANSCRIBED["diffclip-table-2"]
+    found = {"given.spec": ("diffclip:model.pt",), "retrieval.captions": ("all",)}
+    kinds = {each.line.name.partition(".")[0] for each in compare(lines, found)}
+    assert kinds == {"retrieval", "zero-shot"}
+    assert len(compare(lines, {"retrieval.captions": ("all",)})) == len(lines)
+
+
+def test_numbers_that_differ_by_rounding_are_the_same():
+    assert Line("sense.eps_255", (8,), "", "").verdict((8 / 255 * 255,)) == "same"
+
+
+def test_deviations_are_shown_with_the_settings_of_the_paper_profile_only():
+    study = known_studies()["diffclip-table-2"]
+    shown = shown_settings(study, PAPER)
+    assert "interval over trainings" in shown["deviation in clip.seeds"]
+    assert shown["deviation in clip.seeds"].startswith("3. ")
+    assert "clip.seeds" in note_of(study, PAPER)
+    laptop = profile("laptop")
+    assert shown_settings(study, laptop) == study.settings(laptop)
+    assert note_of(study, laptop) == ""
