@@ -218,18 +218,6 @@ PERTURBED = Part(
 """Alignment at perturbed images, of studies only: ``antiphase sense`` measures at clean images."""
 
 
-def part_of(name: str) -> Part:
-    """Return the part of a name.
-
-    Raises:
-        UserError: it is unknown.
-    """
-    known = {part.name: part for part in (*PARTS, PERTURBED, BRANCHES)}
-    if name not in known:
-        raise UserError(f"part {name!r}: expected one of {', '.join(known)}")
-    return known[name]
-
-
 def sense(
     name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
     process: Process, batch_size: int, progress: bool, limit: int | None = None,

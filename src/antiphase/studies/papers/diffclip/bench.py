@@ -120,7 +120,8 @@ _BENCHES = {
             "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
         },
         probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "emoji-scenes"}, looks=3, seeds=1, asked=("black heart", "flag: Libya"), images=120, learned=400,
+        looked_at={"data": "emoji-scenes"}, looks=3, seeds=1, asked=("black heart", "flag: Libya"),
+        images=120, learned=400,
         protocols={
             "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},
