@@ -31,8 +31,9 @@ from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, over
-from antiphase.studies.papers.diffclip.bench import bench, models, released
+from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
+from antiphase.studies.papers.diffclip.released import released
 from antiphase.studies.papers.robustness.show import eps_name, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
@@ -46,10 +47,11 @@ VALUE = pl.col("value")
 
 def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
     """Return the trained models and as many with the weights they start from."""
-    trainings = models(profile, ["diffclip"], main=True)
-    _, given = released()
-    trained = [given] if profile.name == "paper" else trainings
-    return [*trained, *(Untrained(of=training) for training in trainings)]
+    own = bench(profile)
+    trainings = [own.train("diffclip", seed) for seed in profile.seeds_or(own.seeds)]
+    given = own.given or (released(profile) if profile.name == "paper" else ())
+    differential = [one for one in given if one.factors().get("lambda_init") is not None]
+    return [*(differential or trainings), *(Untrained(of=training) for training in trainings)]
 
 
 def cells(profile: Profile) -> list[Cell]:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from antiphase.data.conceptual import CC3M, CC12M, TITLES
 from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig
+from antiphase.models.clip_factories import find_clip
 from antiphase.models.dual_encoders import local_checkpoint
 from antiphase.models.released import config_of, read_released
 from antiphase.models.towers import attention_spec
 from antiphase.models.zoo import read_lambda_init
-from antiphase.studies.cells.clip import SERIES
 from antiphase.studies.cells.models import Given, given, transformer_work
 from antiphase.studies.options import RELEASED
 from antiphase.studies.spec import Profile
@@ -38,7 +38,7 @@ def released(profile: Profile) -> list[Given]:
     if profile.baseline is None:
         clip = _model(PAIR[0], 0, _UNVERIFIED)
     else:
-        clip = _model(profile.baseline, 0, series=SERIES["clip"])
+        clip = _model(profile.baseline, 0, series=find_clip("clip").label)
         if clip.factors().get("lambda_init") is not None:
             raise UserError(
                 f"baseline {profile.baseline}: has differential attention; expected a standard CLIP"
@@ -101,7 +101,7 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
             "lambda_schedule": schedule,
         }
         note = _ASSUMED
-    return given(spec, series or SERIES[variant], seed, work, note, **facts)
+    return given(spec, series or find_clip(variant).label, seed, work, note, **facts)
 
 
 @lru_cache

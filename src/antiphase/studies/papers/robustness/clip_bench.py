@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from antiphase.models.clip_factories import find_clip
 from antiphase.studies.cells import Given, Sense
-from antiphase.studies.cells.clip import SERIES, TrainClip
+from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.papers.diffclip import bench as diffclip
 from antiphase.studies.papers.diffclip.released import listed, released
 from antiphase.studies.papers.robustness.bench import bench
@@ -22,7 +23,11 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
             one for one in own.given if "clip" in variants or one.factors().get("lambda_init") is not None
         ]
     if profile.name == "paper":
-        return [one for one in released(profile) if one.series in {SERIES[variant] for variant in variants}]
+        return [
+            one
+            for one in released(profile)
+            if one.series in {find_clip(variant).label for variant in variants}
+        ]
     return diffclip.models(profile, variants, [own.main])
 
 
