@@ -142,7 +142,9 @@ def rows(options: RowsOptions) -> None:
 
 @command(study, ClaimsOptions)
 def claims(options: ClaimsOptions) -> None:
-    """Print every claim of the papers with its verdict: holds, fails, undecided, or not run.
+    """Print every claim of the papers with its verdict: holds, contradicted, absent, undecided, or not run.
+
+    An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
 
     Under the profile smoke no claim is judged.
 

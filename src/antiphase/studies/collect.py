@@ -1,15 +1,20 @@
 """Collect the rows, artefact, claims and provenance of a study from a store."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
+from antiphase.errors import UserError
+from antiphase.evaluation.crossed import CrossedEstimate
+from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
-from antiphase.studies.claims import Claim
+from antiphase.studies.claims import Check, Claim
 from antiphase.studies.identity import identity
 from antiphase.studies.results import Result
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
 from antiphase.studies.store import Store
 
 
@@ -38,6 +43,14 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     done = [cell for cell in cells if store.done(cell)]
     rows = study_rows(done, store)
     whole = {cell.table for cell in cells} <= set(rows)
+    artefact, claims = _read(study, rows) if whole else (None, [])
+    claims = _claims(
+        claims,
+        {identity(cell): cell for cell in done},
+        store,
+        len(done) == len(cells),
+        profile.name != "smoke",
+    )
     records = [record for cell in done if (record := store.record(cell)) is not None]
     versions: dict[str, set[str]] = {}
     for record in records:
@@ -46,22 +59,74 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
         study.name, study.paper, study.label, study.title, study.text or "", profile.name, profile.seeds, command,
-        len(done), len(cells), study.draw(rows) if whole else None,
-        _claims(study, rows, len(done) == len(cells), profile.name != "smoke") if whole else (),
+        len(done), len(cells), artefact, claims,
         {**study.settings(profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
     )  # fmt: skip
 
 
-def _claims(study: Study, rows: RowsByTable, complete: bool, judged: bool) -> list[Claim]:
+def _read(study: Study, rows: RowsByTable) -> tuple[Artefact, Sequence[Claim]]:
+    """Return what a study draws and claims.
+
+    Raises:
+        UserError: The rows lack a column.
+    """
+    try:
+        return study.draw(rows), study.claims(rows)
+    except pl.exceptions.ColumnNotFoundError as error:
+        lacking = str(error).splitlines()[0].strip("\"'` ")
+        raise UserError(
+            f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study again"
+        ) from None
+
+
+def _claims(
+    found: Sequence[Claim], cells: Mapping[str, Cell], store: Store, complete: bool, judged: bool
+) -> list[Claim]:
+    """Return claims with what their verdicts depend on besides the estimates: completeness, seeds, cost."""
+
+    def own(check: Check) -> list[Cell]:
+        known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
+        return [cells[cell] for cell in known if cell in cells]
+
+    def completed(check: Check) -> Check:
+        given = check.seeds == 1 and not any(cell.needs() for cell in own(check))
+        return replace(
+            check,
+            estimate=check.estimate if complete else None,
+            judged=judged,
+            over="images" if given and own(check) else "seeds",
+            seconds=seconds_per_seed(own(check), store, check.seeds),
+        )
+
     return [
         replace(
             claim,
-            checks=[
-                replace(check, estimate=check.estimate if complete else None, judged=judged)
-                for check in claim.checks
-            ],
+            checks=[completed(check) for check in claim.checks],
+            seconds=seconds_per_seed(
+                [cell for check in claim.checks for cell in own(check)],
+                store,
+                min((check.seeds for check in claim.checks), default=0),
+            ),
         )
-        for claim in study.claims(rows)
+        for claim in found
     ]
+
+
+def seconds_per_seed(cells: Sequence[Cell], store: Store, seeds: int) -> float | None:
+    """Return the recorded core-seconds of cells and their trainings, divided by a number of training seeds."""
+    records = [store.record(cell) for cell in closure(cells, identity)]
+    if not records or not seeds:
+        return None
+    return sum(core_seconds(record) for record in records if record is not None) / seeds
+
+
+def core_seconds(record: Mapping[str, Any]) -> float:
+    """Return the seconds of a cell times its threads; those of a GPU as they are.
+
+    >>> core_seconds({"seconds": 30.0, "hardware": "AMD EPYC 7B13, 2 threads"})
+    60.0
+    """
+    threads = re.search(r", (\d+) threads$", record["hardware"])
+    return record["seconds"] * (int(threads[1]) if threads else 1)

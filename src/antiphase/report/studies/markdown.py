@@ -13,12 +13,14 @@ from antiphase.report.studies.wording import (
     in_percent,
     missing_cells,
     paper_title,
+    price,
     published_digits,
     tally,
     with_interval,
     written,
 )
 from antiphase.studies.artefact import Panel, Plot, Table
+from antiphase.studies.claims import Claim
 from antiphase.studies.results import Result
 
 
@@ -27,7 +29,7 @@ def markdown_claims(results: Sequence[Result]) -> str:
     parts = []
     for paper, its in by_paper(results).items():
         rows = [
-            (claim.statement, claim.source, f"**{claim.verdict}**", estimates_line(claim), result.label)
+            (claim.statement, claim.source, _verdict(claim), estimates_line(claim), result.label)
             for result in its
             for claim in result.claims
         ]
@@ -42,6 +44,11 @@ def markdown_claims(results: Sequence[Result]) -> str:
             )
             parts += [f"### {_escaped(paper_title(paper))}", f"{counts}.", table]
     return _joined(parts)
+
+
+def _verdict(claim: Claim) -> str:
+    paid = price(claim)
+    return f"**{claim.verdict}**" + (f" ({paid})" if paid else "")
 
 
 def markdown_summary(results: Sequence[Result]) -> str:

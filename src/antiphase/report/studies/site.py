@@ -87,13 +87,14 @@ def _headline(results: Sequence[Result]) -> str:
     tried -= found["not judged (smoke)"]
     verbs = (
         ("holds", "holds", "hold"),
-        ("fails", "fails", "fail"),
+        ("contradicted", "is contradicted", "are contradicted"),
+        ("absent", "is absent", "are absent"),
         ("undecided", "is undecided", "are undecided"),
     )
     parts = [
         f"{found[verdict] or 'none'} {many if found[verdict] > 1 else one}"
         for verdict, one, many in verbs
-        if found[verdict] or verdict != "undecided"
+        if found[verdict] or verdict in ("holds", "contradicted")
     ]
     return f"Of {tried} claim{'' if tried == 1 else 's'} tested, {', '.join(parts[:-1])} and {parts[-1]}"
 

@@ -11,9 +11,11 @@ from antiphase.report.studies.markdown import markdown_claims, markdown_summary
 from antiphase.studies.results import Result
 
 _PREFACE = (
-    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0, "
-    "*fails* if one of them is below 0, and is *undecided* otherwise. The intervals are {over}; they are not corrected "
-    "for the number of differences. Under the profile `smoke` no claim is judged.\n\n"
+    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0. "
+    "It is *contradicted* if one of them is below 0 (corrected by Holm for their number), *absent* if one lies within "
+    "the margin, 2 points unless the study declares another, and *undecided* otherwise; what a verdict would take is "
+    "then given. The intervals are {over}. No claim is judged by fewer than 8 training seeds, and none under the "
+    "profile `smoke`.\n\n"
     "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
     "replaces the claims only."
 )
@@ -56,15 +58,16 @@ def _plain(result: Result) -> dict[str, Any]:
         "claims": [
             {
                 "name": claim.name, "source": claim.source, "statement": claim.statement, "verdict": claim.verdict,
+                "seeds_needed": claim.seeds_needed if claim.verdict == "undecided" else None,
                 "checks": [
                     {
-                        "what": check.what, "verdict": check.verdict, "unit": check.unit,
+                        "what": check.what, "verdict": verdict, "unit": check.unit, "margin": claim.margin_of(check),
                         "value": None if check.estimate is None else check.estimate.value,
                         "low": None if check.estimate is None else finite(check.estimate.low),
                         "high": None if check.estimate is None else finite(check.estimate.high),
-                        "n": None if check.estimate is None else check.estimate.n,
+                        "n": None if check.estimate is None else check.estimate.n, "seeds": check.seeds,
                     }
-                    for check in claim.checks
+                    for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
                 ],
             }
             for claim in result.claims
