@@ -1,9 +1,7 @@
 """Collect the rows, artefact, claims and provenance of a study from a store."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import polars as pl
 
@@ -13,12 +11,13 @@ from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.identity import identity
+from antiphase.studies.provenance import core_seconds
 from antiphase.studies.results import Result
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
-from antiphase.studies.store import Store
+from antiphase.studies.store import Reader
 
 
-def study_rows(cells: Sequence[Cell], store: Store) -> RowsByTable:
+def study_rows(cells: Sequence[Cell], store: Reader) -> RowsByTable:
     """Return the rows of the finished cells by table, with the columns that identify their cells."""
     found: dict[str, list[pl.DataFrame]] = {}
     for cell in cells:
@@ -33,11 +32,21 @@ def study_rows(cells: Sequence[Cell], store: Store) -> RowsByTable:
     return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in found.items()}
 
 
-def result(study: Study, profile: Profile, store: Store, command: str) -> Result:
+def result(study: Study, profile: Profile, store: Reader, command: str, partial: bool = False) -> Result:
     """Return the results of a study under a profile, as far as its finished cells allow.
 
     Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
     never under the profile ``smoke``.
+
+    Args:
+        study: the study.
+        profile: its scale.
+        store: where its cells are.
+        command: the command that makes them.
+        partial: whether claims keep estimates from the finished cells while others are missing.
+
+    Raises:
+        UserError: The rows are of an older schema.
     """
     cells = study.cells(profile)
     done = [cell for cell in cells if store.done(cell)]
@@ -48,7 +57,7 @@ def result(study: Study, profile: Profile, store: Store, command: str) -> Result
         claims,
         {identity(cell): cell for cell in done},
         store,
-        len(done) == len(cells),
+        partial or len(done) == len(cells),
         profile.name != "smoke",
     )
     records = [record for cell in done if (record := store.record(cell)) is not None]
@@ -82,7 +91,7 @@ def _read(study: Study, rows: RowsByTable) -> tuple[Artefact, Sequence[Claim]]:
 
 
 def _claims(
-    found: Sequence[Claim], cells: Mapping[str, Cell], store: Store, complete: bool, judged: bool
+    found: Sequence[Claim], cells: Mapping[str, Cell], store: Reader, complete: bool, judged: bool
 ) -> list[Claim]:
     """Return claims with what their verdicts depend on besides the estimates: completeness, seeds, cost."""
 
@@ -114,19 +123,9 @@ def _claims(
     ]
 
 
-def seconds_per_seed(cells: Sequence[Cell], store: Store, seeds: int) -> float | None:
+def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float | None:
     """Return the recorded core-seconds of cells and their trainings, divided by a number of training seeds."""
     records = [store.record(cell) for cell in closure(cells, identity)]
     if not records or not seeds:
         return None
     return sum(core_seconds(record) for record in records if record is not None) / seeds
-
-
-def core_seconds(record: Mapping[str, Any]) -> float:
-    """Return the seconds of a cell times its threads; those of a GPU as they are.
-
-    >>> core_seconds({"seconds": 30.0, "hardware": "AMD EPYC 7B13, 2 threads"})
-    60.0
-    """
-    threads = re.search(r", (\d+) threads$", record["hardware"])
-    return record["seconds"] * (int(threads[1]) if threads else 1)

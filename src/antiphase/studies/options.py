@@ -29,7 +29,13 @@ Seeds = Annotated[
     ),
 ]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
+AsJson = Annotated[bool, Typed(flags=("--json",)), Field(description="Print JSON instead of a table.")]
+RowsFolder = Annotated[
+    Path | None,
+    Field(description="Directory of rows that ship (study pack), read in place of the store."),
+]
 STORE = Path("antiphase-store")
+RESULTS = Path("results")
 
 
 class ListOptions(Options):
@@ -43,6 +49,12 @@ class StudyOptions(Options):
     profile: ProfileName = "laptop"
     seeds: Seeds = None
     store: StoreFolder = STORE
+    rows: RowsFolder = None
+
+    @property
+    def place(self) -> Path:
+        """The folder that is read."""
+        return self.store if self.rows is None else self.rows
 
 
 class AnyStudyOptions(StudyOptions):
@@ -53,6 +65,11 @@ class AnyStudyOptions(StudyOptions):
 
 class RunOptions(StudyOptions):
     """Run every cell that is not in the store yet."""
+
+    rows: Annotated[
+        Path | None,
+        Field(description="Directory of rows that ship; measurements that are there are not run again."),
+    ] = None
 
     jobs: Annotated[
         int,
@@ -93,6 +110,7 @@ class RowsOptions(Options):
     profile: ProfileName = "laptop"
     seeds: Seeds = None
     store: StoreFolder = STORE
+    rows: RowsFolder = None
     table: Annotated[
         str | None,
         Field(description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."),
@@ -102,7 +120,9 @@ class RowsOptions(Options):
     @property
     def study(self) -> StudyOptions:
         """The study whose rows are asked for."""
-        return StudyOptions(names=(self.name,), profile=self.profile, seeds=self.seeds, store=self.store)
+        return StudyOptions(
+            names=(self.name,), profile=self.profile, seeds=self.seeds, store=self.store, rows=self.rows
+        )
 
 
 class ClaimsOptions(AnyStudyOptions):
@@ -114,9 +134,19 @@ class ClaimsOptions(AnyStudyOptions):
             description="Markdown file in which to replace the lines between <!-- claims --> and <!-- /claims -->."
         ),
     ] = None
-    json_: Annotated[bool, Typed(flags=("--json",)), Field(description="Print JSON instead of a table.")] = (
-        False
-    )
+    json_: AsJson = False
+
+
+class PackOptions(AnyStudyOptions):
+    """Add finished cells to the rows that ship."""
+
+    to: Annotated[Directory, Field(description="Directory to add the rows to.")] = RESULTS
+
+
+class PowerOptions(StudyOptions):
+    """Say what the stored rows can decide."""
+
+    json_: AsJson = False
 
 
 class ReportOptions(AnyStudyOptions):
