@@ -235,9 +235,11 @@ def report(options: ReportOptions) -> None:
     antiphase study report
 
     antiphase study report robustness --profile paper --out site --markdown findings.md
+
+    antiphase study report --rows results --markdown docs/findings.md --readme README.md
     """
     from antiphase.report.studies.site import write_site
-    from antiphase.report.studies.written import write_findings
+    from antiphase.report.studies.written import replace_findings, write_findings
     from antiphase.studies.selection import results_of
 
     results = results_of(options)
@@ -246,6 +248,9 @@ def report(options: ReportOptions) -> None:
     if options.markdown is not None:
         write_findings(results, options.markdown)
         print(options.markdown)
+    if options.readme is not None and options.markdown is not None:
+        replace_findings(results, options.readme, options.markdown.parent)
+        print(options.readme)
 
 
 @command(study, NewOptions)

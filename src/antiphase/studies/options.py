@@ -153,9 +153,25 @@ class ReportOptions(AnyStudyOptions):
     """Draw a site from the stored rows."""
 
     out: Annotated[Directory, Field(description="Directory of the site.")] = Path("antiphase-studies")
-    markdown: Annotated[Path | None, Field(description="Markdown file to write the numbers to as well.")] = (
-        None
-    )
+    markdown: Annotated[
+        Path | None,
+        Field(
+            description="Markdown file to write the numbers to as well, with a picture of the claims next to it."
+        ),
+    ] = None
+    readme: Annotated[
+        Path | None,
+        Field(
+            description="Markdown file in which to replace the lines between <!-- findings --> and <!-- /findings -->; "
+            "with --markdown."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ReportOptions":
+        if self.readme is not None and self.markdown is None:
+            raise UserError("--readme shows the picture that --markdown writes: give --markdown, too")
+        return self
 
 
 class NewOptions(Options):
