@@ -7,7 +7,7 @@ import pytest
 from antiphase.errors import UserError
 from antiphase.evaluation.crossed import crossed_mean
 from antiphase.studies.claims import Check
-from antiphase.studies.estimation import difference, estimates, mean, peak, trend
+from antiphase.studies.estimation import difference, estimates, mean, peak, share_above, trend
 
 VALUE = pl.col("value")
 
@@ -197,3 +197,19 @@ def test_a_mean_against_a_constant():
     assert found is not None
     assert found.value == pytest.approx(0.3 + noise)
     assert mean(by_depth({1: 0.4}, (3,)), {"depth": 2}, VALUE) is None
+
+
+def test_a_share_above_a_level_stays_a_share():
+    values = of_seeds((0.9, 0.99, 0.93))
+    raw = mean(values, {"series": "a"}, VALUE - 0.9)
+    found = share_above(values, {"series": "a"}, VALUE, 0.9)
+    assert raw is not None
+    assert found is not None
+    assert 0.9 + raw.high > 1
+    assert 0.9 + found.low < 0.9 + found.value < 0.9 + found.high < 1
+    assert found.value == pytest.approx(raw.value)
+    assert (found.seeds, found.spread) == (
+        3,
+        crossed_mean(np.repeat([[0.9], [0.99], [0.93]], 40, axis=1)).spread,
+    )
+    assert share_above(values, {"series": "b"}, VALUE, 0.9) is None

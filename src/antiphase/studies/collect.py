@@ -96,8 +96,9 @@ def _claims(
     """Return claims with what their verdicts depend on besides the estimates: completeness, seeds, cost."""
 
     def own(check: Check) -> list[Cell]:
+        """Return the cells behind a check; all of the study's where the rows do not tell."""
         known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
-        return [cells[cell] for cell in known if cell in cells]
+        return [cells[cell] for cell in known if cell in cells] or list(cells.values())
 
     def completed(check: Check) -> Check:
         given = check.seeds == 1 and not any(cell.needs() for cell in own(check))

@@ -105,6 +105,24 @@ def mean(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr) -> Crosse
     return contrast(rows, [(1.0, which)], value)
 
 
+def share_above(
+    rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr, level: float
+) -> CrossedEstimate | None:
+    """Estimate a share minus a level; the interval is that of a share, so level + its ends stay within [0, 1].
+
+    Args:
+        rows: the rows.
+        which: columns and values that select some of them.
+        value: hits or fractions, within [0, 1].
+        level: what the share is compared with.
+    """
+    found = contrast(rows, [(1.0, which)], value)
+    if found is None:
+        return None
+    share = as_share(found)
+    return replace(found, value=found.value - level, low=share.low - level, high=share.high - level)
+
+
 def trend(
     rows: pl.DataFrame,
     column: str,

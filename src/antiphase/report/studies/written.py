@@ -62,7 +62,7 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
     ]
     folder = os.path.relpath(pictures, into.parent)
     picture = _picture("" if folder == "." else f"{folder}/")
-    _replace(into, "findings", f"{picture}\n\n" + "\n".join(lines) + "\n")
+    _replace(into, "findings", "\n\n".join([picture, *lines[:1], "\n".join(lines[1:])]).rstrip() + "\n")
 
 
 def _replace(into: Path, mark: str, text: str) -> None:

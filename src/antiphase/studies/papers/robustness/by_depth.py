@@ -4,7 +4,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import ASR, estimates, mean, over, peak, trend
+from antiphase.studies.estimation import ASR, estimates, over, peak, share_above, trend
 from antiphase.studies.papers.robustness.show import against, eps_name, table_of
 
 AT = (1 / 255, 4 / 255)
@@ -53,7 +53,7 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
     high = [
         Check(
             f"ASR({kind}, depth {deepest}) − {_HIGH * 100:.0f} % at 4/255",
-            mean(attacks, {"series": kind, "depth": deepest, "eps": large}, ASR - _HIGH),
+            share_above(attacks, {"series": kind, "depth": deepest, "eps": large}, ASR, _HIGH),
         )
         for kind in ("ViT", "DiffViT")
     ]  # fmt: skip
