@@ -14,7 +14,7 @@ antiphase study run figure-3c --profile laptop
 import numpy as np
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
+from antiphase.studies.artefact import BY_SEED, Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import estimates, over, trend
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
@@ -51,7 +51,9 @@ def draw(rows: RowsByTable) -> Artefact:
             for at in np.linspace(0.0, most, 25).tolist():
                 within = (pl.col("found") & (pl.col("distance") <= at)).cast(pl.Float64)
                 curves.append(estimates(own, ["depth"], within).with_columns(x=pl.lit(at)))
-            points = pl.concat(curves).sort("depth", maintain_order=True)
+            points = (
+                pl.concat(curves).sort("depth", maintain_order=True).drop(BY_SEED)
+            )  # too many lines to tell apart
             points = points.with_columns(series=pl.format("depth {}", "depth")).drop("depth")
             title = f"{kind}, {data}"
             panels.append(Panel(title, "L2 distance", "attack success rate", points, percent=True))
