@@ -100,8 +100,8 @@ def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
 def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
     text = pages["index"].text
     for words in (
-        "Of 4 claims tested, 2 hold, 1 fails and 1 is undecided",
-        "4 claims: 1 holds, 1 fails, 1 undecided, 1 not run",
+        "Of 5 claims tested, 2 hold, 1 is contradicted, 1 is absent and 1 is undecided",
+        "5 claims: 1 holds, 1 contradicted, 1 absent, 1 undecided, 1 not run",
         "58 of 92 cells done",
         "+3.04 points [0.04, 7.04]; +8.9 points [5.9, 12.9]; +17.9 points [14.9, 21.9]; 2 more",
         "−0.42 [−0.61, −0.23]; +0.100 [−∞, ∞]",
@@ -117,7 +117,7 @@ def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
             assert claim.source in text
     claims = pages["index"].csv("claims.csv")
     assert len(claims) == sum(len(claim.checks) for result in made_up.studies() for claim in result.claims)
-    assert set(claims["claim_verdict"]) == {"holds", "fails", "undecided", "not run"}
+    assert set(claims["claim_verdict"]) == {"holds", "contradicted", "absent", "undecided", "not run"}
     assert claims.row(0, named=True)["low"] == 0.0304 - 0.03
 
 
@@ -276,7 +276,9 @@ def test_the_console_fits_80_columns():
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     words = " ".join(" ".join(lines).split())
-    assert all(f" {verdict} " in words for verdict in ("holds", "fails", "undecided", "not run"))
+    assert all(
+        f" {verdict} " in words for verdict in ("holds", "contradicted", "absent", "undecided", "not run")
+    )
 
 
 def test_prose_knows_paragraphs_lists_commands_and_tables():
@@ -307,10 +309,13 @@ def test_a_site_of_the_smoke_profile_gives_no_verdict(tmp_path):
         replace(claim, checks=[replace(check, judged=False) for check in claim.checks])
         for claim in made_up.claims()
     ]
-    assert [claim.verdict for claim in unjudged] == ["not judged (smoke)"] * 3 + ["not run"]
+    assert [claim.verdict for claim in unjudged] == ["not judged (smoke)"] * 3 + [
+        "not run",
+        "not judged (smoke)",
+    ]
     page = write_site([replace(made_up.table_1(), profile="smoke", claims=unjudged)], tmp_path).read_text(
         encoding="utf-8"
     )
-    assert "3 claims, none judged: smoke only shows that the studies run" in page
+    assert "4 claims, none judged: smoke only shows that the studies run" in page
     assert 'class="verdict not-judged"' in page
     assert 'class="verdict holds"' not in page

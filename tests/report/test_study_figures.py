@@ -130,3 +130,26 @@ def test_a_radar_has_a_spoke_for_each_tick_and_a_closed_line_for_each_series():
         assert axes.get_ylim() == (0, 50)
         (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == list(shares)
+
+
+def test_single_seeds_are_thin_lines_or_dots_within_the_frame():
+    points = made_up.points({"ViT": [0.4, 0.5], "DiffViT": [0.5, 0.6]}, (1.0, 2.0))
+    seeds = [[0.2, 0.6, 0.4], [0.3, 0.7], [0.5, 0.5, 0.5], [0.55, 0.65]]  # fewer at the second x
+    points = points.with_columns(by_seed=pl.Series(seeds))
+    (axes,) = plot_figure(Plot("lines", "", (Panel("", "x", "y", points, percent=True),))).axes
+    thin = [line.get_ydata().tolist() for line in axes.lines if line.get_linewidth() == 0.6]
+    assert thin[:2] == [pytest.approx([20, 30]), pytest.approx([60, 70])]
+    assert len(thin) == 6
+    assert axes.get_ylim()[0] < 20
+    assert axes.get_ylim()[1] > 70
+    bars = Panel(
+        "", "", "y", points.with_columns(x=pl.col("x") - 1), kind="bar", ticks=("a", "b"), percent=True
+    )
+    (axes,) = plot_figure(Plot("bars", "", (bars,))).axes
+    dots = [height for line in axes.lines for height in line.get_ydata() if line.get_marker() == "."]
+    assert sorted(each for each in dots if np.isfinite(each)) == pytest.approx(
+        sorted(100 * v for each in seeds for v in each)
+    )
+    alone = Panel("", "x", "y", points.with_columns(by_seed=pl.col("by_seed").list.head(1)))
+    (axes,) = plot_figure(Plot("one", "", (alone,))).axes
+    assert not [line for line in axes.lines if line.get_linewidth() == 0.6]

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 
 import polars as pl
 import pytest
 
 from antiphase.cli import main
+from antiphase.files import digest
 from antiphase.studies.lab import Lab
 from antiphase.studies.registry import find_studies
 from antiphase.studies.run import run_cells
@@ -127,6 +129,70 @@ def test_the_claims_of_a_report_can_be_replaced(call, store, tmp_path):
     assert page.read_text() == written
 
 
+def test_power_says_what_the_rows_can_decide(call, tmp_path):
+    words = ("table-1", "--profile", "smoke", "--seeds", 2, "--store", tmp_path)
+    code, _, err = call("power", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds no cell of these studies" in err
+    (study,) = find_studies(["table-1"])
+    run_cells(study.cells(profile("smoke", 2)), Lab(Store(tmp_path), progress=False))
+    code, out, _ = call("power", *words)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "Decides: the smallest difference" in " ".join(out.split())
+    code, out, _ = call("power", *words, "--json")
+    found = json.loads(out)
+    assert [each["claim"] for each in found] == [
+        "asr-peaks", "asr-peaks", "asr-rises", "asr-falls", "accuracy-peaks", "accuracy-peaks",
+    ]  # fmt: skip
+    for each in found:
+        assert each["seeds"] == 2
+        assert each["error"] ** 2 == pytest.approx(each["error_of_seeds"] ** 2 + each["error_of_images"] ** 2)
+        assert each["smallest_difference"] > each["error"]
+        assert (each["core_minutes"] is None) == (each["seeds_needed"] is None)
+    code, out, _ = call(
+        "power", *words[:3], "--seeds", 3, *words[5:], "--json"
+    )  # cells are missing: no verdict
+    assert [each["verdict"] for each in json.loads(out)] == [None] * 6
+
+
+def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path):
+    words = ("table-1", "--profile", "smoke")
+    code, out, _ = call("pack", *words, "--store", store, "--to", tmp_path / "results")
+    assert (code, out) == (0, f"table-1: 18 cells added to {tmp_path / 'results'}\n")
+    made = {}
+    for name, place in (("store", ("--store", store)), ("pack", ("--rows", tmp_path / "results"))):
+        out = tmp_path / name
+        code, _, err = call(
+            "report", *words, *place, "--out", out / "site", "--markdown", out / "findings.md"
+        )
+        assert code == 0, err
+        made[name] = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert made["store"] == made["pack"]
+    for command in ("claims", "power", "rows"):
+        code, _, err = call(command, *words, "--rows", tmp_path / "results")
+        assert code == 0, err
+    code, _, err = call("run", *words, "--rows", tmp_path / "results", "--store", tmp_path / "elsewhere")
+    assert code == 0
+    assert "18 cells, all there" in err
+    assert not list((tmp_path / "elsewhere").glob("cells/*"))
+
+
+def test_rows_of_an_older_schema_get_one_line(call, store, tmp_path):
+    shutil.copytree(store, tmp_path / "old")
+    for path in (tmp_path / "old" / "cells").glob("attack-*/rows.parquet"):
+        pl.read_parquet(path).drop("success").write_parquet(path)
+        record = json.loads((path.parent / "done.json").read_text())
+        record["files"] = {"rows.parquet": digest(path.read_bytes())}
+        (path.parent / "done.json").write_text(json.dumps(record))
+    words = ("table-1", "--profile", "smoke", "--store", tmp_path / "old")
+    for command in (("power",), ("claims",), ("report", "--out", tmp_path / "site")):
+        code, _, err = call(command[0], *words, *command[1:])
+        assert (code, err.count("\n")) == (2, 1)
+        assert "the stored rows are of an older schema and lack a column" in err
+        assert "success" in err
+
+
 def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = call("new", "my-study")
@@ -205,6 +271,8 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
         (("rows", "table-1", "--profile", "paper"), "table-1: no rows in antiphase-store under profile paper"),
         (("report", "table-1", "--profile", "paper"), "antiphase-store: holds no cell of these studies"),
         (("claims", "table-1", "--into", "nowhere.md"), "nowhere.md: expected a line <!-- claims -->"),
+        (("pack", "table-1", "--profile", "paper"), "antiphase-store: holds no finished cell of these studies"),
+        (("power", "table-1", "--rows", "nowhere"), "nowhere: holds no cell of these studies"),
         (("new", "My Study"), "name 'My Study': expected small letters"),
     ],
 )  # fmt: skip

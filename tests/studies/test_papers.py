@@ -5,14 +5,19 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from antiphase.models import vit
 from antiphase.report.studies.site import write_site
-from antiphase.studies.artefact import ESTIMATES
+from antiphase.studies.artefact import ESTIMATES, Artefact
+from antiphase.studies.cells import Attack, Own, TrainVit
+from antiphase.studies.claims import Check, Claim
 from antiphase.studies.collect import result
+from antiphase.studies.estimation import ASR, mean
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
+from antiphase.studies.provenance import core_seconds
 from antiphase.studies.registry import find_studies, known_studies
 from antiphase.studies.run import run_cells
-from antiphase.studies.spec import closure, profile
+from antiphase.studies.spec import Study, closure, profile
 from antiphase.studies.store import Store
 
 NAMES = list(known_studies())
@@ -141,3 +146,38 @@ def test_means_are_taken_over_every_seed_and_image(store):
     by_hand = rows.group_by("series", "eps").agg(pl.col("success").mean()).sort("series", "eps")
     assert points.sort("series", "x")["value"].to_list() == pytest.approx(by_hand["success"].to_list())
     assert set(points["seeds"]) == {2}
+
+
+def test_released_models_are_judged_over_images_and_trained_ones_have_a_price(store):
+    trained, released = (
+        Study(
+            "made-up", "own", "Made up", "made up", "", lambda _, cells=cells: cells, lambda rows: Artefact(),
+            lambda rows: [
+                Claim("any", "", "", [Check("ASR − 1", mean(rows["attack"], {"eps": 1 / 255}, ASR - 1.0))])
+            ],
+        )
+        for cells in (
+            [Attack(model=model, data="digits", eps=(1 / 255,), limit=6, settings={"steps": 1}) for model in models]
+            for models in (
+                [TrainVit(model="vit", data="digits", seed=seed, limit=32, sizes={"depth": 1, "dim": 8, "num_heads": 2},
+                          recipe={"epochs": 1}) for seed in (0, 1)],
+                [Own(build=untrained, series="given", image_shape=(1, 8, 8), num_classes=10)],
+            )
+        )
+    )  # fmt: skip
+    laptop = profile("laptop", 1)
+    for study in (trained, released):
+        run_cells(study.cells(laptop), Lab(store, progress=False))
+    (claim,) = result(released, laptop, store, "").claims
+    assert claim.checks[0].over == "images"
+    assert claim.verdict == "contradicted"
+    (claim,) = result(trained, laptop, store, "").claims
+    assert claim.checks[0].over == "seeds"
+    assert claim.verdict == "undecided"
+    records = [store.record(cell) for cell in closure(trained.cells(laptop), identity)]
+    assert len(records) == 4
+    assert claim.seconds == pytest.approx(sum(map(core_seconds, records)) / 2)
+
+
+def untrained(seed):
+    return vit(8, seed=seed, depth=1, dim=8, num_heads=2)

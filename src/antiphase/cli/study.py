@@ -1,6 +1,8 @@
 """``antiphase study``: what its commands print, and their examples."""
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -14,11 +16,16 @@ from antiphase.studies.options import (
     ClaimsOptions,
     ListOptions,
     NewOptions,
+    PackOptions,
+    PowerOptions,
     ReportOptions,
     RowsOptions,
     RunOptions,
     StudyOptions,
 )
+
+if TYPE_CHECKING:
+    from antiphase.studies.results import Result
 
 study = typer.Typer(no_args_is_help=True, help="The papers' tables and figures, and studies of your own.")
 app.add_typer(study, name="study")
@@ -143,7 +150,9 @@ def rows(options: RowsOptions) -> None:
 
 @command(study, ClaimsOptions)
 def claims(options: ClaimsOptions) -> None:
-    """Print every claim of the papers with its verdict: holds, fails, undecided, or not run.
+    """Print every claim of the papers with its verdict: holds, contradicted, absent, undecided, or not run.
+
+    An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
 
     Under the profile smoke no claim is judged.
 
@@ -169,6 +178,55 @@ def claims(options: ClaimsOptions) -> None:
         Console().print(console_claims(results))
 
 
+@command(study, PackOptions)
+def pack(options: PackOptions) -> None:
+    """Add the rows of finished cells to a directory that ships: small Parquet files, without checkpoints.
+
+    Rows that are there already stay. Several machines may add to one directory; to merge two, pack one into the other.
+
+    **Examples**
+
+    antiphase study pack robustness
+
+    antiphase study pack all --rows other/results --to results
+    """
+    from antiphase.studies.selection import pack_studies
+
+    for line in pack_studies(options):
+        print(line)
+
+
+@command(study, PowerOptions)
+def power(options: PowerOptions) -> None:
+    """Show what the stored rows can decide: for each difference, the smallest that would be found, and what it takes.
+
+    **Examples**
+
+    antiphase study power figure-2a
+
+    antiphase study power robustness --seeds 16 --json
+    """
+    from antiphase.report.studies.power import console_power, power_json
+    from antiphase.studies.power import powers
+    from antiphase.studies.selection import results_of
+
+    results = results_of(options, partial=True)
+    _check_some(results, options)
+    found = powers(results)
+    if options.json_:
+        print(power_json(found))
+    else:
+        Console().print(console_power(found))
+
+
+def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
+    if not any(result.done for result in results):
+        raise UserError(
+            f"{options.place}: holds no cell of these studies under profile {options.profile}; antiphase study run "
+            "makes them"
+        )
+
+
 @command(study, ReportOptions)
 def report(options: ReportOptions) -> None:
     """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
@@ -178,21 +236,22 @@ def report(options: ReportOptions) -> None:
     antiphase study report
 
     antiphase study report robustness --profile paper --out site --markdown findings.md
+
+    antiphase study report --rows results --markdown docs/findings.md --readme README.md
     """
     from antiphase.report.studies.site import write_site
-    from antiphase.report.studies.written import write_findings
+    from antiphase.report.studies.written import replace_findings, write_findings
     from antiphase.studies.selection import results_of
 
     results = results_of(options)
-    if not any(result.done for result in results):
-        raise UserError(
-            f"{options.store}: holds no cell of these studies under profile {options.profile}; antiphase study run "
-            "makes them"
-        )
+    _check_some(results, options)
     print(write_site(results, options.out))
     if options.markdown is not None:
         write_findings(results, options.markdown)
         print(options.markdown)
+    if options.readme is not None and options.markdown is not None:
+        replace_findings(results, options.readme, options.markdown.parent)
+        print(options.readme)
 
 
 @command(study, NewOptions)

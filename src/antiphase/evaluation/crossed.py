@@ -1,6 +1,7 @@
 """Means over training seeds and images that are crossed: every model was measured on the same images."""
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -9,7 +10,68 @@ from scipy import stats
 from antiphase.evaluation.statistics import Estimate
 
 
-def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float = 0.95) -> Estimate:
+@dataclass(frozen=True)
+class Spread:
+    """The variance of a mean over k seeds and n samples, and what it is made of.
+
+    Attributes:
+        seeds: k.
+        n: number of samples.
+        by_seed: S, the variance of the seeds' means divided by k; 0 with one seed.
+        by_sample: I, the variance of the samples' means divided by n.
+        rest: R, the variance of the residuals divided by kn; 0 with one seed.
+    """
+
+    seeds: int
+    n: int
+    by_seed: float
+    by_sample: float
+    rest: float
+
+    @property
+    def variance(self) -> float:
+        """s² = S + I − R, at least the larger of S and I."""
+        return max(self.by_seed + self.by_sample - self.rest, self.by_seed, self.by_sample)
+
+    @property
+    def error(self) -> float:
+        """The standard error s."""
+        return math.sqrt(self.variance)
+
+    @property
+    def degrees(self) -> float:
+        """Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/(n − 1)); n − 1 with one seed."""
+        if self.seeds == 1:
+            return self.n - 1.0
+        return self.variance**2 / (self.by_seed**2 / (self.seeds - 1) + self.by_sample**2 / (self.n - 1))
+
+    def at(self, seeds: int) -> "Spread":
+        """Return the spread that another number of seeds is expected to have on the same samples."""
+        scale = self.seeds / seeds
+        rest = self.rest * scale
+        by_sample = max(self.by_sample - self.rest, 0.0) + rest
+        return Spread(seeds, self.n, self.by_seed * scale, by_sample, rest)
+
+
+@dataclass(frozen=True)
+class CrossedEstimate(Estimate):
+    """An estimate over crossed seeds and samples.
+
+    Attributes:
+        spread: its variance; None if there is one sample.
+        cells: identities of the cells whose rows it is made from, if known.
+    """
+
+    spread: Spread | None = None
+    cells: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def seeds(self) -> int:
+        """Number of training seeds; 0 if there is one sample."""
+        return 0 if self.spread is None else self.spread.seeds
+
+
+def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float = 0.95) -> CrossedEstimate:
     """Estimate the mean over crossed seeds and samples.
 
     With x = μ + seed + sample + residual, the variance of the grand mean is
@@ -40,17 +102,14 @@ def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float =
         raise ValueError(f"{k} seeds × {n} samples: expected at least one of each, and finite values")
     mean = float(values.mean())
     if n == 1:
-        return Estimate(mean, -math.inf, math.inf, 1)
+        return CrossedEstimate(mean, -math.inf, math.inf, 1)
     by_seed, by_sample = values.mean(1), values.mean(0)
     samples = float(by_sample.var(ddof=1))
     samples = (samples if samples > 1e-12 else (n + 1) / (n + 2) ** 2) / n
-    if k == 1:
-        variance, degrees = samples, n - 1.0
-    else:
-        seeds = float(by_seed.var(ddof=1)) / k
+    spread = Spread(1, n, 0.0, samples, 0.0)
+    if k > 1:
         rest = values - by_seed[:, None] - by_sample[None] + mean
         rest = float(np.square(rest).sum()) / ((k - 1) * (n - 1)) / (k * n)
-        variance = max(seeds + samples - rest, seeds, samples)
-        degrees = variance**2 / (seeds**2 / (k - 1) + samples**2 / (n - 1))
-    half = float(stats.t.ppf((1 + confidence) / 2, degrees)) * math.sqrt(variance)
-    return Estimate(mean, mean - half, mean + half, n)
+        spread = Spread(k, n, float(by_seed.var(ddof=1)) / k, samples, rest)
+    half = float(stats.t.ppf((1 + confidence) / 2, spread.degrees)) * spread.error
+    return CrossedEstimate(mean, mean - half, mean + half, n, spread)

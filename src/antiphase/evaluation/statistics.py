@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
@@ -145,7 +145,7 @@ def as_share(estimate: Estimate) -> Estimate:
         return _cut(estimate, 0.0, 1.0)
     logit, scaled = math.log(value / (1 - value)), half / (value * (1 - value))
     low, high = (float(special.expit(logit + sign * scaled)) for sign in (-1, 1))
-    return Estimate(value, low, high, estimate.n)
+    return replace(estimate, low=low, high=high)
 
 
 def as_size(estimate: Estimate) -> Estimate:
@@ -167,7 +167,7 @@ def as_size(estimate: Estimate) -> Estimate:
         return _cut(estimate, 0.0, math.inf)
     scaled = half / value
     high = value * math.exp(scaled) if scaled < _LARGEST_EXPONENT else math.inf
-    return Estimate(value, value * math.exp(-scaled), high, estimate.n)
+    return replace(estimate, low=value * math.exp(-scaled), high=high)
 
 
 def as_difference(estimate: Estimate) -> Estimate:
@@ -179,8 +179,7 @@ def as_difference(estimate: Estimate) -> Estimate:
 
 
 def _cut(estimate: Estimate, least: float, most: float) -> Estimate:
-    low, high = max(estimate.low, least), min(estimate.high, most)
-    return Estimate(estimate.value, low, high, estimate.n)
+    return replace(estimate, low=max(estimate.low, least), high=min(estimate.high, most))
 
 
 def jackknife(

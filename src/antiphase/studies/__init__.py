@@ -25,7 +25,7 @@ _HOMES = {
     # what it shows and claims
     "artefact": ("Artefact", "Panel", "Plot", "Table"),
     "claims": ("Check", "Claim"),
-    "estimation": ("ASR", "difference", "estimates", "over"),
+    "estimation": ("ASR", "contrast", "difference", "estimates", "mean", "over", "peak", "share_above", "trend"),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -13,6 +13,9 @@ ESTIMATES: dict[str, Any] = {
 }  # fmt: skip
 """Columns of every estimate: mean, 95 % interval (null if there is none), number of samples and training seeds."""
 
+BY_SEED = "by_seed"
+"""Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -22,7 +25,8 @@ class Panel:
         title: title, such as ``"(a) PGD"``.
         x: label of the horizontal axis.
         y: label of the vertical axis.
-        points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them) and ``ESTIMATES``.
+        points: columns ``series`` (String), ``x`` (Float64; the position where ``ticks`` name them), ``ESTIMATES`` and,
+            optionally, ``BY_SEED``.
         kind: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick, which shows
             neither intervals nor the paper's numbers.
         scale: scale of the horizontal axis; ``"eps"`` is logarithmic with ticks in 255ths.

@@ -1,15 +1,42 @@
-"""Claims as checked statements: each holds, fails or is undecided, according to the intervals of its checks.
+"""Claims as checked statements, each with one of four verdicts.
 
-Under the profile ``smoke`` (two images, one seed) claims are not judged.
+A check is a difference d that is claimed to be above 0, with a 95 % interval. Its verdict is the first that applies:
+
+- *holds*: the interval lies above 0;
+- *contradicted*: the opposite is off 0. The one-sided p-values of "d ≥ 0" of a claim's checks are corrected by Holm;
+- *absent*: the whole interval lies within the claim's margin, the largest difference that does not matter;
+- *undecided*: none of these, or fewer than ``LEAST_SEEDS`` training seeds.
+
+A claim is contradicted if one of its checks is; otherwise undecided if one is; otherwise absent if one is; otherwise it
+holds. So it holds if all its checks do, which needs no correction (intersection-union test), and contradicts itself by
+chance in at most 2.5 % of the cases, however many checks it has. Under the profile ``smoke`` (two images, one seed)
+claims are not judged. Models that were not trained here, such as released checkpoints, have no training seeds: their
+differences are judged over images, and the verdict is about these models only.
+
+Sources: R. L. Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24:295–300 (1982);
+S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6:65–70 (1979);
+D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+equivalence of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15:657–680 (1987).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+from scipy import stats
+
+from antiphase.errors import UserError
+from antiphase.evaluation.crossed import CrossedEstimate, Spread
+from antiphase.evaluation.power import LEVEL, POWER, power_of, power_within, seeds_until
 from antiphase.evaluation.statistics import Estimate, as_difference
 
-Verdict = Literal["holds", "fails", "undecided", "not judged (smoke)", "not run"]
+Verdict = Literal["holds", "contradicted", "absent", "undecided", "not judged (smoke)", "not run"]
+Unit = Literal["points", ""]
+LEAST_SEEDS = 8
+MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
+"""Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
 
 
 @dataclass(frozen=True)
@@ -22,34 +49,35 @@ class Check:
         unit: ``"points"`` for differences of fractions, shown in percentage points with the interval clipped to ±100;
             empty for other values.
         judged: whether there is a verdict; False under the profile ``smoke``.
+        over: what the interval has to be over: training seeds, or images alone for models that were not trained here.
+        seconds: core-seconds that one training seed takes, trainings included; None if unknown.
     """
 
     what: str
     estimate: Estimate | None
-    unit: Literal["points", ""] = "points"
+    unit: Unit = "points"
     judged: bool = True
+    over: Literal["seeds", "images"] = "seeds"
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
             object.__setattr__(self, "estimate", as_difference(self.estimate))
 
     @property
-    def verdict(self) -> Verdict:
-        """``holds`` if the interval lies above 0, ``fails`` if it lies below 0."""
-        if self.estimate is None:
-            return "not run"
-        if not self.judged:
-            return "not judged (smoke)"
-        if self.estimate.low > 0:
-            return "holds"
-        return "fails" if self.estimate.high < 0 else "undecided"
+    def spread(self) -> Spread | None:
+        """The variance of the estimate, if known."""
+        return self.estimate.spread if isinstance(self.estimate, CrossedEstimate) else None
+
+    @property
+    def seeds(self) -> int:
+        """Number of training seeds behind the estimate; 0 if unknown."""
+        return self.spread.seeds if self.spread else 0
 
 
 @dataclass(frozen=True)
 class Claim:
     """A statement of a paper and its checks, which all have to hold but for the stated exceptions.
-
-    Intervals are 95 % each, without correction for multiple comparisons.
 
     Attributes:
         name: a short name, such as ``"fragile-at-depth-1"``.
@@ -57,29 +85,133 @@ class Claim:
         statement: the claim in one sentence.
         checks: at least one check.
         exceptions: number of checks that need not hold, where the paper says "almost every".
+        margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points); by default
+            that of ``MARGINS``.
+        seconds: core-seconds that one training seed of all its checks takes, trainings included; None if unknown.
+
+    Raises:
+        UserError: The margin is not a number above 0.
     """
 
     name: str
     source: str
     statement: str
     checks: Sequence[Check]
+    margin: float | None = None
     exceptions: int = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.margin, int | float) and not isinstance(self.margin, bool)
+        if self.margin is not None and not (number and math.isfinite(self.margin) and self.margin > 0):
+            raise UserError(
+                f"claim {self.name!r}: margin {self.margin!r}: expected a number above 0, such as 0.02 for 2 points"
+            )
+
+    def margin_of(self, check: Check) -> float | None:
+        """Return the margin that applies to a check."""
+        return MARGINS[check.unit] if self.margin is None else self.margin
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """The verdict of each check."""
+        opposite = _opposite([_below(check) for check in self.checks])
+        return [self._verdict(check, against) for check, against in zip(self.checks, opposite, strict=True)]
 
     @property
     def verdict(self) -> Verdict:
-        """``not run`` if rows are missing, otherwise ``fails`` if a check fails, ``holds`` if all hold.
+        """The verdict of the claim.
 
-        With k exceptions, ``fails`` if more than k checks fail, ``holds`` if all but k hold. Under the profile
-        ``smoke``: ``not judged (smoke)``.
-
-        >>> yes, open_ = (Check("a − b", Estimate(1.0, low, 2.0, 9)) for low in (0.5, -0.5))
-        >>> [Claim("", "", "", [yes, open_], exceptions).verdict for exceptions in (0, 1)]
-        ['undecided', 'holds']
+        >>> def over_16_seeds(value, error):
+        ...     spread, half = Spread(16, 1000, error**2, 0.0, 0.0), 2.13 * error
+        ...     return Check("a − b", CrossedEstimate(value, value - half, value + half, 1000, spread))
+        >>> yes, none = over_16_seeds(0.1, 0.01), over_16_seeds(0.0, 0.005)
+        >>> open_, no = over_16_seeds(0.0, 0.05), over_16_seeds(-0.1, 0.01)
+        >>> [Claim("", "", "", checks).verdict for checks in ([yes], [yes, none], [yes, none, open_], [open_, no])]
+        ['holds', 'absent', 'undecided', 'contradicted']
         """
-        found = [check.verdict for check in self.checks]
-        for verdict in ("not run", "not judged (smoke)"):
-            if verdict in found or not found:
-                return verdict
-        if found.count("fails") > self.exceptions:
-            return "fails"
-        return "holds" if found.count("holds") >= len(found) - self.exceptions else "undecided"
+        return _joint(self.verdicts, self.exceptions)
+
+    @cached_property
+    def seeds_needed(self) -> int | None:
+        """Training seeds with which a verdict is expected, if the differences seen are the true ones.
+
+        Each check is expected to have a verdict once its power is 80 %. None if no number of seeds is enough, fewer
+        than two were seen, or the claim is judged over images.
+        """
+        spreads = [check.spread for check in self.checks]
+        if any(spread is None or spread.seeds < 2 for spread in spreads):
+            return None
+        if any(check.over == "images" for check in self.checks):
+            return None
+        return seeds_until(
+            lambda seeds: (
+                _joint([self._expected(check, seeds) for check in self.checks], self.exceptions)
+                != "undecided"
+            ),
+            LEAST_SEEDS,
+        )
+
+    def _verdict(self, check: Check, against: bool) -> Verdict:
+        if check.estimate is None:
+            return "not run"
+        if not check.judged:
+            return "not judged (smoke)"
+        if check.over == "seeds" and check.seeds < LEAST_SEEDS:
+            return "undecided"
+        if check.estimate.low > 0:
+            return "holds"
+        if against:
+            return "contradicted"
+        margin = self.margin_of(check)
+        within = margin is not None and -margin <= check.estimate.low and check.estimate.high <= margin
+        return "absent" if within else "undecided"
+
+    def _expected(self, check: Check, seeds: int) -> Verdict:
+        """Return the verdict that a check would have with other seeds, with a probability of 80 %."""
+        if check.estimate is None or check.spread is None:
+            return "undecided"
+        spread, value, margin = check.spread.at(seeds), check.estimate.value, self.margin_of(check)
+        if power_of(value, spread) >= POWER:
+            return "holds" if value > 0 else "contradicted"
+        within = margin is not None and power_within(value, margin, spread) >= POWER
+        return "absent" if within else "undecided"
+
+
+def _joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
+    """Return the verdict of a claim from those of its checks, of which the worst ``exceptions`` do not count.
+
+    >>> _joint(["holds", "undecided", "contradicted"], 1), _joint(["holds", "contradicted"], 1)
+    ('undecided', 'holds')
+    """
+    for verdict in ("not run", "not judged (smoke)"):
+        if verdict in verdicts or not verdicts:
+            return verdict
+    order: tuple[Verdict, ...] = ("contradicted", "undecided", "absent", "holds")
+    return sorted(verdicts, key=order.index)[min(exceptions, len(verdicts) - 1)]
+
+
+def _below(check: Check) -> float:
+    """Return the one-sided p-value of "the difference is at least 0"; 1 if it cannot be judged."""
+    spread = check.spread
+    if check.estimate is None or spread is None or not spread.error:
+        return 1.0
+    if check.over == "seeds" and spread.seeds < LEAST_SEEDS:
+        return 1.0
+    return float(stats.t.cdf(check.estimate.value / spread.error, spread.degrees))
+
+
+def _opposite(p_values: Sequence[float]) -> list[bool]:
+    """Return which hypotheses Holm's procedure rejects at a one-sided level of 2.5 %.
+
+    >>> _opposite([0.02, 0.001, 0.012])
+    [True, True, True]
+    >>> _opposite([0.02, 0.001, 0.013])
+    [False, True, False]
+    """
+    found = [False] * len(p_values)
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        if p_values[place] > LEVEL / 2 / (len(p_values) - rank):
+            break
+        found[place] = True
+    return found

@@ -1,15 +1,16 @@
-"""Estimates from the rows of a study: means over training seeds and images, and differences of means."""
+"""Estimates from the rows of a study: means over training seeds and images, differences, trends and peaks of means."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import crossed_mean
+from antiphase.evaluation.crossed import CrossedEstimate, crossed_mean
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size
-from antiphase.studies.artefact import ESTIMATES
+from antiphase.studies.artefact import BY_SEED, ESTIMATES
 
 SEED, SAMPLE = "training_seed", "sample"
 ASR = pl.col("success").cast(pl.Float64)
@@ -36,7 +37,7 @@ def estimates(
             constant) above 0, a difference of fractions in [−1, 1], or any number.
 
     Returns:
-        Columns ``*by`` and those of ``ESTIMATES``.
+        Columns ``*by``, those of ``ESTIMATES``, and ``by_seed``: the mean of each training seed.
 
     Raises:
         UserError: The seeds of a group were not measured on the same samples.
@@ -45,9 +46,10 @@ def estimates(
     for key, block in rows.group_by(by, maintain_order=True):
         matrix = _matrix(block, value, str(key))
         estimate = _WITHIN[kind](crossed_mean(matrix))
-        found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix)))
+        by_seed = matrix.mean(1).tolist()
+        found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix), by_seed))
     schema: dict[str, Any] = {name: rows.schema[name] for name in by}
-    return pl.DataFrame(found, schema | ESTIMATES, orient="row")
+    return pl.DataFrame(found, schema | ESTIMATES | {BY_SEED: pl.List(pl.Float64)}, orient="row")
 
 
 def over(*found: pl.DataFrame, samples: str = "images") -> str:
@@ -78,8 +80,10 @@ def over(*found: pl.DataFrame, samples: str = "images") -> str:
 
 def difference(
     rows: pl.DataFrame, first: Mapping[str, Any], second: Mapping[str, Any], value: pl.Expr
-) -> Estimate | None:
+) -> CrossedEstimate | None:
     """Estimate mean(first) − mean(second), paired by training seed and sample.
+
+    Only training seeds that both have are used.
 
     Args:
         rows: rows of both.
@@ -91,21 +95,148 @@ def difference(
         The estimate; None if one of them has no rows, or they share no seed.
 
     Raises:
-        UserError: The two were not measured on the same seeds and samples.
+        UserError: The two were not measured on the same samples.
     """
-    one, two = (_chosen(rows, which) for which in (first, second))
-    if one.is_empty() or two.is_empty():
+    return contrast(rows, [(1.0, first), (-1.0, second)], value)
+
+
+def mean(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr) -> CrossedEstimate | None:
+    """Estimate a mean, such as that of ``ASR - 0.9``, to be compared with 0; None without rows."""
+    return contrast(rows, [(1.0, which)], value)
+
+
+def share_above(
+    rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr, level: float
+) -> CrossedEstimate | None:
+    """Estimate a share minus a level; the interval is that of a share, so level + its ends stay within [0, 1].
+
+    Args:
+        rows: the rows.
+        which: columns and values that select some of them.
+        value: hits or fractions, within [0, 1].
+        level: what the share is compared with.
+    """
+    found = contrast(rows, [(1.0, which)], value)
+    if found is None:
         return None
-    seeds = sorted(set(one[SEED]) & set(two[SEED]))
+    share = as_share(found)
+    return replace(found, value=found.value - level, low=share.low - level, high=share.high - level)
+
+
+def trend(
+    rows: pl.DataFrame,
+    column: str,
+    where: Mapping[str, Any],
+    value: pl.Expr,
+    scale: Literal["linear", "log2"] = "linear",
+) -> CrossedEstimate | None:
+    """Estimate how much a mean rises from the lowest to the highest level of a column, along a fitted line.
+
+    With x the levels (or their log2) and w = (x − x̄)/Σ(x − x̄)²·(x_max − x_min), the contrast Σ w·mean(level): the slope
+    of least squares times the range, for each training seed and sample. All levels count, not only the ends.
+
+    Args:
+        rows: rows of all levels.
+        column: a number, such as ``"depth"``.
+        where: columns and values that select the rows of every level.
+        value: column to average.
+        scale: scale on which the levels are a line.
+
+    Returns:
+        The estimate over the training seeds that all levels have; None if there are fewer than two levels, or no seed.
+
+    Raises:
+        UserError: The levels were not measured on the same samples, or one is not above 0 on the scale ``log2``.
+    """
+    levels = _levels(rows, column, where)
+    if len(levels) < 2:
+        return None
+    if scale == "log2" and levels[0] <= 0:
+        raise UserError(f"trend over log2 of {column} {levels[0]}: expected levels above 0")
+    x = np.log2(levels) if scale == "log2" else np.array(levels, float)
+    centred = x - x.mean()
+    weights = centred / np.square(centred).sum() * (x[-1] - x[0])
+    groups = [
+        (float(weight), {**where, column: level}) for weight, level in zip(weights, levels, strict=True)
+    ]
+    return contrast(rows, groups, value)
+
+
+def peak(
+    rows: pl.DataFrame, column: str, at: Any, where: Mapping[str, Any], value: pl.Expr
+) -> list[tuple[str, CrossedEstimate | None]]:
+    """Estimate how far a mean at one level of a column lies above those of the levels below it and above it.
+
+    At a peak both differences are above 0. The means on either side are averages over their levels, so neighbours that
+    are nearly as high as the peak do not decide alone.
+
+    Args:
+        rows: rows of all levels.
+        column: a number, such as ``"lambda_init"``.
+        at: the level of the peak.
+        where: columns and values that select the rows of every level.
+        value: column to average.
+
+    Returns:
+        For each side that has levels, ``"below"`` or ``"above"`` and mean(at) − mean(side).
+
+    Raises:
+        UserError: The levels were not measured on the same samples.
+    """
+    found = []
+    levels = _levels(rows, column, where)
+    sides = {
+        "below": [level for level in levels if level < at],
+        "above": [level for level in levels if level > at],
+    }
+    for side, others in sides.items():
+        groups = [
+            (1.0, {**where, column: at}),
+            *((-1.0 / len(others), {**where, column: each}) for each in others),
+        ]
+        if others:
+            found.append((side, contrast(rows, groups, value)))
+    return found
+
+
+def contrast(
+    rows: pl.DataFrame, groups: Sequence[tuple[float, Mapping[str, Any]]], value: pl.Expr
+) -> CrossedEstimate | None:
+    """Estimate Σ weight·mean(group), paired by training seed and sample, over the seeds that all groups have.
+
+    Args:
+        rows: rows of all groups.
+        groups: the weight of each group, and the columns and values that select its rows.
+        value: column to average.
+
+    Returns:
+        The estimate; None if a group has no rows, or they share no seed.
+
+    Raises:
+        UserError: The groups were not measured on the same samples.
+    """
+    blocks = [_chosen(rows, which) for _, which in groups]
+    seeds = set.intersection(*(set(block[SEED]) for block in blocks))
     if not seeds:
         return None
-    one, two = (block.filter(pl.col(SEED).is_in(seeds)) for block in (one, two))
-    matrices = [_matrix(block, value, str(dict(which))) for block, which in ((one, first), (two, second))]
-    if set(one[SAMPLE]) != set(two[SAMPLE]):
-        raise UserError(
-            f"{dict(first)} and {dict(second)}: measured on different images; measure both with the same settings"
-        )
-    return crossed_mean(matrices[0] - matrices[1])
+    blocks = [block.filter(pl.col(SEED).is_in(sorted(seeds))) for block in blocks]
+    matrices = [
+        _matrix(block, value, str(dict(which))) for block, (_, which) in zip(blocks, groups, strict=True)
+    ]
+    samples = set(blocks[0][SAMPLE])
+    for block, (_, which) in zip(blocks, groups, strict=True):
+        if set(block[SAMPLE]) != samples:
+            raise UserError(
+                f"{dict(groups[0][1])} and {dict(which)}: measured on different images; "
+                "measure both with the same settings"
+            )
+    combined = sum(weight * matrix for matrix, (weight, _) in zip(matrices, groups, strict=True))
+    cells = {cell for block in blocks if "cell" in block.columns for cell in block["cell"].unique()}
+    return replace(crossed_mean(np.asarray(combined)), cells=tuple(sorted(cells)))
+
+
+def _levels(rows: pl.DataFrame, column: str, where: Mapping[str, Any]) -> list[Any]:
+    return _chosen(rows, where)[column].drop_nulls().unique().sort().to_list()
 
 
 def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:

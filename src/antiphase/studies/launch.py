@@ -11,9 +11,11 @@ from antiphase.studies.dry_run import dry_run
 from antiphase.studies.executors import Local, Slurm, parse_settings
 from antiphase.studies.lab import Lab
 from antiphase.studies.options import RunOptions
+from antiphase.studies.pack import Pack
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
 from antiphase.studies.selection import describe, select
+from antiphase.studies.store import Store
 
 
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> None:
@@ -28,7 +30,8 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         UserError: an option does not suit the processes, or a cell fails.
     """
     chosen, process = select(options), this_process()
-    cells, store = chosen.cells, chosen.store
+    cells = chosen.cells
+    store = Store(options.store, None if options.rows is None else Pack(options.rows))
     if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
         raise UserError(
             "--jobs and --executor are for one process; under torchrun the processes share every cell"
@@ -69,4 +72,5 @@ def _command(options: RunOptions) -> list[str]:
     """Return the command of one worker."""
     command = [sys.executable, "-m", "antiphase", "study", "run", *options.names]
     command += [*options.words, "--store", str(options.store), "--device", options.device]
+    command += ["--rows", str(options.rows)] if options.rows else []
     return command + (["--batch-size", str(options.batch_size)] if options.batch_size else [])

@@ -73,7 +73,13 @@ Baseline = Annotated[
     ),
 ]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
+AsJson = Annotated[bool, Typed(flags=("--json",)), Field(description="Print JSON instead of a table.")]
+RowsFolder = Annotated[
+    Path | None,
+    Field(description="Directory of rows that ship (study pack), read in place of the store."),
+]
 STORE = Path("antiphase-store")
+RESULTS = Path("results")
 
 
 class ListOptions(Options):
@@ -89,6 +95,12 @@ class StudyOptions(Options):
     models: GivenModels = ()
     baseline: Baseline = None
     store: StoreFolder = STORE
+    rows: RowsFolder = None
+
+    @property
+    def place(self) -> Path:
+        """The folder that is read."""
+        return self.store if self.rows is None else self.rows
 
     @property
     def words(self) -> list[str]:
@@ -106,6 +118,11 @@ class AnyStudyOptions(StudyOptions):
 
 class RunOptions(StudyOptions):
     """Run every cell that is not in the store yet."""
+
+    rows: Annotated[
+        Path | None,
+        Field(description="Directory of rows that ship; measurements that are there are not run again."),
+    ] = None
 
     jobs: Annotated[
         int,
@@ -148,6 +165,7 @@ class RowsOptions(Options):
     models: GivenModels = ()
     baseline: Baseline = None
     store: StoreFolder = STORE
+    rows: RowsFolder = None
     table: Annotated[
         str | None,
         Field(description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."),
@@ -157,7 +175,7 @@ class RowsOptions(Options):
     @property
     def study(self) -> StudyOptions:
         """The study whose rows are asked for."""
-        chosen = self.model_dump(include={"profile", "seeds", "models", "baseline", "store"})
+        chosen = self.model_dump(include={"profile", "seeds", "models", "baseline", "store", "rows"})
         return StudyOptions(names=(self.name,), **chosen)
 
 
@@ -170,18 +188,44 @@ class ClaimsOptions(AnyStudyOptions):
             description="Markdown file in which to replace the lines between <!-- claims --> and <!-- /claims -->."
         ),
     ] = None
-    json_: Annotated[bool, Typed(flags=("--json",)), Field(description="Print JSON instead of a table.")] = (
-        False
-    )
+    json_: AsJson = False
+
+
+class PackOptions(AnyStudyOptions):
+    """Add finished cells to the rows that ship."""
+
+    to: Annotated[Directory, Field(description="Directory to add the rows to.")] = RESULTS
+
+
+class PowerOptions(StudyOptions):
+    """Say what the stored rows can decide."""
+
+    json_: AsJson = False
 
 
 class ReportOptions(AnyStudyOptions):
     """Draw a site from the stored rows."""
 
     out: Annotated[Directory, Field(description="Directory of the site.")] = Path("antiphase-studies")
-    markdown: Annotated[Path | None, Field(description="Markdown file to write the numbers to as well.")] = (
-        None
-    )
+    markdown: Annotated[
+        Path | None,
+        Field(
+            description="Markdown file to write the numbers to as well, with a picture of the claims next to it."
+        ),
+    ] = None
+    readme: Annotated[
+        Path | None,
+        Field(
+            description="Markdown file in which to replace the lines between <!-- findings --> and <!-- /findings -->; "
+            "with --markdown."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ReportOptions":
+        if self.readme is not None and self.markdown is None:
+            raise UserError("--readme shows the picture that --markdown writes: give --markdown, too")
+        return self
 
 
 class NewOptions(Options):

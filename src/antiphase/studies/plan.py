@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from antiphase.studies.identity import identity
 from antiphase.studies.spec import Cell, closure
-from antiphase.studies.store import Store
+from antiphase.studies.store import Reader
 
 # floating-point operations per second of small cells, measured on one core, by table
 _USUAL = {
@@ -40,7 +40,7 @@ class Plan:
     known: int
 
 
-def make_plan(cells: Sequence[Cell], store: Store) -> Plan:
+def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
     """Compare cells with the store and return what a run would do.
 
     A training without weights is repeated only if a missing cell needs it; a damaged one always.
@@ -60,13 +60,13 @@ def make_plan(cells: Sequence[Cell], store: Store) -> Plan:
     return Plan(everything, missing, damaged, expected(missing, everything, store), known)
 
 
-def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Store) -> float:
+def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Reader) -> float:
     """Estimate the time of cells in seconds, run one after the other, from the finished cells of ``among``."""
     rates = _rates(among, store)
     return sum(cell.work() / rates.get(cell.table, _USUAL.get(cell.table, _ELSE)) for cell in cells)
 
 
-def _rates(cells: Sequence[Cell], store: Store) -> dict[str, float]:
+def _rates(cells: Sequence[Cell], store: Reader) -> dict[str, float]:
     """Return the median operations per second of uninterrupted cells, by table."""
     seen: dict[str, list[float]] = {}
     for cell in cells:

@@ -24,7 +24,7 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     rows = study_rows(chosen.cells, chosen.store)
     if not rows:
         raise UserError(
-            f"{name}: no rows in {options.store} under profile {options.profile}; antiphase study run makes them"
+            f"{name}: no rows in {options.study.place} under profile {options.profile}; antiphase study run makes them"
         )
     if table is not None and table not in rows:
         raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")

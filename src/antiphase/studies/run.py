@@ -13,6 +13,7 @@ from antiphase.runs.record import environment_record
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import Plan, expected, make_plan
+from antiphase.studies.provenance import source_commit
 from antiphase.studies.spec import Cell
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
@@ -152,7 +153,8 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
     if process.first:
         about = {
             "seconds": round(seconds, 3), "whole": whole, "work": cell.work(), "warnings": sorted(set(lab.warnings)),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **environment_record(lab.device),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit(),
+            **environment_record(lab.device),
         }  # fmt: skip
         store.finish(cell, rows, about)
         store.log("done", cell, seconds=round(seconds, 3))

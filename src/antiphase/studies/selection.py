@@ -1,18 +1,20 @@
 """The studies that the options name, under their profile, with the store of their cells."""
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphase.errors import UserError
 from antiphase.progress import duration
 from antiphase.studies.collect import result
-from antiphase.studies.options import StudyOptions
+from antiphase.studies.options import PackOptions, StudyOptions
+from antiphase.studies.pack import Pack, add_to_pack
 from antiphase.studies.plan import Plan, make_plan
 from antiphase.studies.registry import find_studies
 from antiphase.studies.results import Result
 from antiphase.studies.spec import Cell, Profile, Study, profile
-from antiphase.studies.store import Store
+from antiphase.studies.store import Reader, Store
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Selection:
 
     profile: Profile
     studies: list[Study]
-    store: Store
+    store: Reader
 
     @property
     def cells(self) -> list[Cell]:
@@ -47,7 +49,8 @@ def select(options: StudyOptions) -> Selection:
     if chosen.baseline:
         where = "studies of the released pair: with --models released, or Figures 2(b), 2(d) and 4 of robustness, paper"
         _check_effect(studies, chosen, replace(chosen, baseline=None), "baseline", where)
-    return Selection(chosen, studies, Store(options.store))
+    store = Store(options.store) if options.rows is None else Pack(options.rows)
+    return Selection(chosen, studies, store)
 
 
 def _check_effect(studies: list[Study], chosen: Profile, without: Profile, name: str, where: str) -> None:
@@ -56,13 +59,40 @@ def _check_effect(studies: list[Study], chosen: Profile, without: Profile, name:
         raise UserError(f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}")
 
 
-def results_of(options: StudyOptions) -> list[Result]:
-    """Return what the store knows of the studies that the options name."""
+def pack_studies(options: PackOptions) -> Iterator[str]:
+    """Add the finished cells of studies to rows that ship and yield what was added.
+
+    Raises:
+        UserError: None of the cells is finished.
+    """
+    chosen, pack = select(options), Pack(options.to)
+    if not any(chosen.store.done(cell) for cell in chosen.cells):
+        raise UserError(
+            f"{options.place}: holds no finished cell of these studies; antiphase study run makes them"
+        )
+    for study in chosen.studies:
+        count = add_to_pack(
+            pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store
+        )
+        yield f"{study.name}: {count} cells added to {options.to}"
+
+
+def _command(options: StudyOptions, study: Study) -> str:
+    """Return the command that makes the cells of a study."""
+    files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
+    return shlex.join(["antiphase", "study", "run", next(files, study.name), *options.words])
+
+
+def results_of(options: StudyOptions, partial: bool = False) -> list[Result]:
+    """Return what the store knows of the studies that the options name.
+
+    Args:
+        options: names, profile, seeds and store.
+        partial: whether claims keep estimates from the finished cells while others are missing.
+    """
     found, chosen = [], select(options)
     for study in chosen.studies:
-        files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
-        command = ["antiphase", "study", "run", next(files, study.name), *options.words]
-        found.append(result(study, chosen.profile, chosen.store, shlex.join(command)))
+        found.append(result(study, chosen.profile, chosen.store, _command(options, study), partial))
     return found
 
 

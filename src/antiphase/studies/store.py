@@ -40,15 +40,41 @@ class Storable(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """What finished cells are read from: a store, or rows that ship."""
+
+    def done(self, cell: Storable) -> bool:
+        """Whether the cell is finished and undamaged."""
+        ...
+
+    def record(self, cell: Storable) -> dict[str, Any] | None:
+        """Return the record of a finished cell: seconds, work, versions, hardware, warnings."""
+        ...
+
+    def damage(self, cell: Storable) -> str | None:
+        """Return a description of what is damaged, or None."""
+        ...
+
+    def rows(self, cell: Storable) -> pl.DataFrame | None:
+        """Return the rows of a finished cell, or None for a training."""
+        ...
+
+    def busy(self, cell: Storable) -> bool:
+        """Return whether a process is running the cell."""
+        ...
+
+
 @dataclass(frozen=True)
 class Store:
     """A folder of cells.
 
     Attributes:
         root: the folder; created if missing.
+        shipped: measurements that count as finished although they are not in the folder.
     """
 
     root: Path
+    shipped: Reader | None = None
     # cache: modification time, size, digest
     _whole: dict[Path, tuple[int, int, str]] = field(default_factory=dict, repr=False)
 
@@ -58,6 +84,8 @@ class Store:
 
     def done(self, cell: Storable) -> bool:
         """Whether the cell is finished and undamaged."""
+        if self.shipped is not None and self.shipped.done(cell):
+            return True
         return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
 
     def record(self, cell: Storable) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from antiphase.report.style.wording import eps_label
-from antiphase.studies.artefact import Panel
+from antiphase.studies.artefact import BY_SEED, Panel
 
 LETTER = 0.075
 """Width of a letter in inches, at the size of ticks and legends."""
@@ -66,7 +66,8 @@ def named_ticks(axes: Axes, places: Sequence[float], names: Sequence[str], width
 
 def limits(panel: Panel, points: pl.DataFrame, paper: pl.DataFrame | None) -> tuple[float, float]:
     """Return the limits of the vertical axis: all values, and their intervals unless these are much wider."""
-    values = floats(points["value"])
+    seeds = seeds_of(points).ravel() * (100.0 if panel.percent else 1.0)
+    values = np.r_[floats(points["value"]), seeds]
     if paper is not None:
         values = np.r_[values, floats(paper["value"])]
     values = values[np.isfinite(values)]
@@ -122,6 +123,19 @@ def ends(points: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     low, high = floats(points["low"]), floats(points["high"])
     none = ~(np.isfinite(low) & np.isfinite(high))
     return np.where(none, math.nan, low), np.where(none, math.nan, high)
+
+
+def seeds_of(points: pl.DataFrame) -> np.ndarray:
+    """Return the means of single training seeds, (points, seeds); no seeds if they are unknown or there is one.
+
+    >>> seeds_of(pl.DataFrame({"by_seed": [[0.1, 0.2, 0.4], [0.3, 0.5]]})).tolist()
+    [[0.1, 0.2, 0.4], [0.3, 0.5, nan]]
+    """
+    lists = points[BY_SEED].to_list() if BY_SEED in points.columns else []
+    most = max((len(each) for each in lists if each), default=0)
+    if most < 2:
+        return np.empty((len(points), 0))
+    return np.array([[*(each or []), *[math.nan] * (most - len(each or []))] for each in lists], float)
 
 
 def floats(column: pl.Series) -> np.ndarray:

@@ -26,6 +26,7 @@ from antiphase.report.studies.axes import (
     number_axis,
     numbers,
     positions,
+    seeds_of,
     shortened,
     x_label,
     y_label,
@@ -38,6 +39,7 @@ from antiphase.studies.artefact import Panel, Plot
 PAPER = "the paper"
 _PAPER_DASHES = (2.2, 1.6)
 _LONGEST = 40  # letters of a legend label
+_FAINT, _ALONE = 0.4, "."  # lines of single training seeds, and markers where there is no line
 _RULE = "#e4e3de"
 _HALO = "#55575c"
 _WIDTHS = {1: 5.0, 2: 4.6, 3: 3.55}  # width of a panel in inches, by panels per row
@@ -50,6 +52,7 @@ _NARROW = 3.7  # stacked panels, for a phone
 def plot_figure(plot: Plot, *, narrow: bool = False) -> Figure:
     """Draw a plot of lines with interval bands or bars with whiskers.
 
+    The means of single training seeds are thin lines, or dots next to the whiskers of bars.
     Missing and infinite intervals are not drawn; intervals much wider than the spread of the values are cut at the
     frame. Panels with the same series share one legend.
 
@@ -155,6 +158,16 @@ def _lines(
         low, high = ends(own)
         known = np.isfinite(low)
         beside = known & np.r_[False, known[:-1]] | known & np.r_[known[1:], False]
+        for each in seeds_of(own).T * (100.0 if panel.percent else 1.0):
+            axes.plot(
+                x,
+                each,
+                color=style.edge,
+                lw=0.6,
+                alpha=_FAINT,
+                zorder=1.6,
+                marker=_ALONE if len(x) == 1 else "",
+            )
         axes.fill_between(x, low, high, where=beside.tolist(), color=style.color, alpha=0.15, lw=0)
         alone = known & ~beside  # a band over a single point has no width
         axes.vlines(x[alone], low[alone], high[alone], color=style.edge, lw=1.4)
@@ -197,6 +210,8 @@ def _bars(
         axes.bar(x, value, 0.94 * bar, **_fill(style))
         low, high = ends(own)
         axes.vlines(x, low, high, color="#33353a", lw=1.1)
+        for each in seeds_of(own).T * (100.0 if panel.percent else 1.0):
+            axes.plot(x - 0.22 * bar, each, _ALONE, color="#33353a", ms=1.8, mew=0, alpha=0.55)
     named_ticks(axes, range(len(places)), panel.ticks or numbers(panel, places), width)
     axes.set_xlim(-0.55, len(places) - 0.45)
 

@@ -13,12 +13,14 @@ from antiphase.report.studies.wording import (
     in_percent,
     missing_cells,
     paper_title,
+    price,
     published_digits,
     tally,
     with_interval,
     written,
 )
 from antiphase.studies.artefact import Panel, Plot, Table
+from antiphase.studies.claims import Claim
 from antiphase.studies.results import Result
 
 
@@ -27,21 +29,26 @@ def markdown_claims(results: Sequence[Result]) -> str:
     parts = []
     for paper, its in by_paper(results).items():
         rows = [
-            (claim.statement, claim.source, f"**{claim.verdict}**", estimates_line(claim), result.label)
+            (claim.statement, claim.source, _verdict(claim), estimates_line(claim), result.label)
             for result in its
             for claim in result.claims
         ]
         if rows:
             counts = tally([claim for result in its for claim in result.claims])
             lines = [
-                (_escaped(statement), _escaped(source), verdict, estimates, _escaped(study))
+                (escaped(statement), escaped(source), verdict, estimates, escaped(study))
                 for statement, source, verdict, estimates, study in rows
             ]
             table = _table(
                 ("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines, numeric=False
             )
-            parts += [f"### {_escaped(paper_title(paper))}", f"{counts}.", table]
+            parts += [f"### {escaped(paper_title(paper))}", f"{counts}.", table]
     return _joined(parts)
+
+
+def _verdict(claim: Claim) -> str:
+    paid = price(claim)
+    return f"**{claim.verdict}**" + (f" ({paid})" if paid else "")
 
 
 def markdown_summary(results: Sequence[Result]) -> str:
@@ -51,9 +58,9 @@ def markdown_summary(results: Sequence[Result]) -> str:
     """
     parts = []
     for result in results:
-        parts.append(f"## {_escaped(result.label)}: {_escaped(result.title)}")
+        parts.append(f"## {escaped(result.label)}: {escaped(result.title)}")
         seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
-        parts.append(f"Profile {_escaped(result.profile)}, {seeds}. `{result.command}`")
+        parts.append(f"Profile {escaped(result.profile)}, {seeds}. `{result.command}`")
         if missing := missing_cells(result):
             parts.append(f"*{missing}*")
         if result.artefact:
@@ -61,7 +68,7 @@ def markdown_summary(results: Sequence[Result]) -> str:
                 parts += _of_table(table)
             for plot in result.artefact.plots if not result.artefact.tables else ():
                 parts += _of_plot(plot)
-            parts += [_escaped(note) for note in result.artefact.notes]
+            parts += [escaped(note) for note in result.artefact.notes]
     return _joined(parts)
 
 
@@ -71,7 +78,7 @@ def _of_table(table: Table) -> list[str]:
     paper_digits = published_digits(table.cells["paper"].to_list(), table.percent, table.digits)
     rows = []
     for row in dict.fromkeys(table.cells["row"].to_list()):
-        fields = [_escaped(row)]
+        fields = [escaped(row)]
         for column in columns:
             cell = cells.get((row, column))
             if cell is None:
@@ -87,14 +94,14 @@ def _of_table(table: Table) -> list[str]:
             )
             fields.append(" ".join(filter(None, parts)))
         rows.append(fields)
-    heads = [_escaped(name) for name in (table.index, *columns)]
+    heads = [escaped(name) for name in (table.index, *columns)]
     about = "; ".join(filter(None, ["%" if table.percent else "", basis(table.cells)]))
-    title = f"**{_escaped(table.title)}**" + (f" ({about})" if about else "")
+    title = f"**{escaped(table.title)}**" + (f" ({about})" if about else "")
     return [title, _table(heads, rows)]
 
 
 def _of_plot(plot: Plot) -> list[str]:
-    parts = [_escaped(plot.caption)]
+    parts = [escaped(plot.caption)]
     for panel in plot.panels:
         places = positions(panel)
         ours = {(point["series"], point["x"]): point for point in panel.points.iter_rows(named=True)}
@@ -103,15 +110,15 @@ def _of_plot(plot: Plot) -> list[str]:
         digits = published_digits(theirs.values(), panel.percent, 1 if panel.percent else 0)
         rows = [
             (
-                _escaped(name),
+                escaped(name),
                 *(_point(panel, ours.get((name, x)), theirs.get((name, x)), digits) for x in places),
             )
             for name in dict.fromkeys(series for series, _ in (*ours, *theirs))
         ]
         names = [panel.ticks[int(place)] for place in places] if panel.ticks else numbers(panel, places)
-        heads = [_escaped(name) for name in (x_label(panel), *names)]
-        title = f"**{_escaped(panel.title)}**, " if panel.title else ""
-        parts += [f"{title}{_escaped(y_label(panel))}", _table(heads, rows)]
+        heads = [escaped(name) for name in (x_label(panel), *names)]
+        title = f"**{escaped(panel.title)}**, " if panel.title else ""
+        parts += [f"{title}{escaped(y_label(panel))}", _table(heads, rows)]
     return parts
 
 
@@ -125,7 +132,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: bool = 
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *rows))
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape markup and characters that would break a table row."""
     marks = r"[\\`*|~$\[\]<]|(?<!\w)_|_(?!\w)"
     return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")

@@ -12,6 +12,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from antiphase.progress import duration
+from antiphase.report.studies.axes import seeds_of
 from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.gallery import PIXELS, few_colors, gallery_figure, lighter
 from antiphase.report.studies.tables import check_sheet, plot_csv, table_note, table_sheet
@@ -121,6 +122,9 @@ def _remarks(plot: Plot) -> list[str]:
     drawn = any(panel.paper is not None and len(panel.paper) for panel in plot.panels)
     if drawn and "dashed" not in plot.caption:
         said.append("Hollow markers and dashed lines are the paper’s numbers.")
+    if any(seeds_of(panel.points).size for panel in plot.panels):
+        dots = all(panel.kind == "bar" for panel in plot.panels)
+        said.append(f"{'Dots' if dots else 'Thin lines'} are single training seeds.")
     if any(_lacks_interval(panel) for panel in plot.panels):
         said.append("Points without a band or whisker have no finite interval.")
     return said

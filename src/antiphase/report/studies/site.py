@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from antiphase.files import write_text
+from antiphase.report.studies.forest import forest_lines, forest_svg
 from antiphase.report.studies.page import Link, study_page
 from antiphase.report.studies.tables import StudyField, claims_sheets
 from antiphase.report.studies.wording import VERDICTS, by_paper, paper_title, tally
+from antiphase.report.style.figures import inline_svg
 from antiphase.report.style.markup import environment
 from antiphase.report.style.sheets import Sheet
 from antiphase.studies.artefact import Artefact
@@ -50,12 +54,24 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
         papers=[
             _paper(paper, its, [page_of[id(result)] for result in its]) for paper, its in grouped.items()
         ],
+        forest=_forest(ordered),
         claims=claims_sheets(ordered, pages),
         stand_ins=[name for name in dict.fromkeys(result.profile for result in ordered) if name == "laptop"],
     )
     path = out / "index.html"
     write_text(path, overview)
     return path
+
+
+def _forest(results: Sequence[Result]) -> dict[str, Markup]:
+    """Return the picture of all claims for wide and narrow screens; empty without verdicts."""
+    lines = forest_lines(results)
+    described = "All claims with the difference that decides each; the table below has the numbers"
+    return {
+        name: Markup(inline_svg(forest_svg(lines, narrow=name == "narrow"), f"forest-{name}", described))
+        for name in ("wide", "narrow")
+        if lines
+    }
 
 
 def _files(results: Sequence[Result]) -> list[str]:
@@ -87,13 +103,14 @@ def _headline(results: Sequence[Result]) -> str:
     tried -= found["not judged (smoke)"]
     verbs = (
         ("holds", "holds", "hold"),
-        ("fails", "fails", "fail"),
+        ("contradicted", "is contradicted", "are contradicted"),
+        ("absent", "is absent", "are absent"),
         ("undecided", "is undecided", "are undecided"),
     )
     parts = [
         f"{found[verdict] or 'none'} {many if found[verdict] > 1 else one}"
         for verdict, one, many in verbs
-        if found[verdict] or verdict != "undecided"
+        if found[verdict] or verdict in ("holds", "contradicted")
     ]
     return f"Of {tried} claim{'' if tried == 1 else 's'} tested, {', '.join(parts[:-1])} and {parts[-1]}"
 

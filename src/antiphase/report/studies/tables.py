@@ -19,23 +19,25 @@ from antiphase.report.studies.wording import (
     estimates_line,
     in_percent,
     paper_title,
+    price,
     published_digits,
     tally,
     written,
 )
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.studies.artefact import Plot, Table
-from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.artefact import BY_SEED, Plot, Table
+from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.results import Result
 
 _CHECK_SCHEMA: dict[str, Any] = {
     "paper": pl.String, "study": pl.String, "profile": pl.String, "claim": pl.String, "source": pl.String,
     "statement": pl.String, "claim_verdict": pl.String, "check": pl.String, "verdict": pl.String, "unit": pl.String,
-    "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64,
+    "margin": pl.Float64, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64, "seeds": pl.Int64,
 }  # fmt: skip
 _CONSOLE = {
     "holds": "bold green",
-    "fails": "bold magenta",
+    "contradicted": "bold magenta",
+    "absent": "bold blue",
     "undecided": "",
     "not judged (smoke)": "dim",
     "not run": "dim",
@@ -81,7 +83,7 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
         )
         for row in dict.fromkeys(table.cells["row"].to_list())
     ]
-    csv = table.cells.write_csv()
+    csv = table.cells.drop(BY_SEED, strict=False).write_csv()
     return Sheet(file or table.name, table.title, (table.index, *columns), tuple(rows), csv)
 
 
@@ -125,7 +127,7 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet
             rows.append(
                 (
                     StudyField(claim.statement, (claim.source,), kind="name"),
-                    _verdict(claim.verdict),
+                    _verdict(claim.verdict, price(claim)),
                     StudyField(estimates_line(claim), kind="estimates", value=_first(claim)),
                     StudyField(result.label, kind="link", href=f"{page}#claim-{place + 1}"),
                 )
@@ -148,12 +150,12 @@ def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
             StudyField("–")
             if check.estimate is None
             else StudyField(f"{check.estimate.n:,}", value=check.estimate.n),
-            _verdict(check.verdict),
+            _verdict(verdict),
         )
-        for check in claim.checks
+        for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
     )
     columns = ("difference, claimed to be above 0", "estimate [95 % interval]", "n", "verdict")
-    frame = _check_frame([(result, claim, check) for check in claim.checks])
+    frame = _check_frame([(result, claim)])
     return Sheet(file, claim.statement, columns, rows, frame.write_csv())
 
 
@@ -173,6 +175,8 @@ def console_claims(results: Sequence[Result]) -> ConsoleTable:
             for claim in result.claims:
                 said = Text.assemble(claim.statement, (f"\n{claim.source}", "dim"))
                 verdict = Text(claim.verdict, _CONSOLE[claim.verdict])
+                if paid := price(claim):
+                    verdict.append(f"\n{paid.replace(', ', chr(10))}", "dim")
                 table.add_row(verdict, said, Text(estimates_line(claim)), Text(result.label))
         table.add_section()
     return table
@@ -180,20 +184,30 @@ def console_claims(results: Sequence[Result]) -> ConsoleTable:
 
 def claims_csv(results: Sequence[Result]) -> str:
     """Return every check of every claim as CSV with all digits; rates are fractions."""
-    return _check_frame(
-        [(result, claim, check) for result in results for claim in result.claims for check in claim.checks]
-    ).write_csv()
+    return _check_frame([(result, claim) for result in results for claim in result.claims]).write_csv()
 
 
-def _check_frame(found: Sequence[tuple[Result, Claim, Check]]) -> pl.DataFrame:
+def _check_frame(found: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:
     rows = []
-    for result, claim, check in found:
-        estimate = check.estimate
-        numbers = (
-            [None] * 4 if estimate is None else [estimate.value, estimate.low, estimate.high, estimate.n]
-        )
+    for result, claim in found:
         about = (result.paper, result.name, result.profile, claim.name, claim.source, claim.statement)
-        rows.append((*about, claim.verdict, check.what, check.verdict, check.unit, *numbers))
+        for check, verdict in zip(claim.checks, claim.verdicts, strict=True):
+            estimate = check.estimate
+            numbers = (
+                [None] * 4 if estimate is None else [estimate.value, estimate.low, estimate.high, estimate.n]
+            )
+            rows.append(
+                (
+                    *about,
+                    claim.verdict,
+                    check.what,
+                    verdict,
+                    check.unit,
+                    claim.margin_of(check),
+                    *numbers,
+                    check.seeds,
+                )
+            )
     return pl.DataFrame(rows, schema=_CHECK_SCHEMA, orient="row")
 
 
@@ -209,8 +223,8 @@ def _estimate(cell: dict[str, Any] | None, table: Table, paper_digits: int) -> S
     return StudyField(written(value, table.digits), tuple(filter(None, notes)), value=cell["value"])
 
 
-def _verdict(verdict: Verdict) -> StudyField:
-    return StudyField(verdict, kind="verdict", value=VERDICTS.index(verdict))
+def _verdict(verdict: Verdict, note: str = "") -> StudyField:
+    return StudyField(verdict, (note,) if note else (), kind="verdict", value=VERDICTS.index(verdict))
 
 
 def _first(claim: Claim) -> float | None:

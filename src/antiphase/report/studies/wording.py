@@ -9,7 +9,14 @@ import polars as pl
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
 
-VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not judged (smoke)", "not run")
+VERDICTS: tuple[Verdict, ...] = (
+    "holds",
+    "contradicted",
+    "absent",
+    "undecided",
+    "not judged (smoke)",
+    "not run",
+)
 PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",
@@ -133,12 +140,32 @@ def estimate_parts(check: Check) -> tuple[str, ...]:
 
 def estimates_line(claim: Claim) -> str:
     """Format the estimates of a claim's checks in one line, starting with those that decide the verdict."""
-    checks = sorted(claim.checks, key=lambda check: check.verdict != claim.verdict)
-    told = [estimate_text(check) for check in checks if check.estimate is not None]
+    judged = zip(claim.checks, claim.verdicts, strict=True)
+    checks = sorted(judged, key=lambda pair: pair[1] != claim.verdict)
+    told = [estimate_text(check) for check, _ in checks if check.estimate is not None]
     more = len(claim.checks) - min(len(told), _SHOWN)
     if not told:
         return "–"
     return "; ".join(told[:_SHOWN]) + (f"; {more} more" if more else "")
+
+
+def price(claim: Claim) -> str:
+    """State what a verdict on an undecided claim is expected to take; empty for other claims, or if it is not known.
+
+    >>> from antiphase.evaluation.crossed import CrossedEstimate, Spread
+    >>> estimate = CrossedEstimate(0.05, -0.01, 0.11, 300, Spread(3, 300, 0.0002, 0.0, 0.0))
+    >>> price(Claim("", "", "", [Check("a − b", estimate)], seconds=60.0))
+    '8 seeds, 8 core-minutes'
+    """
+    if claim.verdict != "undecided":
+        return ""
+    seeds = claim.seeds_needed
+    if seeds is None:
+        few = [check for check in claim.checks if check.spread is not None]
+        return "more images needed" if len(few) == len(claim.checks) else ""
+    return f"{seeds:,} seeds" + (
+        "" if claim.seconds is None else f", {max(1, round(seeds * claim.seconds / 60)):,} core-minutes"
+    )
 
 
 def tally(claims: Sequence[Claim]) -> str:
@@ -146,12 +173,11 @@ def tally(claims: Sequence[Claim]) -> str:
 
     >>> from antiphase.evaluation.statistics import Estimate
     >>> tally([Claim("", "", "", [Check("", None)]), Claim("", "", "", [Check("", Estimate(1.0, 0.5, 2.0, 9))])])
-    '2 claims: 1 holds, 1 not run'
+    '2 claims: 1 undecided, 1 not run'
     """
     found = Counter(claim.verdict for claim in claims)
-    plural = {"holds": "hold", "fails": "fail"}
     parts = [
-        f"{found[verdict]} {plural.get(verdict, verdict) if found[verdict] > 1 else verdict}"
+        f"{found[verdict]} {'hold' if verdict == 'holds' and found[verdict] > 1 else verdict}"
         for verdict in VERDICTS
         if found[verdict]
     ]

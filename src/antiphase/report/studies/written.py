@@ -1,24 +1,38 @@
-"""Claims and numbers of studies as files: into a Markdown file, as JSON, as a Markdown page."""
+"""Claims and numbers of studies as files: into a Markdown file, as JSON, as a Markdown page with a picture."""
 
+import hashlib
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from antiphase.errors import UserError
 from antiphase.files import write_text
-from antiphase.report.studies.markdown import markdown_claims, markdown_summary
+from antiphase.report.studies import forest
+from antiphase.report.studies.markdown import escaped, markdown_claims, markdown_summary
+from antiphase.report.studies.summary import counted, headlines, summary
 from antiphase.studies.results import Result
 
 _PREFACE = (
-    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0, "
-    "*fails* if one of them is below 0, and is *undecided* otherwise; a claim of almost every one allows exceptions "
-    "as it states. The intervals are {over}; they are not corrected for the number of differences. Under the profile "
-    "`smoke` no claim is judged.\n\n"
+    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0. "
+    "It is *contradicted* if one of them is below 0 (corrected by Holm for their number), *absent* if one lies within "
+    "the margin, 2 points unless the study declares another, and *undecided* otherwise; what a verdict would take is "
+    "then given. A claim of almost every one allows the exceptions that it states. The intervals are {over}. No claim is "
+    "judged by fewer than 8 training seeds, and none under the profile `smoke`.\n\n"
     "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
     "replaces the claims only."
 )
-_BEGIN, _END = "<!-- claims -->", "<!-- /claims -->"
+_FILE, _NARROW = "claims.svg", "claims-narrow.svg"
+_ALT = (
+    "All claims: the difference that decides each, with its 95 % interval; colour and shape show the verdict"
+)
+_CAPTION = (
+    "*Every claim with the difference that decides it, its 95 % interval (right of 0: as claimed) and its verdict by "
+    "colour and shape. The shaded band is the margin. Intervals that leave the axis end at its edge.*"
+)
+_README_LINES = 10
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:
@@ -27,17 +41,45 @@ def replace_claims(results: Sequence[Result], into: Path) -> None:
     Raises:
         UserError: the file lacks the marks.
     """
-    text = into.read_text(encoding="utf-8") if into.exists() else ""
-    if _BEGIN not in text or _END not in text:
-        raise UserError(
-            f"{into}: expected a line {_BEGIN} and a line {_END}, between which the claims are put"
-        )
-    before, after = text.split(_BEGIN, 1)[0], text.split(_END, 1)[1]
-    write_text(into, f"{before}{_between_marks(markdown_claims(results))}{after}")
+    _replace(into, "claims", markdown_claims(results))
 
 
-def _between_marks(claims: str) -> str:
-    return f"{_BEGIN}\n{claims}{_END}"
+def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
+    """Put the picture of the claims and at most ten lines into a Markdown file between two marks.
+
+    Args:
+        results: the results.
+        into: the file.
+        pictures: the folder of the pictures that ``write_findings`` wrote.
+
+    Raises:
+        UserError: the file lacks the marks.
+    """
+    claims = [claim for result in results for claim in result.claims]
+    lines = [
+        *filter(None, [counted(claims)]),
+        *(f"- {_marked(each)}" for each in headlines(results, _README_LINES - 1)),
+    ]
+    folder = os.path.relpath(pictures, into.parent)
+    picture = _picture("" if folder == "." else f"{folder}/")
+    _replace(into, "findings", "\n\n".join([picture, *lines[:1], "\n".join(lines[1:])]).rstrip() + "\n")
+
+
+def _replace(into: Path, mark: str, text: str) -> None:
+    """Replace what is between two marks of a file."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    found = into.read_text(encoding="utf-8") if into.exists() else ""
+    if begin not in found or end not in found:
+        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the {mark} are put")
+    before, after = found.split(begin, 1)[0], found.split(end, 1)[1]
+    write_text(into, f"{before}{begin}\n{text}{end}{after}")
+
+
+def _marked(text: str) -> str:
+    """Escape a sentence of the summary except for its bold words."""
+    return "**".join(
+        " " * part.startswith(" ") + escaped(part) + " " * part.endswith(" ") for part in text.split("**")
+    )
 
 
 def claims_json(results: Sequence[Result]) -> str:
@@ -57,15 +99,16 @@ def _plain(result: Result) -> dict[str, Any]:
         "claims": [
             {
                 "name": claim.name, "source": claim.source, "statement": claim.statement, "verdict": claim.verdict,
+                "seeds_needed": claim.seeds_needed if claim.verdict == "undecided" else None,
                 "checks": [
                     {
-                        "what": check.what, "verdict": check.verdict, "unit": check.unit,
+                        "what": check.what, "verdict": verdict, "unit": check.unit, "margin": claim.margin_of(check),
                         "value": None if check.estimate is None else check.estimate.value,
                         "low": None if check.estimate is None else finite(check.estimate.low),
                         "high": None if check.estimate is None else finite(check.estimate.high),
-                        "n": None if check.estimate is None else check.estimate.n,
+                        "n": None if check.estimate is None else check.estimate.n, "seeds": check.seeds,
                     }
-                    for check in claim.checks
+                    for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
                 ],
             }
             for claim in result.claims
@@ -74,11 +117,44 @@ def _plain(result: Result) -> dict[str, Any]:
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
-    """Write the claims and the numbers of those studies that have any as one Markdown page."""
+    """Write what the studies found as one Markdown page: three paragraphs, a picture of all claims, then the tables.
+
+    The picture is written next to the page, once for wide and once for narrow screens.
+    """
     shown = [result for result in results if result.done]
     several = any(len(result.seeds) > 1 for result in shown)
     preface = _PREFACE.format(
         over="over training seeds and images at once" if several else "over images, for one training seed"
     )
-    claims = f"## Claims\n\n{_between_marks(markdown_claims(shown))}"
-    write_text(path, f"# What the studies found\n\n{preface}\n\n{claims}\n\n{markdown_summary(shown)}")
+    drawn = _write_pictures(shown, path.parent)
+    parts = [
+        "# What the studies found", *map(_marked, summary(shown)), *([_picture(""), _CAPTION] if drawn else []),
+        "## Claims", preface, f"<!-- claims -->\n{markdown_claims(shown)}<!-- /claims -->", markdown_summary(shown),
+    ]  # fmt: skip
+    write_text(path, "\n\n".join(parts))
+
+
+def _write_pictures(results: Sequence[Result], folder: Path) -> bool:
+    """Draw all claims, unless the pictures there show the same data; return whether there is anything to draw.
+
+    A picture ends with a digest of what it shows and of the code that drew it. So its bytes, which may depend on the
+    processor and on the version of matplotlib, change only with its content.
+    """
+    lines = forest.forest_lines(results)
+    if not lines:
+        return False
+    data = json.dumps([asdict(line) for line in lines], ensure_ascii=False)
+    code = Path(forest.__file__).read_text(encoding="utf-8")
+    mark = f"<!-- {hashlib.sha256((data + code).encode()).hexdigest()[:16]} -->"
+    for name, narrow in ((_FILE, False), (_NARROW, True)):
+        path = folder / name
+        if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
+            write_text(path, f"{forest.forest_svg(lines, narrow=narrow)}{mark}\n")
+    return True
+
+
+def _picture(folder: str) -> str:
+    return (
+        f'<picture><source media="(max-width: 640px)" srcset="{folder}{_NARROW}">'
+        f'<img alt="{_ALT}" src="{folder}{_FILE}"></picture>'
+    )

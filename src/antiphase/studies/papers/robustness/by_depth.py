@@ -2,11 +2,10 @@
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import ASR, estimates, over
-from antiphase.studies.papers.robustness.show import against, apart, eps_name, table_of
+from antiphase.studies.estimation import ASR, estimates, over, peak, share_above, trend
+from antiphase.studies.papers.robustness.show import against, eps_name, table_of
 
 AT = (1 / 255, 4 / 255)
 _HIGH = 0.9  # our reading of "saturate at high ASR"
@@ -36,9 +35,15 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
     small, large = AT
     deepest = depths[-1]
 
-    def falls(first: int, second: int) -> Check:
-        found = apart(attacks, "depth", first, second, ASR, {"series": "DiffViT", "eps": small})
-        return Check(f"ASR(DiffViT, depth {first}) − ASR(depth {second}) at 1/255", found)
+    own = {"series": "DiffViT", "eps": small}
+    falls = Check(
+        f"fitted fall of ASR(DiffViT) over log2 depth, {depths[0]} to {deepest}, at 1/255",
+        trend(attacks, "depth", own, -ASR, scale="log2"),
+    )
+    highest = [
+        Check("ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255", found)
+        for _, found in peak(attacks, "depth", 1, own, ASR)
+    ]
 
     def higher(depth: int, sign: int) -> Check:
         names = ("DiffViT", "ViT") if sign > 0 else ("ViT", "DiffViT")
@@ -48,17 +53,15 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
     high = [
         Check(
             f"ASR({kind}, depth {deepest}) − {_HIGH * 100:.0f} % at 4/255",
-            _above(attacks.filter((pl.col("eps") - large).abs() < 1e-9, series=kind, depth=deepest)),
+            share_above(attacks, {"series": kind, "depth": deepest, "eps": large}, ASR, _HIGH),
         )
         for kind in ("ViT", "DiffViT")
     ]  # fmt: skip
     key, under = attack.lower().replace(" ", "-"), f"Under {attack} at 1/255"
     shallow = [higher(depth, 1) for depth in depths if depth <= 2]
     statements = {
-        "falls-with-depth": (f"{under}, DiffViT's ASR falls with depth.", [falls(depths[0], deepest)]),
-        "highest-at-depth-1": (
-            f"{under}, DiffViT's ASR is highest at depth 1.", [falls(depths[0], depth) for depth in depths[1:]],
-        ),
+        "falls-with-depth": (f"{under}, DiffViT's ASR falls with depth.", [falls]),
+        "highest-at-depth-1": (f"{under}, DiffViT's ASR is highest at depth 1.", highest),
         "fragile-when-shallow": (f"{under}, DiffViT is more fragile than ViT at depths 1 and 2.", shallow),
         "robust-when-deep": (f"{under}, the deepest DiffViT is more robust than ViT.", [higher(deepest, -1)]),
         "saturates": (
@@ -66,12 +69,3 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
         ),
     }  # fmt: skip
     return [Claim(f"{key}-{name}", source, words, checks) for name, (words, checks) in statements.items()]
-
-
-def _above(rows: pl.DataFrame) -> Estimate | None:
-    found = (
-        None
-        if rows.is_empty()
-        else estimates(rows, ["series"], ASR - _HIGH, kind="difference").row(0, named=True)
-    )
-    return None if found is None else Estimate(found["value"], found["low"], found["high"], found["n"])

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.evaluation.statistics import mean_over_seeds
-from antiphase.studies.artefact import ESTIMATES
+from antiphase.studies.artefact import BY_SEED, ESTIMATES
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.spec import RowsByTable
 
@@ -80,9 +80,10 @@ def lambdas(aligned: pl.DataFrame) -> pl.DataFrame:
     for key, block in seeds.group_by(PLACE[:3], maintain_order=True):
         lam = block["lam"].to_list()
         one = mean_over_seeds(lam) if len(lam) > 1 else None
-        found.append((*key, "λ", block["lam"].mean(), one and one.low, one and one.high, None, len(lam)))
+        found.append((*key, "λ", block["lam"].mean(), one and one.low, one and one.high, None, len(lam), lam))
     schema: dict[str, Any] = {name: aligned.schema[name] for name in PLACE[:3]}
-    return pl.DataFrame(found, schema | {"quantity": pl.String} | ESTIMATES, orient="row")
+    schema |= {"quantity": pl.String} | ESTIMATES | {BY_SEED: pl.List(pl.Float64)}
+    return pl.DataFrame(found, schema, orient="row")
 
 
 def _lipschitz(rows: pl.DataFrame) -> pl.DataFrame:

@@ -26,12 +26,13 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import ASR, CORRECT, estimates, over
+from antiphase.studies.estimation import ASR, CORRECT, estimates, over, trend
 from antiphase.studies.papers.robustness.bench import KINDS, SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, eps_name, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 TRAINED = (0.0, 0.25 / 255, 0.5 / 255, 1 / 255)
+ACCURACY_MARGIN = 0.005  # half a point
 COLUMNS = ("accuracy", *(f"ASR {eps_name(eps)}" for eps in SMALL))
 PAPER = (
     (0.8700, 0.3310, 0.6367, 0.8498),
@@ -118,6 +119,8 @@ def claims(rows: RowsByTable) -> list[Claim]:
         found = apart(clean, "train_eps", first, second, CORRECT, {"series": kind})
         return Check(f"accuracy({kind}, {words[0]}) − accuracy({words[1]})", found)
 
+    hostile = clean.filter(pl.col("train_eps") > 0)
+    falls = trend(hostile, "train_eps", {"series": "DiffViT"}, -CORRECT, scale="log2")
     return [
         Claim(
             "training-lowers-asr", "Appendix D.2, Table 3",
@@ -132,12 +135,13 @@ def claims(rows: RowsByTable) -> list[Claim]:
         Claim(
             "small-eps-is-free", "Appendix D.2, Table 3",
             "Adversarial training at .25/255 raises DiffViT's clean accuracy, as the paper's table has it.",
-            [kept("DiffViT", TRAINED[1], 0.0)],
+            [kept("DiffViT", TRAINED[1], 0.0)], ACCURACY_MARGIN,
         ),
         Claim(
             "large-eps-costs", "Appendix D.2, Table 3",
             "Beyond ε = .5/255 adversarial training costs DiffViT clean accuracy.",
-            [kept("DiffViT", TRAINED[2], TRAINED[3]), kept("DiffViT", 0.0, TRAINED[3])],
+            [Check("fitted fall of accuracy(DiffViT) from .25/255 to 1/255", falls), kept("DiffViT", 0.0, TRAINED[3])],
+            ACCURACY_MARGIN,
         ),
     ]  # fmt: skip
 

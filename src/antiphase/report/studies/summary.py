@@ -1,0 +1,127 @@
+"""What the studies found, in three paragraphs: every number is computed, and a study without verdicts is left out.
+
+The lists of headlines say which claims answer which question; the words of a claim are its statement in its study.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from antiphase.report.studies.forest import deciding
+from antiphase.report.studies.wording import estimates_line, price
+from antiphase.studies.claims import Claim, Verdict
+from antiphase.studies.results import Result
+
+FRAGILE = (
+    ("figure-2a", "fragile-at-depth-1"), ("figure-2c", "fragile-to-patches"), ("figure-3a", "pgd-fragile-when-shallow"),
+    ("figure-3a", "pgd-falls-with-depth"), ("figure-3a", "pgd-robust-when-deep"),
+    ("figure-3b", "autoattack-fragile-when-shallow"), ("table-3", "training-lowers-asr"),
+)  # fmt: skip
+"""Claims that say when, and by how much, differential attention is more fragile."""
+WHY = (
+    ("causes", ""), ("layer-sensitivity", "angle-amplifies"), ("layer-sensitivity", "subtraction-cancels"),
+    ("figure-5", "opposed-everywhere"), ("figure-4", "da-is-steeper-truly"), ("table-1", "asr-peaks"),
+)  # fmt: skip
+"""Claims that say why; an empty name stands for all claims of a study."""
+
+_ANSWERS: dict[Verdict, str] = {
+    "holds": "holds",
+    "contradicted": "is contradicted: the opposite is found",
+    "absent": "is absent: the difference is smaller than what matters",
+    "undecided": "is undecided",
+}
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """Return the paragraphs: what was tested, whether differential attention is more fragile, why and how sure."""
+    claims = [claim for result in results for claim in result.claims if claim.verdict in _ANSWERS]
+    if not claims:
+        return []
+    found = [
+        _tested(results, claims),
+        _told(results, FRAGILE),
+        " ".join(filter(None, [_told(results, WHY), _sure(claims)])),
+    ]
+    return [paragraph for paragraph in found if paragraph]
+
+
+def headlines(results: Sequence[Result], most: int) -> list[str]:
+    """Return the first answers on fragility and its causes, a sentence each."""
+    return [sentence(claim) for claim in [*_chosen(results, FRAGILE), *_chosen(results, WHY)]][:most]
+
+
+def counted(claims: Sequence[Claim]) -> str:
+    """Count the verdicts in a sentence.
+
+    >>> counted([Claim("", "", "", []), Claim("", "", "", [])])
+    ''
+    """
+    verbs = {"holds": ("holds", "hold"), "contradicted": ("is contradicted", "are contradicted"),
+             "absent": ("is absent", "are absent"), "undecided": ("is undecided", "are undecided")}  # fmt: skip
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in verbs}
+    parts = [f"{count} {verbs[verdict][count > 1]}" for verdict, count in counts.items() if count]
+    if not parts:
+        return ""
+    total = sum(counts.values())
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"Of {total} claim{'s' if total > 1 else ''}, {listed}."
+
+
+def sentence(claim: Claim) -> str:
+    """Return a claim with its answer and its differences, those that decide it first."""
+    numbers = "" if deciding(claim) is None else f" ({estimates_line(claim)})"
+    paid = price(claim)
+    open_ = f"; {paid}" + (" would decide it" if "seeds" in paid else "") if paid else ""
+    return f"“{claim.statement.rstrip('.')}” **{_ANSWERS[claim.verdict]}**{numbers}{open_}."
+
+
+def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
+    judged = [result for result in results if any(claim in claims for claim in result.claims)]
+    data = _listed(word for result in judged for word in result.settings.get("data", "").split(", "))
+    checks = [check for claim in claims for check in claim.checks if check.estimate is not None]
+    seeds = _range([check.seeds for check in checks if check.seeds])
+    images = _range([check.estimate.n for check in checks if check.estimate is not None])
+    profiles = _listed(result.profile for result in judged)
+    of = f" on {data}" if data else ""
+    return (
+        f"{counted(claims)} They were tested under the profile {profiles}{of}, with {seeds} training seeds of each "
+        f"model and {images} images. Each claim is one difference or several that have to be above 0, with 95 % "
+        "intervals over both."
+    )
+
+
+def _told(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> str:
+    return " ".join(map(sentence, _chosen(results, chosen)))
+
+
+def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> list[Claim]:
+    return [
+        claim
+        for study, name in chosen
+        for result in results if result.name == study
+        for claim in result.claims if name in ("", claim.name) and claim.verdict in _ANSWERS
+    ]  # fmt: skip
+
+
+def _sure(claims: Sequence[Claim]) -> str:
+    """Say how often the verdicts may be wrong, and what the undecided claims would take."""
+    open_ = [claim for claim in claims if claim.verdict == "undecided"]
+    words = (
+        "A claim that is wrong holds by chance in at most 2.5 % of the cases, and one that is right is contradicted as "
+        "rarely."
+    )
+    known = [(claim.seeds_needed, claim.seconds) for claim in open_]
+    prices = [seeds * seconds / 60 for seeds, seconds in known if seeds is not None and seconds is not None]
+    if prices:
+        words += (
+            f" For {len(prices)} of {len(open_)} undecided claim{'s' if len(open_) > 1 else ''}, {sum(prices):,.0f} "
+            "core-minutes are expected to bring a verdict."
+        )
+    return words
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, words)))

@@ -1,0 +1,189 @@
+"""Rows that ship: finished measurements of a store as a few small Parquet files, from which everything is drawn again.
+
+A folder has ``cells.parquet``, a row for each cell (trainings, too, for their cost), and the rows of the measurements,
+one file for each table, of attacks one for each attack. What is left out: checkpoints, and how many passes an attack
+took. Numbers that are not whole are rounded to float32; ε stays exact. ``README.md`` says what made the rows.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.files import replacing, write_text
+from antiphase.studies.identity import described, identity
+from antiphase.studies.provenance import core_seconds, source_commit
+from antiphase.studies.spec import Cell, closure
+from antiphase.studies.store import Reader, Storable
+
+CELLS_FILE = "cells.parquet"
+README = "README.md"
+_LEFT_OUT = ("forwards", "backwards")
+_EXACT = ("eps",)  # compared with ε of the studies
+_SCHEMA: dict[str, Any] = {
+    "cell": pl.String, "file": pl.String, "table": pl.String, "label": pl.String, "what": pl.String, "rows": pl.Int64,
+    "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean, "finished": pl.String, "hardware": pl.String,
+    "versions": pl.String, "warnings": pl.String, "study": pl.String, "command": pl.String, "commit": pl.String,
+}  # fmt: skip
+_JSON = ("what", "versions", "warnings")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A folder of rows that ship, read like a store.
+
+    Attributes:
+        root: the folder, which may not exist.
+    """
+
+    root: Path
+    _read: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def done(self, cell: Storable) -> bool:
+        """Whether the rows of a measurement are there; a training has none, so it is not."""
+        return bool(self._records.get(identity(cell), {}).get("file"))
+
+    def record(self, cell: Storable) -> dict[str, Any] | None:
+        """Return the record of a cell: seconds, work, versions, hardware, warnings."""
+        return self._records.get(identity(cell))
+
+    def damage(self, cell: Storable) -> str | None:
+        """Return None: the version control of the folder finds damage."""
+        return None
+
+    def busy(self, cell: Storable) -> bool:
+        """Return False: nothing is run here."""
+        return False
+
+    def rows(self, cell: Storable) -> pl.DataFrame | None:
+        """Return the rows of a measurement, or None."""
+        own = identity(cell)
+        if not (file := self._records.get(own, {}).get("file")):
+            return None
+        if file not in self._read:
+            whole = _parquet(self.root / file)
+            self._read[file] = whole.partition_by(
+                "cell", as_dict=True, include_key=False, maintain_order=True
+            )
+        return _widened(self._read[file][(own,)])
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """The records of all cells; those that are no measurement have no file."""
+        path = self.root / CELLS_FILE
+        return _parquet(path) if path.exists() else pl.DataFrame(schema=_SCHEMA)
+
+    @property
+    def _records(self) -> dict[str, dict[str, Any]]:
+        if CELLS_FILE not in self._read:
+            self._read[CELLS_FILE] = {
+                row["cell"]: row | {name: json.loads(row[name]) for name in _JSON}
+                for row in self.cells.iter_rows(named=True)
+            }
+        return self._read[CELLS_FILE]
+
+
+def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
+    """Add the finished cells of a study to a folder and return how many were new.
+
+    Cells that are there already stay as they are, so rows are neither repeated nor lost. The same cells give the same
+    bytes, in whatever order they came.
+
+    Args:
+        pack: the folder; created if missing.
+        study: name of the study.
+        command: command that makes its cells.
+        cells: its measurements.
+        source: a store, or another pack.
+    """
+    known = set(pack.cells["cell"])
+    records, rows = [], {}
+    for cell in closure(cells, identity):
+        own, record = identity(cell), source.record(cell)
+        if own in known or record is None:
+            continue
+        found = source.rows(cell) if source.done(cell) else None
+        if found is None and cell in cells:
+            continue  # not finished, or damaged
+        file = "" if found is None else _file(cell.table, found)
+        if found is not None:
+            rows.setdefault(file, []).append(
+                found.drop(_LEFT_OUT, strict=False).with_columns(cell=pl.lit(own))
+            )
+        about = {
+            "cell": own, "file": file, "table": cell.table, "label": cell.label, "what": described(cell),
+            "rows": 0 if found is None else len(found), "study": study, "command": command, "commit": source_commit(),
+            **{name: record[name] for name in _SCHEMA if name in record and name not in ("cell", "file", "what")},
+        }  # fmt: skip
+        records.append(
+            about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
+        )
+    if not records:
+        return 0
+    for file, frames in rows.items():
+        before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
+        _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file)
+    whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
+    with replacing(pack.root / CELLS_FILE) as temporary:
+        whole.write_parquet(temporary, compression="zstd", compression_level=19, statistics=False)
+    pack._read.clear()
+    write_text(pack.root / README, _readme(whole))
+    return len(records)
+
+
+def _file(table: str, rows: pl.DataFrame) -> str:
+    """Return the file of a cell's rows."""
+    attacks = rows["attack"].unique().to_list() if "attack" in rows.columns else []
+    return "-".join([table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
+
+
+def _write(rows: pl.DataFrame, path: Path) -> None:
+    """Write rows in the smallest types, sorted so that what is alike lies together: images, then cells."""
+    order = [name for name in ("sample", "cell") if name in rows.columns]
+    rows = rows.select(sorted(rows.columns)).sort(order, maintain_order=True)
+    rows = rows.with_columns(
+        column.shrink_dtype() if column.dtype.is_integer() else column.cast(pl.Float32)
+        for column in rows
+        if column.dtype.is_integer() or (column.dtype == pl.Float64 and column.name not in _EXACT)
+    )
+    with replacing(path) as temporary:
+        rows.write_parquet(temporary, compression="zstd", compression_level=19, statistics=False)
+
+
+def _widened(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with the types that measurements write: 64 bits."""
+    return rows.with_columns(pl.selectors.integer().cast(pl.Int64), pl.selectors.float().cast(pl.Float64))
+
+
+def _parquet(path: Path) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore the file") from None
+
+
+def _readme(cells: pl.DataFrame) -> str:
+    """Return what made the rows, a line for each study, table, commit and kind of hardware."""
+    lines = [
+        "# Rows behind the published numbers",
+        "",
+        "Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and",
+        "`antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several",
+        "studies use is listed with the one that was packed first.",
+        "",
+        "| study | table | cells | rows | core-minutes | command | commit | hardware |",
+        "|---|---|---:|---:|---:|---|---|---|",
+    ]
+    keys = ["study", "table", "command", "commit", "hardware"]
+    for key, group in cells.sort(*keys, "cell").group_by(keys, maintain_order=True):
+        study, table, command, commit, hardware = map(str, key)
+        minutes = sum(core_seconds(record) for record in group.iter_rows(named=True)) / 60
+        numbers = (f"{len(group):,}", f"{group['rows'].sum():,}", f"{minutes:,.1f}")
+        lines.append(
+            "| " + " | ".join([study, table, *numbers, f"`{command}`", commit or "–", hardware]) + " |"
+        )
+    return "\n".join(lines) + "\n"

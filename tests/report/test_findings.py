@@ -1,0 +1,150 @@
+"""What a reader sees first: the picture of all claims, the paragraphs above the tables, and the block of a README."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from antiphase.errors import UserError
+from antiphase.report.studies.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
+from antiphase.report.studies.summary import counted, headlines, sentence, summary
+from antiphase.report.studies.written import replace_findings, write_findings
+from antiphase.studies.claims import Check, Claim
+from tests.report import made_up_studies as made_up
+from tests.report.made_up_studies import over_seeds
+
+HEADLINE = Claim(
+    "fragile-at-depth-1", "Section 5.2, Figure 2(a)", "DiffViT is more fragile at λ_init 0.8.",
+    [Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)), Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000))],
+)  # fmt: skip
+OPEN = Claim(
+    "causes", "ours", "The angle matters more than the size.",
+    [Check("angle − size", over_seeds(0.1, -0.1, 0.3, 50), "")], seconds=90.0,
+)  # fmt: skip
+
+
+def results():
+    found = made_up.studies()
+    return [
+        *found, replace(made_up.table_1(), name="figure-2a", claims=[HEADLINE]),
+        replace(made_up.table_1(), name="causes", claims=[OPEN]),
+    ]  # fmt: skip
+
+
+def test_a_claim_is_drawn_by_the_check_that_decides_it():
+    assert deciding(HEADLINE) is HEADLINE.checks[1]
+    both = Claim("x", "s", "y", [HEADLINE.checks[0], Check("no", over_seeds(-0.05, -0.06, -0.04, 100))])
+    assert both.verdict == "contradicted"
+    assert deciding(both) is both.checks[1]
+    assert deciding(Claim("x", "s", "y", [Check("none", None)])) is None
+
+
+def test_lines_are_grouped_by_unit_and_section_and_all_verdicts_are_there():
+    lines = forest_lines(results())
+    assert {line.verdict for line in lines} == set(LOOKS)
+    assert [line.block for line in lines] == sorted((line.block for line in lines), reverse=True)
+    keys = [(line.block, line.section) for line in lines]
+    assert len(list(itertools.groupby(keys))) == len(set(keys))  # a section is not torn apart
+    headline = next(line for line in lines if line.statement == HEADLINE.statement)
+    assert (headline.value, headline.low, headline.high) == pytest.approx((3.0, 2.0, 4.0))
+    assert headline.margin == pytest.approx(2.0)
+    assert headline.numbers == ("+3.0 points [2.0, 4.0]", "the least of 2")
+    other = next(line for line in lines if line.statement == OPEN.statement)
+    assert other.value == pytest.approx(0.1 / (0.2 / 2.13))  # in standard errors
+    assert other.numbers[1].startswith("takes ")
+    assert forest_lines([made_up.empty()]) == []
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_every_interval_is_where_its_axis_says_and_no_line_hides_another(narrow):
+    lines = forest_lines(results())
+    (axes,) = forest_figure(lines, narrow=narrow).axes
+    thick = [line for line in axes.lines if line.get_linewidth() == 1.8]
+    marks = [line for line in axes.lines if len(line.get_xdata()) == 1][-len(lines) :]
+    assert len(thick) == len(marks) == len(lines)
+    heights = [float(line.get_ydata()[0]) for line in thick]
+    assert all(two - one > 0.25 for one, two in itertools.pairwise(heights))
+    points = [(line, thick[at], marks[at]) for at, line in enumerate(lines) if "points" in line.block]
+    zero = next(line.get_xdata()[0] for line in axes.lines if line.get_color() == "#9a9ca1")
+    for line, interval, mark in points:
+        low, high = interval.get_xdata()
+        assert low <= mark.get_xdata()[0] <= high
+        assert (low > zero) == (line.low > 0)
+        assert (high < zero) == (line.high < 0)
+        assert mark.get_color() == LOOKS[line.verdict][0]
+    texts = {text.get_text() for text in axes.texts}
+    assert {"Section 5.2", "ours"} <= texts
+    width, height = axes.figure.get_size_inches()
+    bottoms = [text.get_position()[1] for text in axes.texts]
+    assert max(bottoms) < height
+    assert width == (3.9 if narrow else 10.4)
+
+
+def test_its_text_is_text():
+    svg = forest_svg(forest_lines(results()))
+    assert "DiffViT is more fragile at λ_init 0.8." in svg
+    assert "Verdana" in svg
+    assert svg == forest_svg(forest_lines(results()))
+    assert len(svg) < 60_000
+
+
+def test_the_paragraphs_count_tell_and_price():
+    first, second, third = summary(results())
+    claims = [claim for result in results() for claim in result.claims]
+    assert first.startswith(counted(claims))
+    assert "16 training seeds" in first
+    assert second == (
+        "“DiffViT is more fragile at λ_init 0.8” **holds** (+5.0 points [4.0, 6.0]; +3.0 points [2.0, 4.0])."
+    )
+    assert "“The angle matters more than the size” **is undecided** (+0.10 [−0.10, 0.30]);" in third
+    assert "seeds, " in third
+    assert "core-minutes are expected to bring a verdict." in third
+    assert summary([made_up.empty()]) == []
+    assert headlines(results(), 1) == [sentence(HEADLINE)]
+    assert counted([HEADLINE, OPEN]) == "Of 2 claims, 1 holds and 1 is undecided."
+
+
+def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
+    page, readme = tmp_path / "docs" / "findings.md", tmp_path / "README.md"
+    page.parent.mkdir()
+    write_findings(results(), page)
+    text = page.read_text(encoding="utf-8")
+    order = [
+        "# What the studies found",
+        "Of 7 claims",
+        "“DiffViT is",
+        "<picture>",
+        "## Claims",
+        "| claim |",
+        "## Table 1",
+    ]
+    assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
+    assert 'srcset="claims-narrow.svg"' in text
+    readme.write_text(
+        "before\n<!-- findings -->\nformer lines\n<!-- /findings -->\nafter\n", encoding="utf-8"
+    )
+    replace_findings(results(), readme, page.parent)
+    shown = readme.read_text(encoding="utf-8")
+    assert shown.startswith("before\n<!-- findings -->\n<picture>")
+    assert shown.endswith("<!-- /findings -->\nafter\n")
+    assert 'src="docs/claims.svg"' in shown
+    assert "former lines" not in shown
+    assert len([line for line in shown.splitlines() if line]) <= 10 + 5
+    again = readme.read_bytes()
+    replace_findings(results(), readme, page.parent)
+    assert readme.read_bytes() == again
+    readme.write_text("no marks", encoding="utf-8")
+    with pytest.raises(UserError, match="expected a line <!-- findings -->"):
+        replace_findings(results(), readme, page.parent)
+
+
+def test_a_picture_is_kept_while_its_data_stay_the_same(tmp_path):
+    page, picture = tmp_path / "findings.md", tmp_path / "claims.svg"
+    write_findings(results(), page)
+    drawn = picture.read_text(encoding="utf-8")
+    elsewhere = drawn.replace("10.4", "10.40")  # as another processor or matplotlib may write it
+    picture.write_text(elsewhere + "\n", encoding="utf-8")
+    write_findings(results(), page)
+    assert picture.read_text(encoding="utf-8") == elsewhere + "\n"
+    write_findings(results()[:-1], page)
+    assert picture.read_text(encoding="utf-8") not in (drawn, elsewhere)

@@ -1,0 +1,144 @@
+"""Verdicts: the rule, its error rates by simulation, and the seeds that a verdict takes."""
+
+import numpy as np
+import pytest
+
+from antiphase.errors import UserError
+from antiphase.evaluation.crossed import CrossedEstimate, Spread, crossed_mean
+from antiphase.evaluation.statistics import Estimate
+from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim
+
+
+def check(value, error, seeds=16, unit="points", **fields):
+    half = 2.1314 * error  # Student's t at 15 degrees of freedom
+    return Check(
+        "a − b", CrossedEstimate(value, value - half, value + half, 1000, Spread(seeds, 1000, error**2, 0.0, 0.0)),
+        unit, **fields,
+    )  # fmt: skip
+
+
+def claim(*checks, **fields):
+    return Claim("name", "source", "statement", checks, **fields)
+
+
+def test_each_verdict():
+    assert claim(check(0.03, 0.01)).verdict == "holds"
+    assert claim(check(-0.03, 0.01)).verdict == "contradicted"
+    assert claim(check(0.0, 0.005)).verdict == "absent"
+    assert claim(check(0.03, 0.02)).verdict == "undecided"
+    assert claim(Check("a − b", None)).verdict == claim().verdict == "not run"
+    assert claim(check(0.03, 0.01, judged=False)).verdict == "not judged (smoke)"
+
+
+def test_what_is_off_zero_within_the_margin_is_no_absence():
+    assert claim(check(0.01, 0.002)).verdict == "holds"
+    assert claim(check(-0.01, 0.002)).verdict == "contradicted"
+
+
+def test_several_checks_hold_together_or_not_at_all():
+    yes, none, open_, no = check(0.1, 0.01), check(0.0, 0.005), check(0.0, 0.05), check(-0.1, 0.01)
+    assert claim(yes, yes).verdict == "holds"
+    assert claim(yes, none).verdict == claim(none, none).verdict == "absent"
+    assert claim(yes, open_, none).verdict == "undecided"
+    assert claim(yes, none, open_, no).verdict == "contradicted"
+    assert claim(no, Check("", None)).verdict == "not run"
+
+
+def test_the_opposite_is_corrected_for_the_number_of_checks():
+    barely = check(-0.0225, 0.01)  # p = .02 of .025
+    open_ = check(0.0, 0.05)
+    assert claim(barely).verdict == "contradicted"
+    assert claim(barely, open_).verdict == "undecided"
+    assert claim(barely, check(-0.05, 0.01)).verdicts == [
+        "contradicted",
+        "contradicted",
+    ]  # Holm, not Bonferroni
+
+
+@pytest.mark.parametrize(
+    "estimate", [check(0.1, 0.01, seeds=LEAST_SEEDS - 1).estimate, Estimate(0.1, 0.05, 0.15, 9)]
+)
+def test_few_or_unknown_seeds_decide_nothing(estimate):
+    assert claim(Check("a − b", estimate)).verdict == "undecided"
+
+
+def test_models_that_were_not_trained_here_are_judged_over_images():
+    one = crossed_mean(np.full((1, 400), 0.1) + np.random.default_rng(0).normal(size=(1, 400)) / 10)
+    assert claim(Check("a − b", one)).verdict == "undecided"
+    released = claim(Check("a − b", one, over="images"))
+    assert released.verdict == "holds"
+    assert released.seeds_needed is None
+
+
+def test_the_margin_is_that_of_the_unit_or_of_the_claim():
+    small = check(0.0, 0.004)
+    assert MARGINS == {"points": 0.02, "": None}
+    assert claim(small).verdict == "absent"
+    assert claim(small, margin=0.005).verdict == "undecided"
+    plain = check(0.0, 0.004, unit="")
+    assert claim(plain).verdict == "undecided"
+    assert claim(plain, margin=0.02).verdict == "absent"
+
+
+@pytest.mark.parametrize("margin", ["two", 0.0, -1, float("nan"), float("inf"), True])
+def test_a_margin_that_is_no_number_is_refused(margin):
+    with pytest.raises(UserError, match=r"claim 'name': margin .*: expected a number above 0"):
+        claim(check(0.1, 0.01), margin=margin)
+
+
+def estimates(generator, means, seeds=10, samples=80):
+    """Return checks of independent differences with the given true means."""
+    return [
+        Check(
+            "a − b",
+            crossed_mean(
+                mean + generator.normal(size=(seeds, 1)) * 0.05 + generator.normal(size=(1, samples)) * 0.1
+                + generator.normal(size=(seeds, samples)) * 0.2
+            ),
+        )
+        for mean in means
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("means", "wrong"),
+    [
+        ((0.0, 0.2), "holds"),  # one of them is not above 0
+        ((0.0, 0.0, 0.0, 0.0), "contradicted"),  # none of them is below 0
+        ((0.02,), "absent"),  # at the margin, the least difference that matters
+    ],
+)
+def test_wrong_verdicts_are_as_rare_as_promised(means, wrong):
+    generator = np.random.default_rng(3)
+    rounds = 800
+    margin = {} if wrong != "absent" else {"margin": 0.02}
+    found = [claim(*estimates(generator, means), **margin).verdict for _ in range(rounds)]
+    # at most 2.5 %, and three binomial standard deviations
+    assert found.count(wrong) / rounds <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / rounds)
+
+
+def test_the_seeds_it_takes_are_those_of_the_slowest_check():
+    slow, fast = check(0.02, 0.02), check(0.05, 0.02)
+    needed = [claim(each).seeds_needed for each in (slow, fast)]
+    assert needed[1] < needed[0]
+    assert claim(slow, fast).seeds_needed == needed[0]
+    assert claim(slow, check(-0.05, 0.02)).seeds_needed == needed[1]  # contradicted by one is enough
+    assert claim(check(0.05, 0.001)).seeds_needed == LEAST_SEEDS
+
+
+def test_the_seeds_it_takes_may_end_in_absence_or_nowhere():
+    nothing = check(0.0, 0.02)
+    assert claim(nothing).seeds_needed > 16
+    assert claim(nothing, margin=0.0005).seeds_needed is None
+    assert claim(Check("a − b", Estimate(0.1, -0.1, 0.3, 9))).seeds_needed is None
+
+
+def test_that_many_seeds_decide_in_80_percent():
+    rest = 0.2**2 / (4 * 80)
+    spread = Spread(4, 80, 0.05**2 / 4 + rest, 0.1**2 / 80 + rest, rest)  # what ``estimates`` draws from
+    planned = claim(Check("a − b", CrossedEstimate(0.04, -0.1, 0.2, 80, spread)))
+    seeds = planned.seeds_needed
+    generator = np.random.default_rng(4)
+    rounds = 800
+    found = [claim(*estimates(generator, (0.04,), seeds)).verdict for _ in range(rounds)]
+    assert 0.76 <= found.count("holds") / rounds <= 0.88  # the next whole number of seeds has a little more

@@ -1,0 +1,137 @@
+"""Rows that ship: what is kept, that nothing is repeated or lost, and that the same cells give the same bytes."""
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from antiphase.errors import UserError
+from antiphase.studies.cells import Accuracy, Attack
+from antiphase.studies.collect import study_rows
+from antiphase.studies.identity import identity
+from antiphase.studies.lab import Lab
+from antiphase.studies.pack import CELLS_FILE, README, Pack, add_to_pack
+from antiphase.studies.plan import make_plan
+from antiphase.studies.run import run_cells
+from antiphase.studies.store import Store
+from tests.studies.test_stored_before import FINISHED, SENSED, STORED
+from tests.studies.toy_cells import Measure, Train, cells
+
+STORE = Store(STORED / "study")
+MEASURED = [FINISHED, SENSED]
+
+
+def files(pack):
+    return {path.name: path.read_bytes() for path in pack.root.iterdir()}
+
+
+def add(pack, *measured, source=STORE, study="mine"):
+    return add_to_pack(pack, study, f"antiphase study run {study}", measured, source)
+
+
+def test_rows_come_back_without_what_is_left_out(tmp_path):
+    pack = Pack(tmp_path)
+    assert add(pack, *MEASURED) == 3  # and the training, for its cost
+    assert set(files(pack)) == {CELLS_FILE, README, "alignment.parquet", "attack-pgd.parquet"}
+    for cell in MEASURED:
+        before, after = STORE.rows(cell), pack.rows(cell)
+        assert before is not None
+        assert after is not None
+        before = before.drop("forwards", "backwards", strict=False)
+        keys = [name for name in ("eps", "layer", "head", "sample") if name in before.columns]
+        assert_frame_equal(
+            after.select(before.columns).sort(keys),
+            before.sort(keys),
+            rel_tol=1e-6,
+            abs_tol=0,
+            check_dtypes=True,
+        )
+        assert pack.done(cell)
+        assert {name: pack.record(cell)[name] for name in ("seconds", "hardware", "versions")} == {
+            name: STORE.record(cell)[name] for name in ("seconds", "hardware", "versions")
+        }
+    training = FINISHED.needs()[0]
+    assert pack.record(training)["seconds"] == 13.72
+    assert not pack.done(training)
+    assert pack.rows(training) is None
+    exact = pack.rows(FINISHED)["eps"].unique().to_list()
+    assert sorted(exact) == [4 / 255, 16 / 255]
+
+
+def test_the_same_cells_give_the_same_bytes_in_any_order_and_are_added_once(tmp_path):
+    one, two, merged = (Pack(tmp_path / name) for name in ("one", "two", "merged"))
+    add(one, *MEASURED)
+    add(two, SENSED)
+    assert add(two, FINISHED) == 1
+    assert add(two, *MEASURED) == 0
+    assert files(one) == files(two)
+    first, second = Pack(tmp_path / "first"), Pack(tmp_path / "second")
+    add(first, FINISHED)
+    add(second, SENSED)
+    add(merged, *MEASURED, source=first)
+    add(merged, *MEASURED, source=second, study="another")  # the study of the record stays
+    assert files(merged) == files(one)
+
+
+def test_rows_stay_when_their_store_is_gone(tmp_path):
+    stores = [Store(tmp_path / name) for name in ("here", "there")]
+    pack = Pack(tmp_path / "results")
+    for store, measured in zip(stores, (cells(2), cells(4)[2:]), strict=True):
+        run_cells(measured, Lab(store, progress=False))
+        assert add(pack, *measured, source=store) == 4
+    again = Pack(pack.root)
+    assert sorted(study_rows(cells(5), again)["measure"]["training_seed"].unique()) == [0, 1, 2, 3]
+    assert again.cells["rows"].sum() == 4 * 3
+    assert "| mine | measure | 4 | 12 |" in (pack.root / README).read_text(encoding="utf-8")
+
+
+def test_a_measurement_whose_rows_ship_is_not_run_again_nor_its_training(tmp_path):
+    source = Store(tmp_path / "source")
+    run_cells(cells(1), Lab(source, progress=False))
+    pack = Pack(tmp_path / "results")
+    add(pack, *cells(1), source=source)
+    elsewhere = Store(tmp_path / "elsewhere", pack)
+    missing = make_plan(cells(2), elsewhere).missing
+    assert missing == [Train(number=1), Measure(model=Train(number=1))]
+    assert make_plan(cells(1), pack).missing == []
+    other = Measure(model=Train(number=0), factor=3.0)  # needs the weights, which do not ship
+    assert make_plan([other], elsewhere).missing == [Train(number=0), other]
+
+
+def test_numbers_are_kept_to_float32_and_types_to_64_bits(tmp_path):
+    store, pack = Store(tmp_path / "store"), Pack(tmp_path / "results")
+    cell = Measure(model=Train(number=0))
+    exact = pl.DataFrame(
+        {"sample": [3, 1], "value": [1 / 3, None], "eps": [1 / 255, 0.1], "name": ["b", "a"]}
+    )
+    run_cells([Train(number=0)], Lab(store, progress=False))
+    about = {"seconds": 1.0, "whole": True, "work": 1.0, "warnings": [], "finished": "", "hardware": "x, 2 threads",
+             "versions": {}, "commit": "abc"}  # fmt: skip
+    store.finish(cell, exact, about)
+    add(pack, cell, source=store)
+    found = pack.rows(cell)
+    assert found.schema == dict(sorted(exact.schema.items()))
+    assert found["value"].to_list() == [None, pytest.approx(1 / 3, rel=1e-7)]
+    assert found["value"][1] != 1 / 3
+    assert found["eps"].to_list() == [0.1, 1 / 255]
+    assert pack.cells.filter(cell=identity(cell))["commit"].item() == "abc"
+
+
+def test_a_folder_that_is_not_there_is_empty_and_a_broken_file_is_named(tmp_path):
+    pack = Pack(tmp_path / "nowhere")
+    assert not pack.done(FINISHED)
+    assert pack.rows(FINISHED) is None
+    broken = Pack(tmp_path)
+    add(broken, *MEASURED)
+    (tmp_path / "attack-pgd.parquet").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"attack-pgd\.parquet: cannot be read"):
+        Pack(tmp_path).rows(FINISHED)
+
+
+def test_attacks_have_a_file_each(tmp_path):
+    model = FINISHED.model
+    other = Attack(model=model, data="digits", eps=(4 / 255,), limit=3, attack="fgsm")
+    clean = Accuracy(model=model, data="digits", limit=3)
+    store, pack = Store(tmp_path / "store"), Pack(tmp_path / "results")
+    run_cells([other, clean], Lab(store, progress=False))
+    add(pack, other, clean, source=store)
+    assert {"accuracy.parquet", "attack-fgsm.parquet"} < set(files(pack))
