@@ -19,8 +19,8 @@ _PREFACE = (
     "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0. "
     "It is *contradicted* if one of them is below 0 (corrected by Holm for their number), *absent* if one lies within "
     "the margin, 2 points unless the study declares another, and *undecided* otherwise; what a verdict would take is "
-    "then given. A claim of almost every one allows the exceptions that it states. The intervals are {over}. No claim is "
-    "judged by fewer than 8 training seeds, and none under the profile `smoke`.\n\n"
+    "then given. A claim of almost every one allows the exceptions that it states. The intervals are {over}. No claim "
+    "is judged by fewer than 8 training seeds, and none under the profile `smoke`.\n\n"
     "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
     "replaces the claims only."
 )

@@ -54,12 +54,13 @@ def draw(rows: RowsByTable) -> Artefact:
     """The estimates over the layers for each depth and estimator, and λ over the layers."""
     maps = in_order(of_maps(rows))
     found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, kind="size")
-    found = found.sort("depth", "layer", maintain_order=True, nulls_last=True)
+    of_data = (found.filter(data=name) for name in found["data"].unique(maintain_order=True))
+    found = pl.concat([block.sort("depth", "layer", maintain_order=True) for block in of_data])
     panels, tables = [], []
     for (data, depth, estimator), block in found.group_by(
         ["data", "depth", "estimator"], maintain_order=True
     ):
-        where = f"{data}, depth {depth}" if depth is not None else str(data)
+        where = f"{data}, depth {depth}"
         points = block.select("series", "value", "low", "high", "n", "seeds", x=pl.col("layer") + 1.0)
         if block["layer"].n_unique() > 1:
             panels.append(Panel(f"{where}, {estimator}", "layer", "Lipschitz estimate", points))
@@ -80,7 +81,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def _lambda(aligned: pl.DataFrame) -> tuple[Plot, Table]:
     """Return λ over the layers, a panel for each data set and a line for each depth, and the same as a table."""
-    found = lambdas(aligned).sort("data", "depth", "layer", maintain_order=True, nulls_last=True)
+    found = lambdas(aligned).sort("data", "depth", "layer", maintain_order=True)
     found = found.with_columns(name=pl.format("depth {}", "depth"))
     panels = [
         Panel(

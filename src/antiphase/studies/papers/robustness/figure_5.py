@@ -60,21 +60,20 @@ def _placed(rows: RowsByTable) -> pl.DataFrame:
 def draw(rows: RowsByTable) -> Artefact:
     """A panel for each data set, site and place: the share of images and heads below zero, over the layers."""
     found = estimates(_placed(rows), ["data", "site", "at", "series", "depth", "layer"], BELOW)
-    found = found.sort("depth", "layer", maintain_order=True, nulls_last=True)
-    model = (
-        pl.when(pl.col("depth").is_null())
-        .then("series")
-        .otherwise(pl.format("{}, depth {}", "series", "depth"))
-    )
+    found = found.sort("depth", "layer", maintain_order=True)
+    depth = pl.format("depth {}", "depth")
     panels, tables = [], []
     for (data, site), block in found.group_by(["data", "site"], maintain_order=True):
         for at in PLACES:
             points = block.filter(at=at).select(
-                "value", "low", "high", "n", "seeds", series=model, x=pl.col("layer") + 1.0
+                "value", "low", "high", "n", "seeds", series=depth, x=pl.col("layer") + 1.0
             )
             title = f"{at}, by the {site}, {data}"
             panels.append(Panel(title, "layer", "share with cos < 0", points, percent=True, level=0.5))
-        row, layer = pl.format("{}, {}", model, "at"), pl.format("layer {}", pl.col("layer") + 1)
+        row, layer = (
+            pl.format("{}, {}, {}", "series", depth, "at"),
+            pl.format("layer {}", pl.col("layer") + 1),
+        )
         words = f"Share of images and heads with cos(∇A1, ∇A2) < 0, by the {site}, {data}"
         tables.append(table_of(block, row, layer, f"alignment-{data}-{site}", words))
     caption = (

@@ -67,7 +67,7 @@ def draw(rows: RowsByTable) -> Artefact:
     attacks = by_protocol(rows["attack"])
     vits = attacks.filter(_is_vit())
     found = estimates(attacks, ["data", "series", "depth", "protocol", "eps"], ASR)
-    found = found.sort("depth", "protocol", maintain_order=True, nulls_last=True)
+    found = found.sort("depth", "protocol", maintain_order=True)
     panels, tables = [], []
     for (data,), block in found.group_by("data", maintain_order=True):
         name = pl.format("{}, {}", "series", "protocol")
