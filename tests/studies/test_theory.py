@@ -21,7 +21,7 @@ from antiphase.studies.papers.diffclip import map_correlation
 from antiphase.studies.papers.robustness import depth_values as depth
 from antiphase.studies.papers.robustness import radius_values, theory_depth, theory_radius
 
-SEEDS, IMAGES, EPS = 4, 7, (1 / 255, 4 / 255)
+SEEDS, IMAGES, EPS = 8, 7, (1 / 255, 4 / 255)
 KINDS = ("noise", "pgd")
 
 
@@ -98,12 +98,12 @@ def test_factors_are_geometric_means_over_the_layers():
 @pytest.mark.parametrize(
     ("planted", "claim", "verdict"),
     [
-        ({"alpha": 0.5}, "subtraction-removes", "holds"), ({"alpha": 1.2}, "subtraction-removes", "fails"),
+        ({"alpha": 0.5}, "subtraction-removes", "holds"), ({"alpha": 1.2}, "subtraction-removes", "contradicted"),
         ({"alpha": 0.5, "kept": 0.8}, "noise-before-signal", "holds"),
-        ({"alpha": 0.5, "kept": 0.3}, "noise-before-signal", "fails"),
-        ({"constant": 1.0}, "attenuated", "holds"), ({"constant": 4.0}, "attenuated", "fails"),
-        ({"constant": 4.0}, "bound-holds", "holds"), ({"constant": 1.0}, "bound-holds", "fails"),
-        ({"deeper": 0.5}, "growth-crosses", "holds"), ({"deeper": 2.0}, "growth-crosses", "fails"),
+        ({"alpha": 0.5, "kept": 0.3}, "noise-before-signal", "contradicted"),
+        ({"constant": 1.0}, "attenuated", "holds"), ({"constant": 4.0}, "attenuated", "contradicted"),
+        ({"constant": 4.0}, "bound-holds", "holds"), ({"constant": 1.0}, "bound-holds", "contradicted"),
+        ({"deeper": 0.5}, "growth-crosses", "holds"), ({"deeper": 2.0}, "growth-crosses", "contradicted"),
         ({"alpha": 0.9, "deeper": 0.5}, "bound-crosses", "holds"),
     ],
 )  # fmt: skip
@@ -157,10 +157,10 @@ def test_the_ratio_of_radii_follows_what_is_planted():
         for ratio in (0.3, 2.0)
     }
     for name in ("theorem-5-as-printed", "theorem-5-corrected"):
-        assert (verdicts[0.3][name], verdicts[2.0][name]) == ("fails", "holds")
+        assert (verdicts[0.3][name], verdicts[2.0][name]) == ("contradicted", "holds")
     assert (verdicts[0.3]["da-shrinks-the-radius"], verdicts[2.0]["da-shrinks-the-radius"]) == (
         "holds",
-        "fails",
+        "contradicted",
     )
 
 
@@ -217,11 +217,11 @@ def test_correlations_are_taken_once_for_the_clean_image():
             "change_correlation": (0.3 if series == map_correlation.TRAINED else -0.3) + draw.uniform(-0.01, 0.01),
         }
         for series in (map_correlation.TRAINED, map_correlation.UNTRAINED)
-        for seed, layer, sample, kind, eps in product(range(2), range(2), range(5), KINDS, map_correlation.NOISE)
+        for seed, layer, sample, kind, eps in product(range(SEEDS), range(2), range(5), KINDS, map_correlation.NOISE)
     ]  # fmt: skip
     found = map_correlation.values({"branches": pl.DataFrame(rows)})
     clean = found.filter(input="clean", series="DiffCLIP")
-    assert len(clean) == 2 * 2 * 5
+    assert len(clean) == SEEDS * 2 * 5
     assert set(found["input"]) == {"clean", "noise 8/255", "noise 64/255", "PGD 8/255", "PGD 64/255"}
     claims = {claim.name: claim.verdict for claim in map_correlation.claims({"branches": pl.DataFrame(rows)})}
     assert claims["noise-is-shared"] == "holds"

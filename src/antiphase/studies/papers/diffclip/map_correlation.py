@@ -26,11 +26,10 @@ antiphase study run map-correlation --profile laptop
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, over
+from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, over
 from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
 from antiphase.studies.papers.diffclip.released import released
@@ -136,7 +135,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     return [
         Claim(
             "maps-share", "not in the paper", "The two maps of the trained DiffCLIP are alike on clean images: r > 0.",
-            [Check("r, clean", _mean(found.filter(series=TRAINED, quantity=MAPS, input=CLEAN)), "")],
+            [Check("r, clean", mean(found.filter(series=TRAINED, quantity=MAPS, input=CLEAN), {}, VALUE), "")],
         ),
         Claim(
             "noise-raises-correlation", "a summary of the paper",
@@ -153,7 +152,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
             "noise-is-shared", "Appendix C",
             "Noise changes the two maps of the trained DiffCLIP alike, so that the subtraction cancels a part of it.",
             [
-                Check(f"r of the changes, {noise}", _mean(changed.filter(input=noise)), "")
+                Check(f"r of the changes, {noise}", mean(changed.filter(input=noise), {}, VALUE), "")
                 for noise in noises
             ],
         ),
@@ -169,13 +168,6 @@ def claims(rows: RowsByTable) -> list[Claim]:
             ],
         ),
     ]  # fmt: skip
-
-
-def _mean(block: pl.DataFrame) -> Estimate | None:
-    if block.is_empty():
-        return None
-    one = estimates(block, ["quantity"], VALUE, kind="difference").row(0, named=True)
-    return Estimate(one["value"], one["low"], one["high"], one["n"])
 
 
 study = Study(

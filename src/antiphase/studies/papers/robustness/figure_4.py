@@ -21,7 +21,7 @@ import polars as pl
 
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import SAMPLE, SEED, estimates, over
+from antiphase.studies.estimation import SAMPLE, SEED, estimates, mean, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
 from antiphase.studies.papers.robustness.figure_3d import (
@@ -33,7 +33,7 @@ from antiphase.studies.papers.robustness.figure_3d import (
     of_maps,
 )
 from antiphase.studies.papers.robustness.layer_values import lambdas
-from antiphase.studies.papers.robustness.show import against, apart, each_data, mean_of, table_of
+from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 MODEL = ["data", "series", "depth", SEED]
@@ -149,7 +149,7 @@ def _claims_by(
         if own["layer"].n_unique() > 1:
             wide = against(spreads.filter(where), *pair, VALUE)
             wider.append(Check(f"spread(L, {series}) − spread(L, {base}){words}", wide, ""))
-            most = mean_of(excesses.filter(where, series=series), VALUE)
+            most = mean(excesses.filter(where, series=series), {}, VALUE)
             larger.append(Check(f"λ(steepest layer of {series}) − mean λ{words}", most, ""))
     statements = {
         "da-is-steeper": (

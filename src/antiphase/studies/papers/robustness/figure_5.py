@@ -21,10 +21,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import estimates, over
+from antiphase.studies.estimation import estimates, over, share_above
 from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of
@@ -115,9 +114,9 @@ def _claims_at(aligned: pl.DataFrame, places: Sequence[str], suffix: str, source
         }
         for name, (words, which) in dominates.items():
             checks = [
-                _most(
-                    vits.filter(depth=depth, site=site, at=at),
+                Check(
                     f"share below 0 − 50 %, depth {depth}, {site}, {at}",
+                    share_above(vits, {"depth": depth, "site": site, "at": at}, BELOW, 0.5),
                 )
                 for depth, site, at in which
             ]
@@ -133,13 +132,6 @@ def _claims_at(aligned: pl.DataFrame, places: Sequence[str], suffix: str, source
         words = f"{where}, negative alignment in DiffCLIP is stronger in the first layer than in the last."
         found.append(Claim(f"opposed-first-in-diffclip{suffix}", source, words, checks))
     return found
-
-
-def _most(block: pl.DataFrame, words: str) -> Check:
-    if block.is_empty():
-        return Check(words, None)
-    one = estimates(block, ["series"], BELOW - 0.5, kind="difference").row(0, named=True)
-    return Check(words, Estimate(one["value"], one["low"], one["high"], one["n"]))
 
 
 study = Study(

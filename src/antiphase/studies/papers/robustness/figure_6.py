@@ -19,11 +19,11 @@ Both are tested. "Equal" is read as at most 1 point lower.
 antiphase study run figure-6 --profile laptop
 """
 
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, difference, estimates, over
@@ -140,7 +140,9 @@ def _clip_claims(worst: pl.DataFrame) -> list[Claim]:
     checks = []
     for eps in EPS:
         found = against(worst, "DiffCLIP", "CLIP", ASR, eps=eps)
-        raised = found and Estimate(found.value + _EQUAL, found.low + _EQUAL, found.high + _EQUAL, found.n)
+        raised = found and replace(
+            found, value=found.value + _EQUAL, low=found.low + _EQUAL, high=found.high + _EQUAL
+        )
         checks.append(
             Check(f"ASR(DiffCLIP) − ASR(CLIP) + {_EQUAL * 100:.0f} point at {eps_name(eps)}", raised)
         )

@@ -6,10 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import ASR, difference, estimates
+from antiphase.studies.estimation import ASR, difference
 
 
 def eps_name(eps: float) -> str:
@@ -99,14 +98,6 @@ def apart(
 ) -> Any:
     """Return mean(first level of a column) − mean(second level) among the rows that ``where`` chooses."""
     return difference(rows, {**where, column: first}, {**where, column: second}, value)
-
-
-def mean_of(rows: pl.DataFrame, value: pl.Expr) -> Estimate | None:
-    """Return the mean of a value that may have any sign; None without rows."""
-    if rows.is_empty():
-        return None
-    one = estimates(rows.with_columns(_all=True), ["_all"], value, kind="number").row(0, named=True)
-    return Estimate(one["value"], one["low"], one["high"], one["n"])
 
 
 def table_of(

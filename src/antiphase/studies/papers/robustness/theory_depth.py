@@ -39,10 +39,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import difference, estimates, over
+from antiphase.studies.estimation import difference, estimates, mean, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.depth_values import (
     ALPHA,
@@ -176,9 +175,9 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
     depths = sorted(found["depth"].unique())
     kinds = small(found)["perturbation"].unique(maintain_order=True).to_list()
 
-    def mean(quantity: str, sign: float, what: str) -> list[Check]:
+    def of_mean(quantity: str, sign: float, what: str) -> list[Check]:
         return [
-            Check(f"{what}, {kind}, depth {depth}", _mean(_of(found, kind, depth, quantity), sign), "")
+            Check(f"{what}, {kind}, depth {depth}", mean(_of(found, kind, depth, quantity), {}, sign * VALUE), "")
             for kind in kinds for depth in depths
         ]  # fmt: skip
 
@@ -204,7 +203,7 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
     statements = {
         "subtraction-removes": (
             f"{section}, Theorem 4", "At every depth the subtraction removes part of a perturbation of 1/255: ᾱ < 1.",
-            mean(ALPHA, -1.0, "−ln ᾱ"),
+            of_mean(ALPHA, -1.0, "−ln ᾱ"),
         ),
         "noise-before-signal": (
             "not in the paper", "The subtraction removes a larger share of the perturbation than of the signal.",
@@ -216,7 +215,7 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
         ),
         "attenuated": (
             f"{section}, equation (5)", "ᾱ·L̄ < 1 in DiffViT: perturbations are attenuated with depth.",
-            mean(BOUND, -1.0, "−ln(ᾱ·L̄)"),
+            of_mean(BOUND, -1.0, "−ln(ᾱ·L̄)"),
         ),
         "bound-holds": (
             f"{section}, equation (5)", "Perturbations of 1/255 grow by less than ᾱ·L̄ per block in DiffViT.",
@@ -242,13 +241,6 @@ def _named(which: Sequence[str]) -> dict[str, str]:
 
 def _of(found: pl.DataFrame, kind: str, depth: int, quantity: str) -> pl.DataFrame:
     return found.filter(series="DiffViT", perturbation=kind, depth=depth, quantity=quantity)
-
-
-def _mean(block: pl.DataFrame, sign: float) -> Estimate | None:
-    if block.is_empty():
-        return None
-    one = estimates(block, ["quantity"], sign * VALUE, kind="number").row(0, named=True)
-    return Estimate(one["value"], one["low"], one["high"], one["n"])
 
 
 study = Study(

@@ -31,11 +31,10 @@ antiphase study run theory-radius --profile laptop
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.cells import Radius
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import difference, estimates, over
+from antiphase.studies.estimation import difference, estimates, mean, over
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.radius_values import (
     CORRECTED,
@@ -122,21 +121,21 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
         estimate = difference(found, {"quantity": first}, {"quantity": second}, VALUE)
         return [Check(f"R(DiffViT) / R(ViT), {first} − {second}", estimate, "")]
 
-    def mean(quantity: str, value: pl.Expr, what: str) -> list[Check]:
-        return [Check(what, _mean(found.filter(quantity=quantity), value), "")]
+    def of_mean(quantity: str, value: pl.Expr, what: str) -> list[Check]:
+        return [Check(what, mean(found, {"quantity": quantity}, value), "")]
 
     return [
         Claim(
             "da-shrinks-the-radius", "Appendix B", "The estimated radius of a one-layer DiffViT is smaller than ViT's.",
-            mean(MEASURED, 1.0 - VALUE, "1 − R(DiffViT) / R(ViT)"),
+            of_mean(MEASURED, 1.0 - VALUE, "1 − R(DiffViT) / R(ViT)"),
         ),
         Claim(
             "da-raises-the-margin", "Appendix B", "Differential attention modestly increases margins: Δm > 1.",
-            mean(MARGIN, VALUE - 1.0, "Δm − 1"),
+            of_mean(MARGIN, VALUE - 1.0, "Δm − 1"),
         ),
         Claim(
             "da-raises-the-constant", "Appendix B", "Differential attention raises the logits' Lipschitz constant.",
-            mean(LIPSCHITZ, VALUE - 1.0, "L(DiffViT) / L(ViT) − 1"),
+            of_mean(LIPSCHITZ, VALUE - 1.0, "L(DiffViT) / L(ViT) − 1"),
         ),
         Claim(
             "theorem-5-as-printed", "Theorem 5, equation (6)", "The ratio of radii is at least that of equation (6).",
@@ -148,13 +147,6 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
             apart(MEASURED, CORRECTED),
         ),
     ]  # fmt: skip
-
-
-def _mean(block: pl.DataFrame, value: pl.Expr) -> Estimate | None:
-    if block.is_empty():
-        return None
-    one = estimates(block, ["quantity"], value, kind="number").row(0, named=True)
-    return Estimate(one["value"], one["low"], one["high"], one["n"])
 
 
 study = Study(
