@@ -92,7 +92,7 @@ def test_version_and_help(run_cli):
         ),
         (
             ["attack", "specimen:vit-0", "--attack", "noise", "--control"],
-            "--control: the attack is random noise",
+            "--control: noise is a control itself",
         ),
         (["attack", "specimen:vit-0", "--version", "rand", "--queries", "9"], "queries 9: no stage of"),
         (["attack", "specimen:vit-0", "--device", "meta"], "device 'meta' cannot be used"),

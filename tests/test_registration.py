@@ -10,21 +10,23 @@ from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.source import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
-from antiphase.models.clip_factories import diffclip
+from antiphase.models.clip_factories import ClipVariant, diffclip
 from antiphase.models.factories import build, configure
 from antiphase.models.kinds import attention_kind
 from antiphase.models.lambdas import layer_lambdas, mean_lambdas
 from antiphase.models.towers import AttentionSpec
-from antiphase.registry import ATTENTION, LAMBDAS
+from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
 from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import audit
+from antiphase.runs.audit import Audit
+from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.sense import sense_all
 from antiphase.runs.sense_model import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
-from antiphase.studies.cells import TrainVit
+from antiphase.studies.cells import TrainClip, TrainVit
 from antiphase.studies.facts import facts_of
 from antiphase.training import make_recipe, train_classifier
+from antiphase.training.clip_recipe import make_clip_recipe
 
 SIZES = {"dim": 16, "num_heads": 4, "depth": 2, "patch_size": 4}
 
@@ -77,7 +79,6 @@ class SharedQueryAttention(nn.Module):
 
 
 SHARED = AttentionSpec(
-    "sharedvit",
     "shared queries",
     differential=True,
     make=lambda config, layer: SharedQueryAttention(
@@ -108,6 +109,7 @@ def registered(monkeypatch):
         LAMBDAS, "token", lambda sizes, init: TokenLambda(sizes.dim, sizes.num_diff_heads, init)
     )
     monkeypatch.setitem(ATTENTION, "shared", f"{__name__}:SHARED")
+    monkeypatch.setitem(VITS, "sharedvit", "shared")
 
 
 @pytest.fixture
@@ -204,6 +206,27 @@ def test_an_attention_of_ones_own_is_trained_taken_apart_and_stored(digits, tmp_
     assert [lam.item() for lam in layer_lambdas(model)] == [layer.lam.item() for layer in layers]
 
 
+def test_an_attention_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_cli):
+    sizes = ["--dim", 16, "--heads", 4, "--depth", 1, "--patch-size", 4, "--limit", 16]
+    words = ["--data", "digits", "--epochs", 1, *sizes, "--lambda-init", 0.8, "-q", "--out"]
+    code, _, errors = run_cli("train", "--model", "sharedvit", *words, tmp_path / "run")
+    assert (code, errors) == (0, "")
+    assert isinstance(load_model(str(tmp_path / "run")).blocks[0].attn, SharedQueryAttention)
+    code, _, errors = run_cli("train", "--model", "convnet", *words, tmp_path / "none")
+    assert code == 2
+    assert errors == "antiphase: model 'convnet': expected one of vit, diffvit, sharedvit\n"
+
+
+def test_a_clip_variant_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
+    own = ClipVariant("CLIP, shared queries", {"towers": "vision", "attention": "shared"})
+    monkeypatch.setitem(CLIPS, "shared-vision", own)
+    options = TrainClipOptions(model="shared-vision", data="openmoji", out="run", lambda_init=0.8)
+    model = make_clip_recipe(options.model, "openmoji", options.data, "0", options.model_part).model
+    assert (model.vision.attention, model.text.attention) == ("shared", "softmax")
+    cell = TrainClip(variant="shared-vision", data="openmoji", preset="openmoji")
+    assert (cell.series, cell.factors()["lambda_schedule"]) == ("CLIP, shared queries", "constant")
+
+
 def test_its_alignment_is_measured_like_any_other(digits, tmp_path):
     model = _trained("sharedvit", digits, tmp_path / "run")
     plan = SensePlan(probes=2, travel=(4 / 255,))
@@ -269,7 +292,7 @@ def test_a_source_of_ones_own_is_trained_and_audited_on(stripes, tmp_path):
     train_classifier(recipe, stripes, stripes, tmp_path / "run", progress=False)
     model = load_model(str(tmp_path / "run"))
     assert model.image_shape == (3, 12, 12)
-    audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False)
+    Audit([model], [], stripes.subset(4), AttackPlan((0.1,)), tmp_path / "audit", progress=False).run()
     assert (tmp_path / "audit" / "rows.parquet").is_file()
 
 

@@ -52,6 +52,18 @@ ATTENTION: Table = {
 }
 """Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
 
+VITS: dict[str, str] = {"vit": "softmax", "diffvit": "differential"}
+"""Vision transformers that can be trained, by the kind of attention that each has."""
+
+CLIPS: Table = {
+    "clip": "antiphase.models.clip_factories:CLIP_VARIANT",
+    "diffclip": "antiphase.models.clip_factories:DIFFCLIP",
+    "diffclip-depth": "antiphase.models.clip_factories:DIFFCLIP_DEPTH",
+    "diffclip-vision": "antiphase.models.clip_factories:DIFFCLIP_VISION",
+    "diffclip-text": "antiphase.models.clip_factories:DIFFCLIP_TEXT",
+}
+"""CLIPs that can be trained: a ``ClipVariant`` each."""
+
 LAMBDAS: Table = {
     "vector": "antiphase.attention.lambdas:make_vector",
     "scalar": "antiphase.attention.lambdas:make_scalar",

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from antiphase.attacks import Threat, apgd, autoattack, square
+from antiphase.attacks import Threat, apgd, autoattack, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.catalogue import find_attack
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.attacks.ensemble import run_ensemble
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -101,7 +100,7 @@ def test_the_randomised_version_climbs_the_mean_of_20_passes_whoever_calls_it():
     named = find_attack("autoattack", version="rand", steps=5)
     ways = (
         lambda model: autoattack(model, toys.images(9), None, THREAT, version="rand", steps=5),
-        lambda model: run_ensemble(named, model, toys.images(9), None, THREAT, run={}),
+        lambda model: sweep(named, model, toys.images(9), None, THREAT, [THREAT.eps])[0],
     )
     for way in ways:
         model = Counting(toys.network(), noise=0.01)

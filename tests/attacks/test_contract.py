@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from antiphase.attacks import Threat
+from antiphase.attacks import Threat, sweep
 from antiphase.attacks.catalogue import find_attack, find_spec, passes_of, settings_of
-from antiphase.attacks.ensemble import run_ensemble
 from antiphase.attacks.spec import keywords
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS
@@ -26,11 +25,11 @@ def attacked(name, order=None, batch_size=None):
     run = {"seed": 3, "ids": ids, "batch_size": batch_size}
     for norm in ("linf", "l2"):
         try:
-            threat = Threat(norm, EPS[norm])
+            attack, threat = find_attack(name, **small), Threat(norm, EPS[norm])
             return (
                 model,
                 images,
-                run_ensemble(find_attack(name, **small), model, images, None, threat, run=run),
+                sweep(attack, model, images, None, threat, [threat.eps], nested="off", **run)[0],
             )
         except UserError as error:
             if norm == "l2" or "norm" not in str(error):

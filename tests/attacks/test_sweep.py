@@ -9,7 +9,7 @@ import torch
 
 from antiphase.attacks import Threat, apgd, fab, pgd, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
-from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
+from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -75,9 +75,8 @@ def _one_after_the_other(ensemble, model, images, labels, budgets, **run):
     ids, at, found = torch.arange(len(images)), torch.arange(len(images)), []
     for eps in sorted(budgets, reverse=True):
         given = None if labels is None else labels[at]
-        part = run_ensemble(
-            ensemble, model, images[at], given, Threat("linf", eps), run={**run, "ids": ids[at]}
-        )
+        run["ids"] = ids[at]
+        [part] = sweep(ensemble, model, images[at], given, THREAT, [eps], nested="off", **run)
         found.append((at, part))
         labels = part.label if labels is None else labels
         at = at[part.success]
@@ -171,7 +170,7 @@ def test_black_box_wins_are_told_of_those_attacked_at_an_eps(victim):
             return strong(model, images, labels, threat, **run)
         return apgd(model, images, labels, threat, steps=1, **run)
 
-    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", strong)))
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", strong, black_box=True)))
     down = sweep(ensemble, *victim, None, THREAT, EPS, nested="down")
     (at, part) = _one_after_the_other(ensemble, *victim, None, EPS)[-1]
     assert 0 < len(at) < 53
@@ -303,7 +302,7 @@ def test_up_black_box_wins_at_smaller_budgets_still_count(victim):
     def weak(model, images, labels, threat, **run):
         return apgd(model, images, labels, Threat("linf", 1e-5), steps=1, **run)
 
-    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", apgd, {"steps": 9})))
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", apgd, {"steps": 9}, black_box=True)))
     for result in sweep(ensemble, *victim, None, THREAT, EPS[1:]):
         broken = int(result.success.sum())
         assert result.settings["felled"] == {"weak": 0, "square": broken}

@@ -12,7 +12,7 @@ from antiphase.models.checkpoints import save
 from antiphase.report.runs.sense_page import headline, sense_table, write_sense_report
 from antiphase.report.runs.sense_tables import read_rows
 from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import audit
+from antiphase.runs.audit import Audit
 from antiphase.runs.sense import sense_all
 from antiphase.runs.sense_model import SensePlan
 
@@ -81,10 +81,10 @@ def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
 
     data = load_data("digits", limit=4)
     plan = AttackPlan((8 / 255,), settings={"steps": 2})
-    audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3, progress=False)
+    Audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3, progress=False).run()
     assert read_rows(tmp_path)["alignment"]["sample"].n_unique() == 3
     assert "Gradient alignment" in write_report(tmp_path).read_text(encoding="utf-8")
-    audit(lineup[0][:1], [], data, plan, tmp_path, progress=False)  # the same directory, without
+    Audit(lineup[0][:1], [], data, plan, tmp_path, progress=False).run()  # the same directory, without
     assert "Gradient alignment" not in write_report(tmp_path).read_text(encoding="utf-8")
 
 

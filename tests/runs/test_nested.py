@@ -97,11 +97,11 @@ def test_disk_warns_as_memory_does(tmp_path, model, data, monkeypatch):
     def fickle(model, images, labels, threat, **run):
         return (pgd if threat.eps == EPS[-2] else weak)(model, images, labels, threat, **run)
 
-    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle)))
+    ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle, black_box=True)))
     monkeypatch.setitem(ATTACKS, "two", AttackSpec(pgd, "two", stages=lambda: ensemble))
     plan = AttackPlan(EPS[-2:], attack="two", nested=False)
     _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
-    assert [line[:9] for line in warnings] == ["Square, w", "ASR falls"]
+    assert [line[:9] for line in warnings] == ["square, w", "ASR falls"]
 
 
 class _Killed(Exception):

@@ -147,8 +147,8 @@ class _Apgd:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         """Judge the iterate and the step size, then move."""
-        loss, logits, gradient = oracle.gradient(
-            rows, rows["x"], lambda logits: self.objective(logits, rows["label"], rows["target"])
+        (loss,), logits, (gradient,) = oracle.gradients(
+            rows, rows["x"], [lambda logits: self.objective(logits, rows["label"], rows["target"])]
         )
         rows.put("start_loss", rows["t"] == 0, loss)
         adversarial = logits.argmax(1) != rows["label"]

@@ -10,11 +10,12 @@ from torch import Tensor
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.ensemble import Ensemble, Stage, run_ensemble
+from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.square import square
+from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -64,7 +65,7 @@ def autoattack(
         UserError: The version is unknown, the number of classes does not suit it, or an image is out of range.
     """
     ensemble = autoattack_ensemble(version, steps, queries, targets)
-    return run_ensemble(ensemble, model, images, labels, threat, run=run)
+    return sweep(ensemble, model, images, labels, threat, [threat.eps], nested="off", **run)[0]
 
 
 def autoattack_ensemble(
@@ -85,7 +86,7 @@ def autoattack_ensemble(
     plain_fab = Stage("fab", fab, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
     fab_t = Stage("fab-t", fab, {"steps": steps, "targets": targets}, nearest=True)
     # with the official schedule for any number of queries; not one of the settings, which name stored rows
-    blind = Stage("square", partial(square, rescale_schedule=False), {"queries": queries})
+    blind = Stage("square", partial(square, rescale_schedule=False), {"queries": queries}, black_box=True)
     stages = {
         "standard": (ce, apgd_t, fab_t, blind),
         "2020": (ce, dlr, plain_fab, blind),

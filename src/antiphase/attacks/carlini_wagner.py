@@ -157,7 +157,7 @@ class _CarliniWagner:
         """Record adversarial iterates, check the progress, and take a step."""
         clean, tanh = rows["clean"], _tanh(rows["w"])
         x = (clean + self.half * (tanh - rows["origin"])).clamp(*self.threat.bounds)
-        value, logits, slope = oracle.gradient(rows, x, lambda logits: self._margin(logits, rows))
+        (value,), logits, (slope,) = oracle.gradients(rows, x, [lambda logits: self._margin(logits, rows)])
         hinge = (self.confidence - value).clamp_min(0.0)
         rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
         over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target

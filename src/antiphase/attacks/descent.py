@@ -38,7 +38,6 @@ def descend(
         budgets: the ε, rising.
         run: seed, batch size and the like.
     """
-    ensemble.check(model, images)
     count, last = len(images), len(ensemble.stages)
     level = torch.full((count,), len(budgets) - 1)  # of each sample: which ε it is attacked at
     turn = torch.zeros_like(level)  # and the stage that comes next there

@@ -1,6 +1,5 @@
 """Several attacks one after the other: each gets only the samples that still stand."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.attacks.engine.checks import black_box_wins
-from antiphase.attacks.engine.options import Run, RunOptions, read_options
+from antiphase.attacks.engine.options import Run
 from antiphase.attacks.engine.oracle import Classifier, attacked
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
@@ -31,12 +30,14 @@ class Stage:
         settings: its keyword arguments.
         nearest: whether it looks for the nearest adversarial example whatever ε is, so that one search
             serves every ε.
+        black_box: whether it uses no gradients.
     """
 
     name: str
     attack: AttackFunction
     settings: dict[str, Any] = field(default_factory=dict)
     nearest: bool = False
+    black_box: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Ensemble:
     def minimal(self) -> bool:
         """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
         return len(self.stages) == 1 and self.stages[0].nearest
+
+    @property
+    def black_box(self) -> list[str]:
+        """Names of the stages that use no gradients."""
+        return [stage.name for stage in self.stages if stage.black_box]
 
     def check(self, model: Classifier, images: Tensor) -> None:
         """Ask the model about the first image, before hours are spent on the first stages.
@@ -84,56 +90,63 @@ class Ensemble:
             )
 
 
-def run_ensemble(
-    ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat, *,
-    before: AttackResult | None = None, unbounded: bool = False, run: RunOptions,
-) -> AttackResult:  # fmt: skip
-    """Run every stage on the samples that those before it left standing.
+class Verdicts:
+    """What the stages of an ensemble have shown at one ε so far.
 
     Args:
-        ensemble: its stages, in order.
-        model: classifier of images within the threat's bounds.
-        images: clean images.
-        labels: classes to attack; None attacks the clean predictions.
+        ensemble: its stages.
         threat: norm, ε and bounds.
-        before: the result of the same stages at a smaller ε, whose fallen samples stay fallen.
-        unbounded: whether to search at infinite ε and count what lies within the threat's.
-        run: seed, batch size and the like; ``on_finished`` is told of samples that fell, and of those that
-            stand after the last stage.
+        ids: of all samples.
+        before: the result of the same stages at a smaller ε; what it broke counts as broken here too.
     """
-    began = time.monotonic()
-    ensemble.check(model, images)
-    chosen = read_options(run, ensemble.name or ensemble.stages[0].attack.__name__)
-    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
-    whole = _carried(before, threat)
-    parts: list[AttackResult] = []
-    for number, stage in enumerate(ensemble.stages):
-        standing = _standing(whole, len(images))
-        if not len(standing):
-            break
-        given = labels if whole is None else whole.label
-        done_before = (
-            next((part for part in before.stages if part.attack == stage.name), None) if before else None
-        )
-        if stage.nearest and done_before is not None and whole is not None:
-            part = _nearer(done_before, whole.ids[standing], threat)
-        else:
-            here: RunOptions = {
-                **run, "ids": ids[standing], "progress": title(stage, chosen), "on_finished": None,
-            }  # fmt: skip
-            some = None if given is None else given[standing]
-            asked = replace(threat, eps=math.inf) if unbounded else threat
-            part = stage.attack(model, images[standing], some, asked, **stage.settings, **here)
-            part = _within(part, threat) if unbounded else part
-        parts.append(replace(part, attack=stage.name or part.attack))
-        whole = merged(whole, part, standing, threat)
-        if chosen.on_finished is not None:
-            last = number == len(ensemble.stages) - 1
-            over = standing if last else standing[whole.success[standing]]
-            chosen.on_finished(over, arrays_of(whole))
-    assert whole is not None
-    whole = concluded(ensemble, whole, parts, len(ids), before)
-    return replace(whole, ids=ids, seconds=time.monotonic() - began)
+
+    def __init__(
+        self, ensemble: Ensemble, threat: Threat, ids: Int64[Tensor, " samples"], before: AttackResult | None
+    ) -> None:
+        self.ensemble, self.threat, self.ids, self.before = ensemble, threat, ids, before
+        self.whole: AttackResult | None = None
+        self.parts: list[AttackResult] = []  # of each stage
+        self.began = time.monotonic()
+        if before is not None:
+            nothing = torch.zeros_like(before.forwards)
+            self.whole = replace(
+                before, threat=threat, forwards=nothing, backwards=nothing.clone(), stages=(), warnings=()
+            )
+
+    @property
+    def robust(self) -> Int64[Tensor, " robust"]:
+        """Positions of the samples that no stage has broken yet."""
+        if self.whole is None:
+            return torch.arange(len(self.ids))
+        return (~self.whole.success).nonzero().flatten()
+
+    def labels(self, given: Tensor | None) -> Tensor | None:
+        """Return the classes that the next stage attacks: those of the stages before it, else those given."""
+        return given if self.whole is None else self.whole.label
+
+    def known(self, stage: Stage) -> AttackResult | None:
+        """Return what a search for the nearest example at a smaller ε says of the robust samples here."""
+        found = [part for part in self.before.stages if part.attack == stage.name] if self.before else []
+        if not (stage.nearest and found):
+            return None
+        order = {sample: position for position, sample in enumerate(found[0].ids.tolist())}
+        ids = self.ids[self.robust]
+        at = torch.tensor([order[sample] for sample in ids.tolist()])
+        arrays: dict[str, Any] = {name: tensor[at] for name, tensor in arrays_of(found[0]).items()}
+        arrays |= {name: torch.zeros_like(arrays[name]) for name in ("forwards", "backwards")}
+        return within(replace(found[0], ids=ids, warnings=(), **arrays), self.threat)
+
+    def add(self, stage: Stage, part: AttackResult) -> AttackResult:
+        """Take over what a stage says of the robust samples; return the verdicts on all samples."""
+        self.parts.append(replace(part, attack=stage.name or part.attack))
+        self.whole = merged(self.whole, part, self.robust, self.threat)
+        return self.whole
+
+    def result(self) -> AttackResult:
+        """Return the verdicts of all stages."""
+        assert self.whole is not None
+        whole = concluded(self.ensemble, self.whole, self.parts, len(self.ids), self.before)
+        return replace(whole, ids=self.ids, seconds=time.monotonic() - self.began)
 
 
 def concluded(
@@ -153,8 +166,8 @@ def concluded(
         felled: dict[str, int] = dict(before.settings["felled"]) if before else {}
         for part in parts:
             felled[part.attack] = felled.get(part.attack, 0) + int(part.success.sum())
-        black_box = felled.get("square", 0)
-        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()) - black_box, black_box, count))
+        black_box = {name: felled.get(name, 0) for name in ensemble.black_box}
+        warnings |= dict.fromkeys(black_box_wins(int(whole.success.sum()), black_box, count))
         changes = {"attack": ensemble.name, "settings": {"felled": felled}}
     return replace(whole, **changes, stages=tuple(parts), warnings=tuple(warnings))
 
@@ -164,28 +177,7 @@ def title(stage: Stage, chosen: Run) -> bool | str:
     return stage.name if chosen.progress is True and stage.name else chosen.progress
 
 
-def _standing(whole: AttackResult | None, count: int) -> Int64[Tensor, " standing"]:
-    return torch.arange(count) if whole is None else (~whole.success).nonzero().flatten()
-
-
-def _carried(before: AttackResult | None, threat: Threat) -> AttackResult | None:
-    """Return what a smaller ε has shown, with nothing spent yet at this one."""
-    if before is None:
-        return None
-    nothing = torch.zeros_like(before.forwards)
-    return replace(before, threat=threat, forwards=nothing, backwards=nothing.clone(), stages=(), warnings=())
-
-
-def _nearer(known: AttackResult, ids: Tensor, threat: Threat) -> AttackResult:
-    """Return a nearest-example search's verdicts at a larger ε, without searching again."""
-    order = {int(sample): position for position, sample in enumerate(known.ids.tolist())}
-    at = torch.tensor([order[int(sample)] for sample in ids.tolist()])
-    arrays: dict[str, Any] = {name: tensor[at] for name, tensor in arrays_of(known).items()}
-    arrays |= {name: torch.zeros_like(arrays[name]) for name in ("forwards", "backwards")}
-    return _within(replace(known, ids=ids, warnings=(), **arrays), threat)
-
-
-def _within(found: AttackResult, threat: Threat) -> AttackResult:
+def within(found: AttackResult, threat: Threat) -> AttackResult:
     """Count the nearest examples that were found within ε."""
     success = (found.prediction != found.label) & (found.distance <= threat.eps + threat.tolerance)
     return replace(found, threat=threat, success=success)

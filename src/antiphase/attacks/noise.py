@@ -102,4 +102,6 @@ class _Noise:
         return project(x, clean, eps, threat.norm, threat.bounds)
 
 
-NOISE = AttackSpec(noise, "Noise", passes=lambda settings: float(settings["draws"]))
+NOISE = AttackSpec(
+    noise, "Noise", black_box=True, control=None, passes=lambda settings: float(settings["draws"])
+)

@@ -131,8 +131,8 @@ class PgdSearch:
         rows["done"] = rows["found"].clone()
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        loss, logits, gradient = oracle.gradient(
-            rows, rows["x"], lambda logits: self.objective(logits, rows["label"])
+        (loss,), logits, (gradient,) = oracle.gradients(
+            rows, rows["x"], [lambda logits: self.objective(logits, rows["label"])]
         )
         if "mask" in rows:
             gradient = gradient * rows["mask"]

@@ -31,6 +31,8 @@ class AttackSpec:
         defaults: settings that make it another attack than the function's own defaults do. They are stored with
             its rows; the caller may override them.
         nearest: whether it looks for the nearest adversarial example whatever ε is.
+        black_box: whether it uses no gradients.
+        control: attack whose result shows what this one adds to it; None for the control itself.
         passes: from all settings to the forward and backward passes over an image that stays robust, roughly.
         unset: from all settings to what those mean that are None, for people.
         implied: from the settings given to those that follow from them and are stored with the rows.
@@ -41,6 +43,8 @@ class AttackSpec:
     label: str
     defaults: Settings = field(default_factory=dict)
     nearest: bool = False
+    black_box: bool = False
+    control: str | None = "noise"
     passes: Callable[[Settings], float] = passes_by_steps
     unset: Callable[[Settings], Settings] = lambda settings: {}
     implied: Callable[[Settings], Settings] = lambda settings: {}
@@ -64,7 +68,7 @@ class AttackSpec:
         if self.stages is not None:
             return self.stages(**settings)
         stored = {**self.defaults, **settings, **self.implied(settings)}
-        return Ensemble(name, (Stage(name, self.attack, stored, self.nearest),))
+        return Ensemble(name, (Stage(name, self.attack, stored, self.nearest, self.black_box),))
 
 
 def keywords(attack: AttackFunction) -> dict[str, Any]:

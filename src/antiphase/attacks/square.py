@@ -293,6 +293,6 @@ def _implied(settings: Settings) -> Settings:
 
 
 SQUARE = AttackSpec(
-    square, "Square", implied=_implied, unset=lambda settings: {"rescale_schedule": False},
+    square, "Square", black_box=True, implied=_implied, unset=lambda settings: {"rescale_schedule": False},
     passes=lambda settings: settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2,  # forward only
 )  # fmt: skip

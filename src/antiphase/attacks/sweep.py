@@ -1,9 +1,11 @@
 """One attack at several ε, each sample no oftener than it takes."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal, Unpack, get_args
 
+import torch
 from jaxtyping import Int64
 from torch import Tensor
 
@@ -11,7 +13,15 @@ from antiphase.attacks.descent import descend
 from antiphase.attacks.engine.checks import falling_asr
 from antiphase.attacks.engine.options import RunOptions, read_options
 from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.ensemble import AttackFunction, Ensemble, Stage, run_ensemble
+from antiphase.attacks.ensemble import (
+    AttackFunction,
+    Ensemble,
+    Stage,
+    Verdicts,
+    arrays_of,
+    title,
+    within,
+)
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -66,18 +76,41 @@ def sweep(
     if isinstance(attack, Ensemble) and settings:
         raise UserError(f"settings {', '.join(settings)}: an ensemble's are those of its stages")
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
-    results: list[AttackResult] = []
-    if nested == "down" and not ensemble.minimal:
-        if read_options(run, "sweep").on_finished is not None:
-            raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
+    chosen = read_options(run, ensemble.name or ensemble.stages[0].attack.__name__)
+    down = nested == "down" and not ensemble.minimal
+    if down and chosen.on_finished is not None:
+        raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
+    ensemble.check(model, images)
+    if down:
         return descend(ensemble, model, images, labels, threat, budgets, run)
-    unbounded = nested != "off" and ensemble.minimal
+    ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
+    unbounded = (
+        nested != "off" and ensemble.minimal
+    )  # one search at infinite ε, of which each ε counts its share
+    results: list[AttackResult] = []
     for budget in budgets:
-        before = results[-1] if nested != "off" and results else None
         at = replace(threat, eps=budget)
-        results.append(
-            run_ensemble(ensemble, model, images, labels, at, before=before, unbounded=unbounded, run=run)
-        )
+        verdicts = Verdicts(ensemble, at, ids, results[-1] if nested != "off" and results else None)
+        for number, stage in enumerate(ensemble.stages, 1):
+            robust = verdicts.robust
+            if not len(robust):
+                break
+            part = verdicts.known(stage)
+            if part is None:
+                given = verdicts.labels(labels)
+                here: RunOptions = {
+                    **run, "ids": ids[robust], "progress": title(stage, chosen), "on_finished": None,
+                }  # fmt: skip
+                part = stage.attack(
+                    model, images[robust], None if given is None else given[robust],
+                    replace(threat, eps=math.inf) if unbounded else at, **stage.settings, **here,
+                )  # fmt: skip
+                part = within(part, at) if unbounded else part
+            whole = verdicts.add(stage, part)
+            if chosen.on_finished is not None:
+                over = robust if number == len(ensemble.stages) else robust[part.success]
+                chosen.on_finished(over, arrays_of(whole))
+        results.append(verdicts.result())
     worse = falling_asr(budgets, [result.asr for result in results])
     return [*results[:-1], replace(results[-1], warnings=(*results[-1].warnings, *worse))]
 

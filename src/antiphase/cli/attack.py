@@ -1,7 +1,8 @@
 """``antiphase quickstart``, ``audit`` and ``attack``: what they print, and their examples."""
 
 import json
-import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -9,7 +10,10 @@ from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
-from antiphase.runs.options.training import Kind, TrainOptions
+from antiphase.runs.options.training import TrainOptions
+
+if TYPE_CHECKING:
+    from antiphase.runs.audit import Audit
 
 
 @command(app, QuickstartOptions)
@@ -30,10 +34,10 @@ def quickstart(options: QuickstartOptions) -> None:
     with run_folder(options.out, "quickstart"):
         if options.train:
             models, against = (_train("diffvit", options),), (_train("vit", options),)
-        _run(options.audit(models, against))
+        _show(_loaded(options.audit(models, against)).run(), options.out)
 
 
-def _train(kind: Kind, options: QuickstartOptions) -> str:
+def _train(kind: str, options: QuickstartOptions) -> str:
     """Train a small model and return its directory."""
     from antiphase.runs.train import run
 
@@ -64,7 +68,7 @@ def audit(options: AuditOptions) -> None:
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
     with run_folder(options.out, "audit"):
-        _run(options)
+        _show(_loaded(options).run(), options.out)
 
 
 @command(app, AttackOptions)
@@ -84,24 +88,29 @@ def attack(options: AttackOptions) -> None:
     torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
     """
     with run_folder(options.out, "attack"):
-        _run(options)
+        _show(_loaded(options).run(), options.out)
 
 
-def _run(options: AuditOptions) -> None:
-    """Audit, draw the report and print the table."""
+def _loaded(options: AuditOptions) -> "Audit":
+    """Load what the options name."""
+    from antiphase.runs.audit import prepare
+
+    return prepare(options, typed_command())
+
+
+def _show(summary: dict[str, Any], out: Path) -> None:
+    """Draw the report and print the table."""
     from antiphase.report import console_table, write_report
-    from antiphase.runs.audit import run
     from antiphase.runs.processes import this_process
 
-    began = time.monotonic()
-    summary = run(options, typed_command())
     if not this_process().first:
         return
-    report = write_report(options.out)
+    report = write_report(out)
     Console().print(console_table(summary))
     for at in summary.get("norms", []):
         found = "is not reached" if at["eps"] is None else f"at ε = {at['eps']:.4g} (from {at['low']:.4g})"
         print(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")
-    for warning in json.loads((options.out / "run.json").read_text(encoding="utf-8"))["warnings"]:
+    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    for warning in record["warnings"]:
         print(f"warning: {warning}")
-    print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
+    print(f"report: {report}   ({record['seconds']:.0f} s)")

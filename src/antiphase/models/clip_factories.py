@@ -1,5 +1,7 @@
 """CLIP and DiffCLIP by size and variant."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -8,6 +10,7 @@ from antiphase.errors import UserError
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.clip_init import Init
 from antiphase.models.towers import ScheduleName
+from antiphase.registry import CLIPS, find
 
 Towers = Literal["both", "vision", "text"]
 
@@ -27,6 +30,36 @@ PRESETS: dict[str, dict[str, Any]] = {
         "embed_dim": 192,
     },
 }
+
+
+@dataclass(frozen=True)
+class ClipVariant:
+    """A kind of CLIP, as registered in :data:`antiphase.registry.CLIPS`.
+
+    Attributes:
+        label: what reports call it; * and † are the DiffCLIP paper's (Sections 4.5 and 4.6).
+        fields: arguments of :func:`configure_clip` that make it what it is.
+    """
+
+    label: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule of its λ_init; None for standard attention in both towers."""
+        return self.fields.get("schedule", "constant") if self.fields.get("towers") else None
+
+
+CLIP_VARIANT = ClipVariant("CLIP")
+DIFFCLIP = ClipVariant("DiffCLIP", {"towers": "both"})
+DIFFCLIP_DEPTH = ClipVariant("DiffCLIP*", {"towers": "both", "schedule": "depth"})
+DIFFCLIP_VISION = ClipVariant("DiffCLIP†", {"towers": "vision"})
+DIFFCLIP_TEXT = ClipVariant("DiffCLIP, text only", {"towers": "text"})
+
+
+def find_clip(variant: str) -> ClipVariant:
+    """Return the registered kind of CLIP of a name, such as ``"diffclip-depth"``."""
+    return find(CLIPS, variant, "model")
 
 
 def clip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
@@ -137,5 +170,4 @@ def valid_clip(values: Any, source: str = "") -> ClipConfig:
         return ClipConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise UserError(f"{source}{field}: {first['msg']}") from None
+        raise UserError(f"{source}{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -12,7 +12,7 @@ from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import constant, depth_scheduled
 from antiphase.errors import UserError
 from antiphase.models.transformer import AttentionFactory
-from antiphase.registry import ATTENTION, LAMBDAS, find
+from antiphase.registry import ATTENTION, LAMBDAS, VITS, find
 
 ScheduleName = Literal["constant", "depth"]
 
@@ -56,14 +56,12 @@ class AttentionSpec:
     """A kind of attention, as registered in :data:`antiphase.registry.ATTENTION`.
 
     Attributes:
-        model: what commands and studies call a vision transformer with it, such as ``"diffvit"``.
-        label: what reports call that model, such as ``"DiffViT"``.
+        label: what reports call a vision transformer with it, such as ``"DiffViT"``.
         differential: whether it subtracts a second map weighted by λ.
         make: returns the attention module of a tower's layer, counted from 0. Modules may draw their own initial
             weights, see :func:`antiphase.models.initial.draw_own`.
     """
 
-    model: str
     label: str
     differential: bool
     make: Callable[[TowerConfig, int], nn.Module]
@@ -89,8 +87,8 @@ def _differential(config: TowerConfig, layer: int) -> nn.Module:
     )
 
 
-SOFTMAX = AttentionSpec("vit", "ViT", differential=False, make=_softmax)
-DIFFERENTIAL = AttentionSpec("diffvit", "DiffViT", differential=True, make=_differential)
+SOFTMAX = AttentionSpec("ViT", differential=False, make=_softmax)
+DIFFERENTIAL = AttentionSpec("DiffViT", differential=True, make=_differential)
 
 
 def initial_lambda(config: TowerConfig, layer: int) -> float:
@@ -114,9 +112,8 @@ def attention_of(model: str) -> str:
     """Return the name of the attention that a model such as ``"diffvit"`` has.
 
     Raises:
-        UserError: for a model that no registered kind of attention belongs to.
+        UserError: for a model that is not registered.
     """
-    names = {attention_spec(name).model: name for name in ATTENTION}
-    if model not in names:
-        raise UserError(f"model {model!r}: expected {' or '.join(names)}")
-    return names[model]
+    if model not in VITS:
+        raise UserError(f"model {model!r}: expected {' or '.join(VITS)}")
+    return VITS[model]

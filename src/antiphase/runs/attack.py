@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from antiphase.attacks.catalogue import find_attack
+from antiphase.attacks.catalogue import find_attack, find_spec
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting, nesting, sweep
@@ -85,6 +85,12 @@ class AttackPlan:
     def ensemble(self) -> Ensemble:
         """The attack's stages."""
         return find_attack(self.attack, **self.settings)
+
+    @property
+    def control(self) -> "AttackPlan | None":
+        """The plan of the attack that shows what this one adds to it; None for a control itself."""
+        name = find_spec(self.attack).control
+        return None if name is None else replace(self, attack=name, settings={})
 
     @property
     def minimal(self) -> bool:
@@ -176,7 +182,8 @@ class _Cells:
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
     def stored(self, stage: Stage) -> Stage:
-        """Return the stage with an attack that takes its rows from disk where they are there."""
+        """Return the stage with an attack that takes its rows from disk and attacks only what is missing."""
+        what = self.shared | {"attack": stage.name, "settings": stage.settings}
 
         @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
         def attack(
@@ -184,45 +191,41 @@ class _Cells:
             budgets: Tensor | None = None, **run: Any,
         ) -> AttackResult:  # fmt: skip
             eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
-            arrays: dict[str, Any] = self.rows(stage, ids, eps)
+            described = {each: what | {"eps": each} for each in eps.unique().tolist()}
+            asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
+            cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
+            with cache.filling(slice_size(self.data.image_shape)) as parts:
+                for part in parts:
+                    at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+                    warnings = stage.attack(
+                        self.model, self.data.images(at), None, Threat(self.plan.norm, float(eps[part].max())),
+                        **stage.settings, **self.options(stage, ids[part], eps[part], cache.journals),
+                    ).warnings  # fmt: skip
+                    for each in eps[part].unique().tolist() if warnings else ():
+                        cache.journals[each].warn(warnings)
+            arrays = self.collected(cache)
             return AttackResult(
-                stage.name,
-                threat,
-                stage.settings,
-                ids,
-                label=arrays["clean_prediction"],
-                adversarial=images,
+                stage.name, threat, stage.settings, ids, label=arrays["clean_prediction"], adversarial=images,
                 **arrays,
-            )
+            )  # fmt: skip
 
         return replace(stage, attack=attack)
 
-    def rows(self, stage: Stage, ids: Tensor, eps: Tensor) -> dict[str, Tensor]:
-        """Return a stage's rows of some samples, each at its own ε, attacking what is missing."""
-        what = self.shared | {"attack": stage.name, "settings": stage.settings}
-        described = {each: what | {"eps": each} for each in eps.unique().tolist()}
-        asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
-        cache = Cache(self.out, described, _CELL_SCHEMA, asked, self.process)
-        with cache.filling(slice_size(self.data.image_shape)) as parts:
-            for part in parts:
-                at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-                if warnings := self.attack(cache.journals, stage, at, eps[part]):
-                    for each in eps[part].unique().tolist():
-                        cache.journals[each].warn(warnings)
+    def collected(self, cache: Cache[float]) -> dict[str, Any]:
+        """Return the rows that were wanted, and keep the warnings."""
         stored = cache.collect()
         self.warnings.update(cache.warnings)
         found = pl.concat([rows.with_columns(eps=pl.lit(each)) for each, rows in stored.items()])
         found = found.unique(["sample", "eps"], keep="first")  # two runs at once may both write a sample
-        wanted = pl.DataFrame(asked, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
+        wanted = pl.DataFrame(cache.wanted, schema={"eps": pl.Float64, "sample": pl.Int64}, orient="row")
         rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
         return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
 
-    def attack(
-        self, journals: dict[float, Journal], stage: Stage, at: Tensor, eps: Tensor
-    ) -> tuple[str, ...]:
-        """Attack the images at some positions, keep their rows and return the warnings; the images go with the call."""
-        images, ids, plan = self.data.images(at), self.data.ids[at], self.plan
-        largest = float(eps.max())
+    def options(
+        self, stage: Stage, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
+    ) -> dict[str, Any]:
+        """Return how to attack some samples, each at its own ε, so that their rows are kept as they come."""
+        plan, largest = self.plan, float(eps.max())
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
             for each in eps[positions].unique().tolist():
@@ -235,8 +238,8 @@ class _Cells:
         several = float(eps.min()) < largest
         up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{largest * 255:g}/255"
         title = f"{self.name} {stage.name}{up_to}" if self.progress and self.process.first else ""
-        return stage.attack(
-            self.model, images, None, Threat(plan.norm, largest), **stage.settings, seed=plan.seed, ids=ids,
-            batch_size=plan.batch_size, precision=plan.precision, on_finished=keep, progress=title,
-            **({"compile": True} if plan.compile else {}), **({"budgets": eps} if several else {}),
-        ).warnings  # fmt: skip
+        return {
+            "seed": plan.seed, "ids": ids, "batch_size": plan.batch_size, "precision": plan.precision,
+            "on_finished": keep, "progress": title, **({"compile": True} if plan.compile else {}),
+            **({"budgets": eps} if several else {}),
+        }  # fmt: skip

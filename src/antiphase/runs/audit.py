@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ _GALLERY_SIZE = 6
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
-def run(options: AuditOptions, command: str = "") -> dict[str, Any]:
-    """Load what the options name, audit it and write the run directory; return the summary.
+def prepare(options: AuditOptions, command: str = "") -> "Audit":
+    """Load what the options name.
 
     Args:
         options: of the audit or attack.
@@ -55,6 +55,10 @@ def run(options: AuditOptions, command: str = "") -> dict[str, Any]:
     """
     # a field of the plan is an option of the same name
     plan = AttackPlan(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
+    if options.control and plan.control is None:
+        raise UserError(
+            f"--control: {plan.attack} is a control itself; leave it out or choose another --attack"
+        )
     if options.compile:
         check_compiler(find_device(options.device))
     models, twins, data = load_lineup(
@@ -65,129 +69,130 @@ def run(options: AuditOptions, command: str = "") -> dict[str, Any]:
     plain = [card_of(model).spec for model in (*models, *twins) if not isinstance(model, ZeroShotClassifier)]
     if plain and options.objective == "cosine":
         raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
-    return audit(
+    return Audit(
         models, twins, data, plan, options.out, control=options.control, sense_limit=options.sense_limit,
         command=command, options=options.record(), progress=not options.quiet,
     )  # fmt: skip
 
 
-def audit(
-    models: Sequence[nn.Module],
-    twins: Sequence[nn.Module],
-    data: ImageSet,
-    plan: AttackPlan,
-    out: Path,
-    *,
-    control: bool = False,
-    sense_limit: int = 0,
-    command: str = "",
-    options: Mapping[str, Any] | None = None,
-    progress: bool = True,
-) -> dict[str, Any]:
-    """Attack every model on the same images and write the run directory; return the summary.
+@dataclass(frozen=True)
+class Audit:
+    """What is attacked, how, and where the rows go.
 
-    ``out`` then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``,
-    ``run.json`` (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed
-    audit goes on (see :mod:`antiphase.runs.attack`). Under torchrun the processes share the images.
-
-    Args:
+    Attributes:
         models: loaded models, with their cards.
         twins: as many models to compare them with, one each; or none.
         data: images and labels.
         plan: of the attack.
         out: directory, made if missing.
-        control: whether to add uniform noise of the same budgets, which shows what the attack adds to it.
+        control: whether to add the attack's control, noise of the same budgets, which shows what the attack adds to it.
         sense_limit: on how many of the images to measure how the gradients of the maps lie, too.
         command: for the record.
         options: likewise.
         progress: whether to show progress bars on stderr.
-
-    Raises:
-        UserError: if models and data do not fit each other.
     """
-    began = time.monotonic()
-    if twins and len(twins) != len(models):
-        raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
-    everyone = [*models, *twins]
-    names = short_names([card_of(model) for model in everyone])
-    data, warnings = in_model_order([card_of(model) for model in everyone], data)
-    for model in everyone:
-        check_fit(card_of(model), data)
-    process = this_process()
-    measured: list[pl.DataFrame] = []
-    warnings = _about(data) + warnings
-    plans = [plan, replace(plan, attack="noise", settings={})] if control else [plan]
-    for each in plans:
-        for name, model in zip(names, everyone, strict=True):
-            rows, said = measure(name, model, data, each, out, process=process, progress=progress)
-            measured.append(rows)
-            warnings += [f"{name}: {warning}" for warning in said]
-    rows = pl.concat(measured)
-    cards = [
-        {"name": name, "attention": card_of(m).attention, "seed": card_of(m).seed, "lambda": mean_lambdas(m)}
-        for name, m in zip(names, everyone, strict=True)
-    ]
-    outputs = {name: card_of(model).num_classes for name, model in zip(names, everyone, strict=True)}
-    warnings += not_above_chance(clean_accuracy(rows), outputs)
-    pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
-    summary = summarise_rates(rows, cards, pairs)
-    if plan.minimal:
-        summary["norms"] = _norms(rows, plan)
-    aligned, said = _aligned(everyone, names, data, plan, out, sense_limit, progress)
-    warnings += said
-    if aligned is not None:
-        summary["alignment"] = entries(alignment(aligned))
-    if not process.first:
+
+    models: Sequence[nn.Module]
+    twins: Sequence[nn.Module]
+    data: ImageSet
+    plan: AttackPlan
+    out: Path
+    control: bool = False
+    sense_limit: int = 0
+    command: str = ""
+    options: Mapping[str, Any] | None = None
+    progress: bool = True
+
+    def run(self) -> dict[str, Any]:
+        """Attack every model on the same images and write the run directory; return the summary.
+
+        The directory then holds ``rows.parquet`` (a row for each model, ε and image), ``summary.json``,
+        ``run.json`` (settings, versions, hardware), ``gallery.safetensors`` and ``cells/``, from which a killed
+        audit resumes (see :mod:`antiphase.runs.attack`). Under torchrun the processes share the images.
+
+        Raises:
+            UserError: if models and data do not fit each other.
+        """
+        began = time.monotonic()
+        models, twins, plan, out = self.models, self.twins, self.plan, self.out
+        if twins and len(twins) != len(models):
+            raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
+        everyone = [*models, *twins]
+        cards = [card_of(model) for model in everyone]
+        lineup = dict(zip(names := short_names(cards), everyone, strict=True))
+        data, said = in_model_order(cards, self.data)
+        for card in cards:
+            check_fit(card, data)
+        process = this_process()
+        measured: list[pl.DataFrame] = []
+        warnings = _about(data) + said
+        for each in [plan, plan.control] if self.control and plan.control else [plan]:
+            for name, model in lineup.items():
+                rows, said = measure(name, model, data, each, out, process=process, progress=self.progress)
+                measured.append(rows)
+                warnings += [f"{name}: {warning}" for warning in said]
+        rows = pl.concat(measured)
+        shown = [
+            {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
+            for (name, model), card in zip(lineup.items(), cards, strict=True)
+        ]
+        outputs = {name: card.num_classes for name, card in zip(lineup, cards, strict=True)}
+        warnings += not_above_chance(clean_accuracy(rows), outputs)
+        pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
+        summary = summarise_rates(rows, shown, pairs)
+        if plan.minimal:
+            summary["norms"] = _norms(rows, plan)
+        aligned, said = self._aligned(lineup, data)
+        warnings += said
+        if aligned is not None:
+            summary["alignment"] = entries(alignment(aligned))
+        if not process.first:
+            return summary
+        if aligned is None:
+            (out / "alignment.parquet").unlink(missing_ok=True)
+        else:
+            write_rows({"alignment": aligned}, out)
+        write_frame(out / "rows.parquet", rows)
+        gallery = _gallery({names[i]: everyone[i] for i in ([0, len(models)] if twins else [0])}, data, plan)
+        if gallery is None:
+            (out / "gallery.safetensors").unlink(missing_ok=True)
+        else:
+            write_gallery(out / "gallery.safetensors", gallery)
+        record = run_record(
+            everyone, names, data, _settings(plan), warnings, self.command, time.monotonic() - began, self.options
+        )  # fmt: skip
+        write_json(out / "run.json", record)
+        write_json(out / "summary.json", summary)
         return summary
-    if aligned is None:
-        (out / "alignment.parquet").unlink(missing_ok=True)
-    else:
-        write_rows({"alignment": aligned}, out)
-    write_frame(out / "rows.parquet", rows)
-    shown = [0, len(models)] if twins else [0]
-    gallery = _gallery([everyone[i] for i in shown], [names[i] for i in shown], data, plan)
-    if gallery is None:
-        (out / "gallery.safetensors").unlink(missing_ok=True)
-    else:
-        write_gallery(out / "gallery.safetensors", gallery)
-    record = run_record(
-        everyone, names, data, _settings(plan), warnings, command, time.monotonic() - began, options
-    )
-    write_json(out / "run.json", record)
-    write_json(out / "summary.json", summary)
-    return summary
+
+    def _aligned(
+        self, lineup: Mapping[str, nn.Module], data: ImageSet
+    ) -> tuple[pl.DataFrame | None, list[str]]:
+        """Return how the maps' gradients lie in every model, or why that is not known."""
+        if not self.sense_limit:
+            return None, []
+        plan = SensePlan(probes=_PROBES, seed=self.plan.seed)
+        try:
+            found = [
+                sense(
+                    name, model, data, plan, self.out, parts=["alignment"], process=this_process(),
+                    batch_size=BATCH_SIZE, progress=self.progress, limit=self.sense_limit,
+                )["alignment"]
+                for name, model in lineup.items()
+            ]  # fmt: skip
+        except UserError as error:
+            return None, [f"the sensitivity of the attention was not measured: {error}"]
+        return pl.concat(found), []
 
 
-def _aligned(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: AttackPlan, out: Path, limit: int,
-    progress: bool,
-) -> tuple[pl.DataFrame | None, list[str]]:  # fmt: skip
-    """Return how the maps' gradients lie in every model, or why that is not known."""
-    if not limit:
-        return None, []
-    try:
-        found = [
-            sense(
-                name, model, data, SensePlan(probes=_PROBES, seed=plan.seed), out, parts=["alignment"],
-                process=this_process(), batch_size=BATCH_SIZE, progress=progress, limit=limit,
-            )["alignment"]
-            for name, model in zip(names, models, strict=True)
-        ]  # fmt: skip
-    except UserError as error:
-        return None, [f"the sensitivity of the attention was not measured: {error}"]
-    return pl.concat(found), []
-
-
-def _gallery(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet, plan: AttackPlan
-) -> AttackGallery | None:
+def _gallery(lineup: Mapping[str, nn.Module], data: ImageSet, plan: AttackPlan) -> AttackGallery | None:
     """Attack again the first images that all models get right, one a class, up to the middle ε."""
     budgets = sorted(plan.eps)[: len(plan.eps) // 2 + 1]
     chosen: dict[int, int] = {}
     for start in range(0, len(data), 64):
         positions = range(start, min(start + 64, len(data)))
         images, labels = data.images(positions), data.labels[start : start + 64]
-        right = torch.stack([_predict(model, images) == labels for model in models]).all(0)
+        right = torch.stack([_predict(model, images) == labels for model in lineup.values()]).all(0)
         for position in right.nonzero().flatten().tolist():
             chosen.setdefault(int(labels[position]), start + position)
         if len(chosen) >= _GALLERY_SIZE:
@@ -201,10 +206,10 @@ def _gallery(
             plan.ensemble, model, images, None, Threat(plan.norm), budgets, nested=plan.nested, seed=plan.seed,
             ids=data.ids[positions], precision=plan.precision,
         )[-1]
-        for model in models
+        for model in lineup.values()
     ]  # fmt: skip
     return AttackGallery(
-        eps=budgets[-1], models=tuple(names), class_names=data.class_names, sample=data.ids[positions].numpy(),
+        eps=budgets[-1], models=tuple(lineup), class_names=data.class_names, sample=data.ids[positions].numpy(),
         label=data.labels[positions].numpy(), clean=images.numpy(),
         adversarial=tuple(result.adversarial.numpy() for result in results),
         clean_prediction=tuple(result.clean_prediction.numpy() for result in results),

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from antiphase.runs.audit import run
+from antiphase.runs.audit import prepare
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AuditOptions
 
@@ -24,7 +24,7 @@ def audit(model: Any, **options: Any) -> dict[str, Any]:
     given = chosen.model_dump(mode="json", include=chosen.model_fields_set)
     words = ", ".join(f"{name}={value!r}" for name, value in given.items())
     with run_folder(chosen.out, "audit"):
-        return run(chosen, command=f"antiphase.audit({words})")
+        return prepare(chosen, command=f"antiphase.audit({words})").run()
 
 
 audit.__signature__ = inspect.signature(AuditOptions)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig
-from antiphase.models.clip_factories import configure_clip
+from antiphase.models.clip_factories import configure_clip, find_clip
 from antiphase.precision import Precision
 from antiphase.training.contrastive_loss import Kind
 
@@ -56,14 +56,6 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "clip": {},
-    "diffclip": {"towers": "both"},
-    "diffclip-depth": {"towers": "both", "schedule": "depth"},
-    "diffclip-vision": {"towers": "vision"},
-    "diffclip-text": {"towers": "text"},
-}
-
 
 def make_clip_recipe(
     variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
@@ -71,8 +63,7 @@ def make_clip_recipe(
     """Build the recipe of a CLIP variant.
 
     Args:
-        variant: ``clip``, ``diffclip``, ``diffclip-depth`` (DiffCLIP*), ``diffclip-vision`` (DiffCLIP†) or
-            ``diffclip-text``.
+        variant: a key of ``antiphase.registry.CLIPS``, such as ``diffclip-depth`` (DiffCLIP*).
         preset: ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop).
         data: name of the training pairs.
         fingerprint: fingerprint of the training pairs.
@@ -82,15 +73,13 @@ def make_clip_recipe(
     Raises:
         UserError: naming the field that is unknown or out of range.
     """
-    if variant not in VARIANTS:
-        raise UserError(f"model {variant!r}: expected one of {', '.join(VARIANTS)}")
+    own = find_clip(variant).fields
     if preset not in TRAINING_PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(TRAINING_PRESETS)}")
     chosen = TRAINING_PRESETS[preset]
     sigmoid = fields.get("loss") == "siglip"  # SigLIP, Section 3.1: t' = ln 10, b = −10
     start = {"logit_scale": math.log(10.0), "logit_bias": -10.0} if sigmoid else {}
-    sizes: dict[str, Any] = VARIANTS[variant] | start | model_fields
-    model = configure_clip(chosen["size"], **sizes)
+    model = configure_clip(chosen["size"], **{**own, **start, **model_fields})
     try:
         values = chosen["recipe"] | fields
         return ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)

@@ -65,7 +65,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
     of each channel over at most 60,000 images, rounded to three digits.
 
     Args:
-        kind: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
+        kind: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
         images: training images.
         model_fields: fields of the model's configuration that override the preset.
         **fields: fields of the recipe.

@@ -4,6 +4,8 @@ Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Section
 *Reliable Evaluation of Adversarial Robustness …*, ICML 2020, Section 2.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -80,19 +82,21 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
     return warnings
 
 
-def black_box_wins(white_box: int, black_box: int, samples: int) -> list[str]:
+def black_box_wins(broken: int, black_box: Mapping[str, int], samples: int) -> list[str]:
     """Return a warning if a black-box attack breaks samples that gradient-based attacks failed to break.
 
     Args:
-        white_box: number of samples broken by gradient-based attacks.
-        black_box: number of samples broken by Square after those had failed.
+        broken: number of samples broken by any attack.
+        black_box: number of samples broken by each attack without gradients, after the others had failed.
         samples: number of all samples.
     """
-    if black_box <= max(1, _BLACK_BOX_GAIN * samples):
+    blind = sum(black_box.values())
+    if blind <= max(1, _BLACK_BOX_GAIN * samples):
         return []
     return [
-        f"Square, which uses no gradients, broke {black_box} samples that the gradient-based attacks failed to break "
-        f"(they broke {white_box} of {samples}): gradients are masked; look for operations that are not differentiable"
+        f"{' and '.join(black_box)}, without gradients, broke {blind} samples that the gradient-based attacks failed "
+        f"to break (they broke {broken - blind} of {samples}): gradients are masked; look for operations that are not "
+        "differentiable"
     ]
 
 

@@ -52,11 +52,10 @@ class Lane:
         search.start(rows)
         self.batch = self.batch.join(rows)
 
-    def step(self, search: Search) -> None:
-        """Advance every row by one step."""
+    def sort_out(self) -> None:
+        """Set the rows aside whose search has ended."""
         if not len(self.batch):
             return
-        search.step(self.batch, self.oracle)
         ready = self.batch["done"] | (self.batch["found"] & self.early_stop)
         if ready.any():
             self.tried = self.tried.join(self.batch.take(ready))

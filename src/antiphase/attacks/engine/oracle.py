@@ -65,8 +65,7 @@ class Oracle:
     def verdict(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad():
-            padded = _pad(x)
-            return self._ask(self.model, padded)[: len(x)]
+            return self._ask(self.model, _pad(x))[: len(x)]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
@@ -74,33 +73,30 @@ class Oracle:
 
     def logits(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits in the search's precision, without a graph; not counted."""
-        with torch.no_grad():
-            return self._search(_pad(x))[: len(x)]
+        with torch.no_grad(), outputs_only(), self._autocast(x):
+            return self._ask(self._searched, _pad(x))[: len(x)]
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits without a graph; count one forward pass per row."""
         rows["forwards"] = rows["forwards"] + self.passes
         return self.logits(x)
 
-    def gradient(
-        self, rows: Rows, x: Float[Tensor, "batch *shape"], loss: Loss
-    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch classes"], Float[Tensor, "batch *shape"]]:
-        """Return losses, logits and gradients; count one forward and one backward pass per row."""
-        (values,), logits, (gradient,) = self.gradients(rows, x, [loss])
-        return values, logits, gradient
-
     def gradients(
         self, rows: Rows, x: Float[Tensor, "batch *shape"], losses: Sequence[Loss]
     ) -> tuple[
         list[Float[Tensor, " batch"]], Float[Tensor, "batch classes"], list[Float[Tensor, "batch *shape"]]
     ]:
-        """Return several losses, the logits and the gradient of each loss, with one forward pass in all."""
+        """Return each loss, the logits and the gradient of each loss.
+
+        Count for each row one forward pass, and one backward pass for each loss.
+        """
         count = len(x)
         x = _pad(x).detach().requires_grad_(True)
         values: list[Tensor] = []
         gradients: list[Tensor] = []
         with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
-            logits = self._search(x)[:count]
+            with self._autocast(x):
+                logits = self._ask(self._searched, x)[:count]
             if torch.is_inference_mode_enabled():
                 raise UserError(
                     "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
@@ -119,17 +115,16 @@ class Oracle:
         rows["backwards"] = rows["backwards"] + self.passes * len(losses)
         return values, logits.detach(), gradients
 
-    def _search(self, x: Tensor) -> Tensor:
-        low = self.precision != "float32"
-        with (
-            outputs_only(),
-            torch.autocast(x.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext(),
-        ):
-            return self._ask(self._searched, x)
+    def _autocast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(x.device.type, dtype=torch.bfloat16)
 
     def _ask(self, model: Classifier, x: Tensor) -> Tensor:
+        answers: list[Tensor] = []
         try:
-            first, *others = (_checked(model(x), x) for _ in range(self.passes))
+            for _ in range(self.passes):
+                answers.append(_checked(model(x), x))
         except RuntimeError as error:
             if self.weights in (None, x.dtype):
                 raise
@@ -137,7 +132,7 @@ class Oracle:
                 f"images of {x.dtype} for a model with weights of {self.weights}: convert one of them "
                 f"(images.float(), model.double()); the model raised: {str(error).splitlines()[0]}"
             ) from error
-        return torch.stack([first, *others]).mean(0) if others else first
+        return torch.stack(answers).mean(0) if self.passes > 1 else answers[0]
 
     def _sound(self, gradient: Tensor) -> Tensor:
         """Count gradients that are zero or not finite."""

@@ -58,7 +58,10 @@ def run_search(
         work = Work(oracle, images, labels, threat, budgets, search, chosen, ids)
         with bar(search.name, len(images), chosen.progress) as show:
             shown = -1
-            while work.advance():
+            while lane := work.next_lane():
+                if len(lane.batch):  # none if all that is left waits to be confirmed
+                    search.step(lane.batch, lane.oracle)
+                work.collect(lane)
                 if work.resolved != shown:
                     shown = work.resolved
                     show(shown, work.fallen)

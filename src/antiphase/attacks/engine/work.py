@@ -88,19 +88,22 @@ class Work:
         if self.resolved:
             self._report(self.results["success"].nonzero().flatten())
 
-    def advance(self) -> bool:
-        """Take one step and record what is decided; return whether there was anything to do."""
+    def next_lane(self) -> Lane | None:
+        """Refill the fuller lane and return it; None once every sample is decided."""
         self.exact.waiting = self.exact.waiting.join(self.main.leave())
         lane = max(self.exact, self.main, key=lambda lane: lane.filled)
         if not lane.filled:
-            return False
+            return None
         self._refill(lane)
-        lane.step(self.search)
+        return lane
+
+    def collect(self, stepped: Lane) -> None:
+        """Confirm and record the searches that have ended, after a step of one lane."""
+        stepped.sort_out()
         for lane in (self.main, self.exact):
             tried = lane.ended()
             if len(tried):
                 self._confirm(tried, lane)
-        return True
 
     def _confirm(self, tried: Rows, lane: Lane) -> None:
         """Confirm the result of finished searches in float32."""

@@ -116,14 +116,6 @@ class AuditOptions(Options):
     def _read_independent(cls, values: dict[str, Any]) -> dict[str, Any]:
         return values | {"nested": "off"} if values.get("independent") else values
 
-    @model_validator(mode="after")
-    def _check(self) -> "AuditOptions":
-        if self.control and self.attack == "noise":
-            raise UserError(
-                "--control: the attack is random noise itself; leave it out or choose another --attack"
-            )
-        return self
-
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the attack that were given."""

@@ -1,10 +1,10 @@
 """What every model of options shares: validation whose errors are one line, and how the command line shows a field."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from antiphase.errors import UserError, shown
 
@@ -19,7 +19,7 @@ class Typed:
         metavar: word for the value in the help text.
         text: turns a default into the text that one would type; the field's validator reads such text.
         check: turns text into the value, and raises ValueError if it cannot.
-        choices: the values that the help text lists, for a field of strings that has no ``Literal`` type.
+        choices: the valid values of a field of strings that has no ``Literal`` type.
         hidden: whether the help text leaves it out.
     """
 
@@ -28,7 +28,7 @@ class Typed:
     metavar: str | None = None
     text: Callable[[Any], str] | None = None
     check: Callable[[Any], Any] | None = None
-    choices: Iterable[str] | None = None
+    choices: Collection[str] | None = None
     hidden: bool = False
 
 
@@ -49,6 +49,16 @@ class Options(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _first_mistake(error, type(self)) from None
+
+    @field_validator("*")
+    @classmethod
+    def _check_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        for marker in cls.model_fields[info.field_name or ""].metadata:
+            if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
+                raise UserError(
+                    f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}"
+                )
+        return value
 
     def record(self) -> dict[str, Any]:
         """Return the fields for JSON; a model made from them equals this one."""

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
-from antiphase.runs.options.base import Options
+from antiphase.registry import CLIPS
+from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed, Words
 from antiphase.runs.options.read import given
 
@@ -14,7 +15,8 @@ class TrainClipOptions(Options):
     """Train a CLIP or a DiffCLIP."""
 
     model: Annotated[
-        Literal["clip", "diffclip", "diffclip-depth", "diffclip-vision", "diffclip-text"],
+        str,
+        Typed(choices=CLIPS),
         Field(
             description="Kind of model: diffclip-depth is DiffCLIP*, diffclip-vision is DiffCLIP†; the last two have "
             "differential attention in one tower only."
@@ -116,8 +118,13 @@ class TrainClipOptions(Options):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        if self.model == "clip" and self.lambda_init is not None:
-            raise UserError("lambda_init: a clip has no λ; leave out --lambda-init or train a diffclip")
+        if self.lambda_init is not None:
+            from antiphase.models.clip_factories import find_clip
+
+            if find_clip(self.model).schedule is None:
+                raise UserError(
+                    f"lambda_init: a {self.model} has no λ; leave out --lambda-init or train a diffclip"
+                )
         return self
 
     @property

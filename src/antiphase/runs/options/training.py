@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
-from antiphase.runs.options.base import Options
+from antiphase.registry import VITS
+from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed
 from antiphase.runs.options.read import given
 
@@ -19,13 +20,10 @@ _ADVERSARY_FIELDS = {
 }  # fmt: skip
 
 
-Kind = Literal["vit", "diffvit"]
-
-
 class TrainOptions(Options):
     """Train a ViT or a DiffViT."""
 
-    model: Annotated[Kind, Field(description="Kind of model.")]
+    model: Annotated[str, Typed(choices=VITS), Field(description="Kind of model.")]
     data: Annotated[str, Field(description="Source of images with a train split.")]
     out: Out
     epochs: Annotated[int, Field(ge=1, description="Passes over the data.")] = 100
@@ -96,8 +94,11 @@ class TrainOptions(Options):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
-        if self.model == "vit" and (odd := sorted({"lambda_init", "lambda_schedule"} & set(self.model_part))):
-            raise UserError(f"{odd[0]}: a vit has no λ; leave it out or train a diffvit")
+        if odd := sorted({"lambda_init", "lambda_schedule"} & set(self.model_part)):
+            from antiphase.models.towers import attention_of, attention_spec
+
+            if not attention_spec(attention_of(self.model)).differential:
+                raise UserError(f"{odd[0]}: a {self.model} has no λ; leave it out or train a diffvit")
         if self.adversary and "eps" not in self.adversary:
             raise UserError(
                 f"adversarial {', '.join(self.adversary)} without an ε: give --adversarial too, such as 1/255"

@@ -11,7 +11,7 @@ from webdataset.shardlists import expand_urls
 
 from antiphase.data import load_pairs
 from antiphase.models.card import card_of, with_card
-from antiphase.models.clip_factories import PRESETS
+from antiphase.models.clip_factories import PRESETS, find_clip
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import transformer_work
 from antiphase.studies.lab import Lab
@@ -19,12 +19,6 @@ from antiphase.studies.spec import Cell
 
 if TYPE_CHECKING:
     from antiphase.training.clip_recipe import ClipRecipe
-
-SERIES = {
-    "clip": "CLIP", "diffclip": "DiffCLIP", "diffclip-depth": "DiffCLIP*", "diffclip-vision": "DiffCLIP†",
-    "diffclip-text": "DiffCLIP, text only",
-}  # fmt: skip
-"""What the lines of each variant are called; * and † are the DiffCLIP paper's (Sections 4.5 and 4.6)."""
 
 # for the plan alone: size and epochs of a preset; training pairs, of shards 7,000 each
 _PRESETS = {"diffclip": ("b16", 40), "openmoji": ("small", 12)}
@@ -44,8 +38,7 @@ class TrainClip(Cell):
     """A CLIP, trained contrastively (DiffCLIP, Section 4.1).
 
     Attributes:
-        variant: ``"clip"``, ``"diffclip"``, ``"diffclip-depth"`` (DiffCLIP*), ``"diffclip-vision"`` (DiffCLIP†) or
-            ``"diffclip-text"``.
+        variant: a key of ``antiphase.registry.CLIPS``, such as ``"diffclip-depth"`` (DiffCLIP*).
         data: source of pairs with a train split.
         seed: random seed of the weights and the order of samples.
         preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
@@ -71,7 +64,7 @@ class TrainClip(Cell):
     @property
     def series(self) -> str:
         """What its lines are called."""
-        return SERIES.get(self.variant, self.variant)
+        return find_clip(self.variant).label
 
     @property
     def label(self) -> str:
@@ -93,10 +86,11 @@ class TrainClip(Cell):
 
     def factors(self) -> dict[str, Any]:
         """Return what sets the model apart in a study's rows."""
+        schedule = find_clip(self.variant).schedule
         return {
             "series": self.series, "trained_on": self.data, "depth": self._size("vision", "depth"),
-            "lambda_init": None if self.variant == "clip" else float(self.sizes.get("lambda_init", 0.8)),
-            "lambda_schedule": None if self.variant == "clip" else "depth" if "depth" in self.variant else "constant",
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if schedule else None,
+            "lambda_schedule": schedule,
             "train_eps": 0.0, "training_seed": self.seed,
         }  # fmt: skip
 

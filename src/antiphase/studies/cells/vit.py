@@ -28,7 +28,7 @@ class TrainVit(Cell):
     """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
 
     Attributes:
-        model: ``"vit"``, ``"diffvit"`` or the model of another registered attention.
+        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
         data: source with a train split.
         seed: random seed of the weights and the order of samples.
         limit: at most this many training images.
