@@ -11,7 +11,12 @@ import typer.main
 from antiphase.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 pages = pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}"
 )
