@@ -5,10 +5,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from antiphase.evaluation.rates import compare, rates, summarise_rates
+from antiphase.evaluation.rates import compare, rates
+from antiphase.report.runs.console import console_report
 from antiphase.report.runs.stored import read_run
 from antiphase.report.runs.tables import (
-    console_table,
     difference_sheets,
     lambda_sheet,
     models_sheet,
@@ -16,20 +16,17 @@ from antiphase.report.runs.tables import (
 )
 
 
-def printed(summary, width=80):
+def printed(directory, width=80):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(console_table(summary))
+    console.print(console_report(read_run(directory)))
     return console.file.getvalue()
 
 
-def summary_of(directory):
-    return json.loads((directory / "summary.json").read_text())
-
-
-@pytest.mark.parametrize("run", ["twins", "seeds", "alone"])
+@pytest.mark.parametrize("run", ["twins", "alone"])
 def test_console_shows_every_rate_and_difference_in_80_columns(run, request):
-    summary = summary_of(request.getfixturevalue(run))
-    text = printed(summary)
+    directory = request.getfixturevalue(run)
+    summary = json.loads((directory / "summary.json").read_text())
+    text = printed(directory)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     for model in summary["models"]:
@@ -40,24 +37,33 @@ def test_console_shows_every_rate_and_difference_in_80_columns(run, request):
             assert f"{100 * result['value']:.1f}" in text
             assert f"[{100 * result['low']:.1f} {100 * result['high']:.1f}]" in text
     for comparison in summary["comparisons"]:
-        assert f"{100 * comparison['difference']:+.1f}" in text
-        assert f"[{100 * comparison['low']:.1f} {100 * comparison['high']:.1f}]" in text
+        assert f"{100 * comparison['difference']:+.1f}".replace("-", "−") in text
 
 
-def test_console_spreads_many_eps_over_blocks(make_rows):
+def test_console_shows_families_by_their_means_with_the_answer_first(seeds):
+    text, run = printed(seeds), read_run(seeds)
+    assert text.startswith("diffvit is broken")
+    assert "vit-0" not in text
+    assert "3 seeds" in text
+    for mean in (*run.mean_results.filter(metric="asr").iter_rows(named=True),):
+        assert f"{100 * mean['value']:.1f}" in text
+        assert f"[{100 * mean['low']:.1f} {100 * mean['high']:.1f}]" in text
+    for mean in run.mean_comparisons.iter_rows(named=True):
+        assert f"{100 * mean['value']:+.1f}".replace("-", "−") in text
+
+
+def test_console_spreads_many_eps_over_blocks(tmp_path, make_run, make_rows):
     models = [("one", "softmax", 0, 1.0)]
     rows = make_rows(models, eps=[k / 255 for k in range(1, 12)], n=31)
-    cards = [{"name": "one", "attention": "softmax", "seed": 0, "lambda": []}]
-    text = printed(summarise_rates(rows, cards, []))
+    text = printed(make_run(tmp_path, models, [], rows=rows))
     assert max(map(len, text.splitlines())) <= 80
     assert all(f" {k}/255" in text for k in range(1, 12))
-    assert text.count("attack success rate") == 3
+    assert text.count("whose prediction changes") == 3
 
 
-def test_console_takes_markup_in_a_name_for_text(make_rows):
-    rows = make_rows([("[red]a[/red]", "softmax", 0, 1.0)], n=31)
-    cards = [{"name": "[red]a[/red]", "attention": "softmax", "seed": 0, "lambda": []}]
-    assert "[red]a[/red]" in printed(summarise_rates(rows, cards, []))
+def test_console_takes_markup_in_a_name_for_text(tmp_path, make_run, make_rows):
+    models = [("[red]a[/red]", "softmax", 0, 1.0)]
+    assert "[red]a[/red]" in printed(make_run(tmp_path, models, [], rows=make_rows(models, n=31)))
 
 
 def test_rate_sheet_holds_each_models_rates_in_order(twins):
@@ -104,7 +110,7 @@ def test_several_attacks_have_a_sheet_each(tmp_path, make_run, make_rows):
 
 def test_lambda_sheet_pads_shallower_models_and_may_be_absent(tmp_path, twins, make_run, alone):
     assert lambda_sheet(read_run(alone)) is None
-    summary = summary_of(twins)
+    summary = json.loads((twins / "summary.json").read_text())
     summary["models"][1]["lambda"] = [0.1, 0.2, 0.3]
     (twins / "summary.json").write_text(json.dumps(summary))
     sheet = lambda_sheet(read_run(twins))

@@ -15,12 +15,14 @@ from antiphase.runs.options.training import TrainOptions
 if TYPE_CHECKING:
     from antiphase.runs.audit import Audit
 
+_PAIRS = 8  # fewer training seeds decide nothing
+
 
 @command(app, QuickstartOptions)
 def quickstart(options: QuickstartOptions) -> None:
     """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
 
-    No download, no training: three ViTs and their differential twins under PGD at four budgets.
+    No download, no training: eight ViTs and their differential twins under PGD at four budgets.
 
     **Examples**
 
@@ -30,7 +32,7 @@ def quickstart(options: QuickstartOptions) -> None:
 
     antiphase quickstart --train
     """
-    models, against = (tuple(f"specimen:{kind}-{i}" for i in range(3)) for kind in ("diffvit", "vit"))
+    models, against = (tuple(f"specimen:{kind}-{i}" for i in range(_PAIRS)) for kind in ("diffvit", "vit"))
     with run_folder(options.out, "quickstart"):
         if options.train:
             models, against = (_train("diffvit", options),), (_train("vit", options),)
@@ -100,13 +102,13 @@ def _loaded(options: AuditOptions) -> "Audit":
 
 def _show(summary: dict[str, Any], out: Path) -> None:
     """Draw the report and print the table."""
-    from antiphase.report import console_table, write_report
+    from antiphase.report import console_report, read_run, write_report
     from antiphase.runs.processes import this_process
 
     if not this_process().first:
         return
     report = write_report(out)
-    Console().print(console_table(summary))
+    Console().print(console_report(read_run(out)))
     for at in summary.get("norms", []):
         found = "is not reached" if at["eps"] is None else f"at ε = {at['eps']:.4g} (from {at['low']:.4g})"
         print(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")

@@ -1,13 +1,9 @@
-"""The tables of a run, for the page and for the console."""
+"""The tables of a run's page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from antiphase.report.runs.stored import StoredRun
 from antiphase.report.style.families import Family
@@ -19,11 +15,8 @@ from antiphase.report.style.wording import (
     p_text,
     percent,
     percent_range,
-    points,
     points_range,
 )
-
-_CONSOLE_COLUMNS = 5  # ε that fit next to a name in 80 characters
 
 
 def models_sheet(run: StoredRun) -> Sheet:
@@ -119,58 +112,6 @@ def lambda_sheet(run: StoredRun) -> Sheet | None:
     )
     columns = ("model", *(f"layer {layer}" for layer in range(1, depth + 1)))
     return Sheet("lambda", "λ, mean over the heads of each layer", columns, tuple(rows), table.write_csv())
-
-
-def console_table(summary: Mapping[str, Any]) -> Table:
-    """Tabulate a summary for a console of 80 columns: ASR in percent with intervals, then paired differences.
-
-    More than five ε are split into several blocks.
-    """
-    outer = Table.grid(padding=(0, 0, 1, 0))
-    results = [result for result in summary["results"] if result["metric"] == "asr"]
-    for attack, norm in dict.fromkeys((result["attack"], result["norm"]) for result in results):
-        mine = [result for result in results if (result["attack"], result["norm"]) == (attack, norm)]
-        eps = sorted({result["eps"] for result in mine})
-        blocks = -(-len(eps) // _CONSOLE_COLUMNS)
-        for block in range(blocks):
-            part = eps[block * len(eps) // blocks : (block + 1) * len(eps) // blocks]
-            n = max(result["n"] for result in mine)
-            title = f"{attack_label(attack, norm)}: attack success rate, % of {n:,} images [95 % interval]"
-            outer.add_row(Group(Text(title, "bold"), _console_block(summary, mine, attack, part)))
-    return outer
-
-
-def _console_block(
-    summary: Mapping[str, Any], results: Sequence[Mapping[str, Any]], attack: str, eps: Sequence[float]
-) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("", overflow="fold")
-    for e in eps:
-        table.add_column(eps_label(e), justify="right", no_wrap=True)
-
-    rate = {(result["model"], result["eps"]): result for result in results}
-    for model in summary["models"]:
-        name = Text.assemble((model["name"], "bold"), (f"\nclean {percent(model['clean_accuracy'])}", "dim"))
-        cells = [_console_cell(rate.get((model["name"], e)), "value", percent) for e in eps]
-        table.add_row(name, *cells)
-    if summary["comparisons"]:
-        table.add_section()
-    difference = {
-        (c["model"], c["against"], c["eps"]): c for c in summary["comparisons"] if c["attack"] == attack
-    }
-    for model, against in dict.fromkeys((model, against) for model, against, _ in difference):
-        name = Text.assemble((model, "bold"), f"\n− {against}")
-        cells = [_console_cell(difference.get((model, against, e)), "difference", points) for e in eps]
-        table.add_row(name, *cells)
-    return table
-
-
-def _console_cell(entry: Mapping[str, Any] | None, key: str, written: Callable[[float], str]) -> Text:
-    if entry is None:
-        return Text("–")
-    interval = f"\n[{100 * entry['low']:.1f} {100 * entry['high']:.1f}]".replace("-", "−")
-    p_value = f"\n{p_text(entry['p_value'])}" if "p_value" in entry else ""
-    return Text.assemble((written(entry[key]), "bold"), (interval + p_value, "dim"))
 
 
 def _rate_cell(entry: Mapping[str, Any] | None, kind: str = "") -> Field:

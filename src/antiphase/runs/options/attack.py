@@ -132,6 +132,9 @@ class AttackOptions(AuditOptions):
     out: Out = Path("antiphase-attack")
 
 
+_ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
+
+
 class QuickstartOptions(Options):
     """Audit the small models that come with the package."""
 
@@ -159,5 +162,5 @@ class QuickstartOptions(Options):
         """Return the options of the audit that follows."""
         return AuditOptions(
             model=models, against=against, data="specimen-fashion-mnist", limit=self.limit, eps=self.eps,
-            seed=self.seed, out=self.out, device=self.device, quiet=self.quiet,
+            seed=self.seed, out=self.out, device=self.device, quiet=self.quiet, sense_limit=_ALIGNED,
         )  # fmt: skip
