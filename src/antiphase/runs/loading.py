@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from antiphase.errors import UserError, shown
+from antiphase.runs.processes import this_process
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,7 @@ def load_lineup(
         data: source of images.
         split: part of it.
         limit: at most so many.
-        random_weights: whether timm's models are built without a download.
+        random_weights: whether models of other libraries are built without a download.
         skip_bad: whether unreadable images are left out.
         device: name of it.
         progress: whether to show progress.
@@ -44,7 +46,7 @@ def load_lineup(
     """
     from antiphase.data import FileImages, load_data
     from antiphase.data.sources import source_of
-    from antiphase.models.card import card_of, with_card
+    from antiphase.models.card import card_of, settle_size, size_for, with_card
     from antiphase.models.class_names import read_class_names
     from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 
@@ -58,11 +60,14 @@ def load_lineup(
     own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
     if (source := data or own or (card.recipe or {}).get("data")) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
-    channels, size, _ = card.image_shape
+    size, channels = size_for(loaded)
+    if source == "random":
+        size = size or card.image_shape[1]
     images = load_data(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
         num_classes=(card.num_classes or source_of(source).classes) if source == "random" else None, progress=progress,
     )  # fmt: skip
+    settle_size(loaded, images.image_shape)
     # the preprocessing travels with the model
     if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
         images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
@@ -86,23 +91,45 @@ def load_models(
     Args:
         specs: specifications.
         place: the device.
-        random_weights: whether the models of timm and open_clip among them are built without a download.
+        random_weights: whether the models of other libraries among them are built without a download.
 
     Raises:
         UserError: if a model cannot be loaded, or random weights are asked for and none of them can have them.
     """
-    from antiphase.models.zoo import load_model
+    from antiphase.models.zeroshot import is_dual_encoder
+    from antiphase.models.zoo import load_model, scheme_of
 
     names = [spec.strip() for spec in specs]
-    able = [name.startswith(("timm:", "open_clip:")) for name in names]
+    able = [(scheme := scheme_of(name)) is not None and scheme.random for name in names]
     if random_weights and not any(able):
         raise UserError(
-            f"--random-weights: only timm: and open_clip: models take it, not {', '.join(names)}; leave it out"
+            f"--random-weights: only timm:, torchvision:, hf: and open_clip: models take it, not {', '.join(names)}; "
+            "leave it out"
         )
-    return [
+    _warn_of_code(names)
+    loaded = [
         load_model(name, random_weights=random_weights and random).to(place)
         for name, random in zip(names, able, strict=True)
     ]
+    for name, model in zip(names, loaded, strict=True):
+        card = getattr(model, "card", None)
+        if card is not None and not card.num_classes and not is_dual_encoder(model):
+            raise UserError(
+                f"{name}: neither classifies images nor encodes images and texts; in Python, "
+                "antiphase.sensitivity.attention_maps shows the attention of such a model"
+            )
+    return loaded
+
+
+_said: set[str] = set()
+
+
+def _warn_of_code(specs: Sequence[str]) -> None:
+    """Say once for each file that a model's code is run."""
+    for place in dict.fromkeys(spec.split(":")[1] for spec in specs if spec.startswith("python:")):
+        if place not in _said and this_process().first:
+            print(f"antiphase: runs the code in {place}", file=sys.stderr)
+        _said.add(place)
 
 
 def check_compiler(place: "torch.device") -> None:

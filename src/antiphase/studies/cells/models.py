@@ -13,9 +13,10 @@ from antiphase.data import FileImages, ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card
 from antiphase.models.class_names import in_model_order
 from antiphase.models.kinds import AttentionKind, attention_kind
+from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
 from antiphase.runs.record import check_fit
@@ -171,24 +172,39 @@ def given(spec: str, series: str, seed: int = 0, forward: float = 5e7, **factors
     """Return a model that is not trained here.
 
     Args:
-        spec: ``specimen:NAME``, a folder, ``timm:NAME`` or ``diffclip:PATH#lambda_init=0.8``, see ``load_model``.
+        spec: ``specimen:NAME``, a folder, ``python:FILE:CALLABLE``, ``timm:NAME`` and so on, see ``load_model``.
         series: name of its series in tables and figures, such as ``"DiffViT"``.
         seed: training seed, if there are several.
         forward: approximate floating-point operations per image, for the plan.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
-    place = Path(spec.partition(":")[2].partition("#")[0] if spec.startswith("diffclip:") else spec)
-    files = [place, *(place / name for name in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE))]
-    parts = [path.read_bytes() for path in files if path.is_file()]
-    content = digest(*parts)[:16] if parts else ""
     return Given(
         spec=spec,
         series=series,
         seed=seed,
-        content=content,
+        content=_content(spec),
         forward=forward,
         extra=tuple(sorted(factors.items())),
     )
+
+
+def _content(spec: str) -> str:
+    """Return a digest of the files that a specification names, which may change; empty for a name that lasts."""
+    kind, _, name = spec.partition(":")
+    if kind == "python":
+        return code_content(name)
+    file = name.partition("@")[2]
+    places = {"diffclip": name.partition("#")[0], "hf": name, "timm": file, "torchvision": file}
+    named = places.get(kind, spec)
+    if not named:
+        return ""
+    place = Path(named)
+    files = [
+        place,
+        *(place / name for name in (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE)),
+    ]
+    parts = [path.read_bytes() for path in files if path.is_file()]
+    return digest(*parts)[:16] if parts else ""
 
 
 @lru_cache
@@ -213,8 +229,9 @@ def ready(
         UserError: Model and data do not fit.
     """
     loaded = lab.model(model)
-    channels, size, _ = card_of(loaded).image_shape
+    size, channels = size_for([loaded])
     images = lab.images(data, split, limit, image_size=image_size or size, channels=channels)
+    settle_size([loaded], images.image_shape)
     if isinstance(images, FileImages) and is_dual_encoder(loaded):
         images = replace(images, interpolation=as_dual_encoder(loaded).square.interpolation)
     classifier = bound(loaded, images, prompt)
