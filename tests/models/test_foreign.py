@@ -43,12 +43,15 @@ def test_torchvision_takes_pixels_and_gives_its_own_logits(tmp_path):
     with torch.no_grad():
         assert_close(model(x), model.model((x - mean) / std))
     assert (model.card.image_shape, model.card.class_names[0]) == ((3, 224, 224), "n01440764")
-    own = torchvision.models.vit_b_16(num_classes=4, image_size=32)
-    torch.save({f"module.{name}": value for name, value in own.state_dict().items()}, tmp_path / "own.pt")
-    spec = f"torchvision:vit_b_16@{tmp_path / 'own.pt'}"
-    vit = load_model(spec)
+
+
+def test_a_vision_transformer_of_torchvision_with_weights_of_a_file(tmp_path):
+    with torch.device("meta"):  # its own initialisation takes seconds
+        own = torchvision.models.vit_b_16(num_classes=4, image_size=32)
+    weights = {f"module.{name}": torch.randn(value.shape) * 0.1 for name, value in own.state_dict().items()}
+    torch.save(weights, tmp_path / "own.pt")
+    vit = load_model(f"torchvision:vit_b_16@{tmp_path / 'own.pt'}")
     assert (vit.card.image_shape, vit.card.num_classes) == ((3, 32, 32), 4)
-    assert fingerprint(vit) == fingerprint(load_model(spec))
     tower = image_tower(vit)
     x = images(2, 3, 32, 32)
     with torch.no_grad():
