@@ -14,6 +14,7 @@ from antiphase.attention.lambdas import lambda_at, lambda_of
 from antiphase.errors import UserError
 from antiphase.sensitivity.blocks import BLOCKS, full_name
 from antiphase.sensitivity.branches import Branch, Turn
+from antiphase.sensitivity.finding import found_layer, is_found
 from antiphase.sensitivity.layers import Call, Layer
 
 Adapter = Callable[[Any, Call], Layer]
@@ -44,6 +45,8 @@ def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
                 return _ADAPTERS[key]
     if _has_our_parts(module):
         return _by_parts
+    if is_found(module):
+        return found_layer
     return guessed if _has_projections(module) else "unknown"
 
 

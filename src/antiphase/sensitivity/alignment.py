@@ -18,6 +18,7 @@ from torch import Tensor
 
 from antiphase.errors import UserError
 from antiphase.sensitivity.branches import Branch
+from antiphase.sensitivity.traced import AnyBranch
 from antiphase.streams import normal
 
 Sign = Literal["negative", "positive", "undecided"]
@@ -155,8 +156,8 @@ def _crossed(
 
 
 def cotangent_gram(
-    positive: Branch,
-    negative: Branch | None,
+    positive: AnyBranch,
+    negative: AnyBranch | None,
     lam: Float[Tensor, " heads"],
     keys: Int64[Tensor, "batch probes"],
 ) -> Gram:

@@ -1,0 +1,288 @@
+"""Find attention by what a module does: softmax maps of pairs of tokens, and the weighted difference of two of them.
+
+A module counts as attention if it computes softmax rows A and, whatever its layout,
+
+- the scores are of pairs: changing token k changes log A_ij for i ≠ k only at j = k, up to the row's normalisation,
+  and changes row k;
+- the values are of tokens: with A fixed, changing token k changes output i ≠ k only if A_ik ≠ 0;
+- output i depends on row i of A only.
+
+It is differential if its heads fall into pairs for which ∂y/∂A_j = −λ·∂y/∂A_i, with the same λ > 0 for all samples,
+tokens and a second input. A_i is the minuend of the subtraction in the module.
+"""
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from antiphase.sensitivity.eager import gradients, leaf
+from antiphase.sensitivity.layers import Call, Layer
+from antiphase.sensitivity.replay import Maps, Replay, Replayed, repeated_tokens
+from antiphase.sensitivity.traced import TracedBranch
+
+_PARALLEL = 1e-6  # 1 − |cosine| of gradients that are multiples of each other
+_LAMBDA = 1e-3  # relative difference of one λ at two inputs
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a module.
+
+    Attributes:
+        positive: numbers of the maps that are A1, by head.
+        negative: numbers of the maps that are A2, by head; empty for standard attention.
+        lam: λ of each head; None for standard attention.
+        same: see :class:`~antiphase.sensitivity.replay.Replay`.
+        stamp: state of the parameters.
+    """
+
+    positive: tuple[int, ...]
+    negative: tuple[int, ...]
+    lam: Tensor | None
+    same: frozenset[int | str]
+    stamp: Any
+
+
+_FOUND: weakref.WeakKeyDictionary[nn.Module, Found] = weakref.WeakKeyDictionary()
+
+
+def is_found(module: nn.Module) -> bool:
+    """Return whether a module was found to be attention."""
+    return module in _FOUND
+
+
+def is_differential(module: nn.Module) -> bool:
+    """Return whether a module was found to be differential attention."""
+    return module in _FOUND and bool(_FOUND[module].negative)
+
+
+def find_attention(call: Call) -> bool:
+    """Examine a module at one of its calls, and remember what was found."""
+    found = examine(call)
+    if found is None:
+        _FOUND.pop(call.module, None)
+        return False
+    _FOUND[call.module] = found
+    return True
+
+
+def found_layer(module: nn.Module, call: Call) -> Layer:
+    """Split a module that was found to be attention; the adapter of such modules."""
+    found = _FOUND[module]
+    if found.stamp != _stamp(module):  # weights changed, and λ with them
+        if not find_attention(replace(call, tokens=call.tokens.detach())):
+            raise ValueError("its weights changed, and it no longer works like attention")
+        found = _FOUND[module]
+    run = Replay(call, found.same)
+    total, order = len(found.positive) + len(found.negative), [*found.positive, *found.negative]
+    back = [order.index(number) for number in range(total)]
+
+    def finish(combined: Tensor) -> Tensor:
+        others = combined.new_zeros(len(combined), len(found.negative), *combined.shape[2:])
+        return run(call.tokens, torch.cat([combined, others], 1)[:, back]).output
+
+    both = TracedBranch(run, call.tokens, found.positive)
+    negative = replace(both, numbers=found.negative) if found.negative else None
+    lam = None if found.lam is None else found.lam.to(call.tokens)
+    return Layer(call.name, call.tokens, both, negative, lam, finish, call.tangent)
+
+
+@gradients(enabled=False)
+def examine(call: Call) -> Found | None:
+    """Return what a module's heads are; None if it is not attention, or not of a kind that can be told for sure."""
+    try:
+        return _examined(call)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a module may fail on other tokens than its own in any way
+        return None
+
+
+def _examined(call: Call) -> Found | None:
+    x = call.tokens.detach()
+    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] < 3:
+        return None
+    run = Replay(call, repeated_tokens(call))
+    plain = run(x)
+    tokens = x.shape[1]
+    if plain.output.ndim != 3 or plain.output.shape[:2] != x.shape[:2] or plain.maps.shape[-1] != tokens:
+        return None
+    if not _agree(plain.output, call.output) or not _agree(run(x, plain.maps).output, call.output):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    step = torch.randn(x.shape[2], generator=generator).to(x) * x.std()
+    if not (_scores_are_of_pairs(run, x, plain, step) and _values_are_of_tokens(run, x, plain.maps, step)):
+        return None
+    slopes, seen = _slopes(run, x, plain.maps)
+    pairs = _pairs(slopes)
+    if pairs is None:
+        return None
+    if not pairs:
+        return Found(tuple(range(slopes.shape[1])), (), None, run.same, _stamp(call.module))
+    pairs = _minuend_first(pairs, seen)
+    if pairs is None:
+        return None
+    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
+    lam, again = _lambdas(slopes, pairs), _lambdas(_slopes(run, other, run(other).maps)[0], pairs)
+    if not ((lam - again).abs() <= _LAMBDA * lam.abs()).all():
+        return None
+    positive, negative = zip(*pairs, strict=True)
+    return Found(positive, negative, lam.to(x.dtype), run.same, _stamp(call.module))
+
+
+def _stamp(module: nn.Module) -> Any:
+    return tuple(
+        (id(parameter), parameter.data_ptr(), parameter._version) for parameter in module.parameters()
+    )
+
+
+def _agree(one: Tensor, two: Tensor) -> bool:
+    tolerance = 20 * torch.finfo(one.dtype).eps ** 0.75 * float(two.abs().max())
+    return bool((one - two).abs().max() <= tolerance)
+
+
+def _moved(x: Tensor, token: int, step: Tensor) -> Tensor:
+    """Return the tokens with one token of the first sample changed."""
+    x = x.clone()
+    x[0, token] += step
+    return x
+
+
+def _small(x: Tensor) -> float:
+    """Return the size of a rounding error relative to the values that it comes from."""
+    return 50 * torch.finfo(x.dtype).eps
+
+
+def _scores_are_of_pairs(run: Replay, x: Tensor, plain: Replayed, step: Tensor) -> bool:
+    token = x.shape[1] // 2
+    moved = run(_moved(x, token, step)).maps
+    if len(x) > 1 and not _agree(moved[1:], plain.maps[1:]):
+        return False
+    before, after = plain.maps[0].double(), moved[0].double()
+    valid = (before > 1e-6) & (after > 1e-6)
+    change = torch.where(valid, after.clamp_min(1e-30).log() - before.clamp_min(1e-30).log(), 0.0)
+    others = torch.arange(x.shape[1], device=x.device) != token
+    own = change - _mean(change, valid & others)  # log A is known up to a constant of each row
+    elsewhere = (own * valid)[:, others][..., others].abs().amax((1, 2))
+    at_key = (own * valid)[:, others, token].abs().amax(1)
+    at_query = (own * valid)[:, token][:, others].abs().amax(1)
+    small = max(1e-2 * float(at_key.max()), _small(x))
+    return bool(
+        (elsewhere <= small).all()
+        and (at_key > 10 * elsewhere + _small(x)).all()
+        and (at_query > _small(x)).all()
+    )
+
+
+def _mean(values: Float[Tensor, "maps tokens tokens"], over: Bool[Tensor, "maps tokens tokens"]) -> Tensor:
+    return (values * over).sum(-1, keepdim=True) / over.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> bool:
+    """Fix maps in which only one other token attends to a token, and change that token, then that row."""
+    token = x.shape[1] // 2
+    reader = (token + 1) % x.shape[1]
+    generator = torch.Generator().manual_seed(1)
+    maps = torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like) + 0.1
+    maps[:, :, :, token] = 0
+    maps[:, :, reader, token] = maps[:, :, reader].sum(-1)
+    maps /= maps.sum(-1, keepdim=True)
+    fixed = run(x, maps).output
+    small = _small(x) * float(fixed.abs().max())
+
+    def only(output: Tensor, *rows: int) -> bool:
+        """Whether of the outputs only these may differ, and the reader's does."""
+        change = (output - fixed).abs().amax(-1)
+        allowed = torch.zeros_like(change, dtype=torch.bool)
+        allowed[0, list(rows)] = True
+        least = float(change[0, reader])
+        return least > small and bool((change[~allowed] <= 1e-2 * least + small).all())
+
+    other = maps.clone()
+    other[0, :, reader] = maps[0, :, reader].roll(1, -1)
+    return only(run(_moved(x, token, step), maps).output, reader, token) and only(
+        run(x, other).output, reader
+    )
+
+
+def _slopes(run: Replay, x: Tensor, maps: Maps) -> tuple[Maps, list[tuple[set[int], set[int]]]]:
+    """Return ∂(u·y)/∂A for a random u, and for each subtraction the maps that its two sides depend on."""
+    with gradients(enabled=True):
+        maps = leaf(maps)
+        seen = run(x, maps)
+        u = torch.randn(seen.output.shape, generator=torch.Generator().manual_seed(2)).to(seen.output)
+        (slopes,) = torch.autograd.grad(seen.output, maps, u, retain_graph=True)
+        sides = [(_read(one, maps), _read(two, maps)) for one, two in seen.differences]
+    return slopes, [*sides, *_weighted(seen.square, maps)]
+
+
+def _read(tensor: Tensor, maps: Maps) -> set[int]:
+    """Return the numbers of the maps that a tensor depends on."""
+    if not tensor.requires_grad:
+        return set()
+    u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
+    (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, allow_unused=True)
+    return set() if slope is None else set(slope.abs().amax((0, 2, 3)).nonzero().flatten().tolist())
+
+
+def _weighted(square: list[Tensor], maps: Maps) -> list[tuple[set[int], set[int]]]:
+    """Return, for tensors shaped as maps, the maps that enter with a positive and with a negative weight."""
+    found = []
+    for tensor in square:
+        if not tensor.requires_grad or tensor.shape[-1] != maps.shape[-1]:
+            continue
+        (slope,) = torch.autograd.grad(
+            tensor, maps, torch.ones_like(tensor), retain_graph=True, allow_unused=True
+        )
+        if slope is None:
+            continue
+        low, high = slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
+        found.append(
+            (set((low > 0).nonzero().flatten().tolist()), set((high < 0).nonzero().flatten().tolist()))
+        )
+    return found
+
+
+def _pairs(slopes: Maps) -> list[tuple[int, int]] | None:
+    """Return the pairs of maps with opposite slopes; none for standard attention, None if it is neither."""
+    flat = slopes.double().transpose(0, 1).flatten(1)
+    length = flat.norm(dim=1, keepdim=True)
+    if not length.isfinite().all() or (length <= 1e-6 * length.max()).any():
+        return None  # a map that the output does not depend on
+    cosine = (flat / length) @ (flat / length).mT
+    cosine.fill_diagonal_(0.0)
+    parallel = cosine.abs() > 1 - _PARALLEL
+    if not parallel.any():
+        return []
+    if (parallel.sum(1) != 1).any() or (cosine[parallel] > 0).any():
+        return None
+    partners = parallel.int().argmax(1).tolist()
+    return [(one, two) for one, two in enumerate(partners) if one < two]
+
+
+def _minuend_first(
+    pairs: list[tuple[int, int]], sides: list[tuple[set[int], set[int]]]
+) -> list[tuple[int, int]] | None:
+    """Order each pair as in a subtraction that takes the second from the first; None if there is none."""
+    ordered = []
+    for one, two in pairs:
+        known = {
+            (one, two) if one in left else (two, one)
+            for left, right in sides
+            if len({one, two} & left) == 1 and len({one, two} & right) == 1 and not {one, two} & left & right
+        }
+        if len(known) != 1:
+            return None
+        ordered += known
+    return ordered
+
+
+def _lambdas(slopes: Maps, pairs: list[tuple[int, int]]) -> Float[Tensor, " heads"]:
+    """Return λ = −⟨∂y/∂A2, ∂y/∂A1⟩ / ‖∂y/∂A1‖² of each pair."""
+    flat = slopes.double().transpose(0, 1).flatten(1)
+    one, two = (flat[list(numbers)] for numbers in zip(*pairs, strict=True))
+    return -(one * two).sum(1) / one.square().sum(1)
