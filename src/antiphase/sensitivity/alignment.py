@@ -175,10 +175,10 @@ def cotangent_gram(
     Returns:
         Inner products of shape (batch, heads, probes).
     """
-    shape = positive.attention.shape
+    maps = positive.attention
     probes = []
-    for probe in keys.to(positive.q.device).unbind(1):
-        v = normal(probe, shape[1] * shape[2] * shape[3]).to(positive.q.dtype).view(shape)
+    for probe in keys.to(maps.device).unbind(1):
+        v = normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
         probes.append(gram_of(positive.vjp(v), None if negative is None else negative.vjp(v), lam))
     return Gram.stack(probes)
 

@@ -25,6 +25,7 @@ from antiphase.sensitivity.replay import Maps, Replay, Replayed, repeated_tokens
 from antiphase.sensitivity.traced import TracedBranch
 
 _PARALLEL = 1e-6  # 1 − |cosine| of gradients that are multiples of each other
+_SCALES = (1.0, 0.3, 0.1)  # of the tokens: maps may be too peaked to see all scores
 _LAMBDA = 1e-3  # relative difference of one λ at two inputs
 
 
@@ -114,14 +115,18 @@ def _examined(call: Call) -> Found | None:
     if not _agree(plain.output, call.output) or not _agree(run(x, plain.maps).output, call.output):
         return None
     generator = torch.Generator().manual_seed(0)
-    step = torch.randn(x.shape[2], generator=generator).to(x) * x.std()
-    if not (_scores_are_of_pairs(run, x, plain, step) and _values_are_of_tokens(run, x, plain.maps, step)):
+    step = torch.randn(x.shape[2], generator=generator).to(x) * x.std() / 2
+    if not any(_scores_are_of_pairs(run, scale * x, scale * step) for scale in _SCALES):
+        return None
+    if not _values_are_of_tokens(run, x, plain.maps, step):
         return None
     slopes, seen = _slopes(run, x, plain.maps)
     pairs = _pairs(slopes)
     if pairs is None:
         return None
     if not pairs:
+        if not _values_are_averaged(run, x, plain.maps):
+            return None
         return Found(tuple(range(slopes.shape[1])), (), None, run.same, _stamp(call.module))
     pairs = _minuend_first(pairs, seen)
     if pairs is None:
@@ -131,6 +136,8 @@ def _examined(call: Call) -> Found | None:
     if not ((lam - again).abs() <= _LAMBDA * lam.abs()).all():
         return None
     positive, negative = zip(*pairs, strict=True)
+    if not _only_difference_counts(run, x, plain, positive, negative, lam.to(x.dtype)):
+        return None
     return Found(positive, negative, lam.to(x.dtype), run.same, _stamp(call.module))
 
 
@@ -157,14 +164,14 @@ def _small(x: Tensor) -> float:
     return 50 * torch.finfo(x.dtype).eps
 
 
-def _scores_are_of_pairs(run: Replay, x: Tensor, plain: Replayed, step: Tensor) -> bool:
+def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> bool:
     token = x.shape[1] // 2
-    moved = run(_moved(x, token, step)).maps
-    if len(x) > 1 and not _agree(moved[1:], plain.maps[1:]):
+    plain, moved = run(x).maps, run(_moved(x, token, step)).maps
+    if len(x) > 1 and not _agree(moved[1:], plain[1:]):
         return False
-    before, after = plain.maps[0].double(), moved[0].double()
-    valid = (before > 1e-6) & (after > 1e-6)
-    change = torch.where(valid, after.clamp_min(1e-30).log() - before.clamp_min(1e-30).log(), 0.0)
+    before, after = plain[0].double(), moved[0].double()
+    valid = (before > 1e-30) & (after > 1e-30)
+    change = torch.where(valid, after.clamp_min(1e-40).log() - before.clamp_min(1e-40).log(), 0.0)
     others = torch.arange(x.shape[1], device=x.device) != token
     own = change - _mean(change, valid & others)  # log A is known up to a constant of each row
     elsewhere = (own * valid)[:, others][..., others].abs().amax((1, 2))
@@ -207,6 +214,34 @@ def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> b
     return only(run(_moved(x, token, step), maps).output, reader, token) and only(
         run(x, other).output, reader
     )
+
+
+def _values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
+    """Move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is."""
+    one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
+    x = x.clone()
+    x[:, two] = x[:, one]
+    moved = maps.clone()
+    moved[..., two] += maps[..., one] * 0.7
+    moved[..., one] *= 0.3
+    before, after = run(x, maps).output, run(x, moved).output
+    return _agree(after, before)
+
+
+def _only_difference_counts(
+    run: Replay, x: Tensor, plain: Replayed, positive: tuple[int, ...], negative: tuple[int, ...], lam: Tensor
+) -> bool:  # fmt: skip
+    """Add E to A1 and E/λ to A2, which leaves A1 − λ·A2 as it is."""
+    shape = plain.maps[:, : len(positive)].shape
+    error = (
+        torch.rand(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(x) / shape[-1]
+    )
+    moved = plain.maps.clone()
+    moved[:, list(positive)] += error
+    alone = run(x, moved).output
+    moved[:, list(negative)] += error / lam[:, None, None]
+    change = (alone - plain.output).abs().max()
+    return bool((run(x, moved).output - plain.output).abs().max() <= 1e-2 * change)
 
 
 def _slopes(run: Replay, x: Tensor, maps: Maps) -> tuple[Maps, list[tuple[set[int], set[int]]]]:
@@ -257,11 +292,20 @@ def _pairs(slopes: Maps) -> list[tuple[int, int]] | None:
     cosine.fill_diagonal_(0.0)
     parallel = cosine.abs() > 1 - _PARALLEL
     if not parallel.any():
-        return []
+        return None if _share_values(slopes) else []
     if (parallel.sum(1) != 1).any() or (cosine[parallel] > 0).any():
         return None
     partners = parallel.int().argmax(1).tolist()
     return [(one, two) for one, two in enumerate(partners) if one < two]
+
+
+def _share_values(slopes: Maps) -> bool:
+    """Return whether the slopes of two maps are parallel in every row: they weigh the same values, by query."""
+    rows = torch.nn.functional.normalize(slopes.double(), dim=-1)
+    cosine = torch.einsum("bhij,bgij->hgbi", rows, rows).abs()
+    used = (rows.norm(dim=-1) > 0).all(1)  # a query whose output counts for nothing says nothing
+    alike = ((cosine > 1 - _PARALLEL) | ~used).all(-1).all(-1)
+    return bool(alike.fill_diagonal_(False).any())
 
 
 def _minuend_first(

@@ -89,3 +89,8 @@ class Layer:
                 "Lipschitz constants in place of alignment"
             )
         return self.lam.detach().expand(self.heads)
+
+
+def same_tensor(one: Tensor, two: Tensor) -> bool:
+    """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
+    return one.shape == two.shape and one.data_ptr() == two.data_ptr()

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from antiphase.sensitivity.layers import Call
+from antiphase.sensitivity.layers import Call, same_tensor
 
 Maps = Float[Tensor, "batch maps tokens tokens"]
 _MINUS = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
@@ -119,9 +119,5 @@ def repeated_tokens(call: Call) -> frozenset[int | str]:
     """Return positions and names of the other arguments that are the tokens again."""
     named = [*enumerate(call.args), *call.kwargs.items()]
     return frozenset(
-        name
-        for name, value in named
-        if isinstance(value, Tensor)
-        and value.shape == call.tokens.shape
-        and value.data_ptr() == call.tokens.data_ptr()
+        name for name, value in named if isinstance(value, Tensor) and same_tensor(value, call.tokens)
     )
