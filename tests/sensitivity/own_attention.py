@@ -231,8 +231,8 @@ class Standard(Own):
 
     def forward(self, x):
         q, k, v = (heads(part, HEADS) for part in self.qkv(x).chunk(3, -1))
-        mask = torch.ones(x.shape[1], dtype=torch.bool)
-        mask[1] = False
+        mask = torch.ones(1, x.shape[1], dtype=torch.bool)
+        mask[:, 1] = False
         self.truth = normalised((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -math.inf)), None, None
         return self.o(merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
 

@@ -134,9 +134,7 @@ def test_a_layout_is_found_with_its_maps_and_its_lambda(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_nothing_else_is_found(name, dtype):
     net = wild(Net(TRAPS[name]())).to(dtype)
-    with pytest.raises(
-        UserError, match=r"Net has no known attention module; .*register.*--write-adapter FILE"
-    ) as caught:
+    with pytest.raises(UserError, match=r"mix: .* computes softmax maps.*--write-adapter FILE") as caught:
         attention_maps(net, rand(2, TOKENS, 5, dtype=dtype))
     assert "\n" not in str(caught.value)
     assert not any(map(is_found, net.modules()))
@@ -144,7 +142,7 @@ def test_nothing_else_is_found(name, dtype):
 
 def test_no_lambda_of_a_sample_is_taken_for_a_constant_where_there_is_one_sample():
     net = wild(Net(own.LambdaOfSample()))
-    with pytest.raises(UserError, match="no known attention module"):
+    with pytest.raises(UserError, match="computes softmax maps"):
         attention_maps(net, rand(1, TOKENS, 5))
 
 
@@ -228,6 +226,13 @@ def test_alignment_equals_that_of_the_same_attention_with_its_parts():
     )
     for field in ("first", "second", "cross"):
         assert_close(getattr(one[1], field), getattr(two[1], field), rtol=1e-6, atol=1e-12)
+
+
+def test_a_map_that_is_not_recognised_beside_attention_is_left_out_with_a_warning():
+    net = wild(nn.Sequential(own.Interleaved(), own.Gate(TOKENS), own.Gate(TOKENS)))
+    with pytest.warns(UserWarning, match=r"1: .*Gate computes softmax maps.*Gate is left out") as said:
+        assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
+    assert len(said) == 1
 
 
 def test_a_lambda_that_is_trained_further_is_found_again():

@@ -288,6 +288,13 @@ class MultiheadDiffAttn(nn.Module):
         return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
 
 
+class GatedDiffAttn(MultiheadDiffAttn):
+    """λ depends on the query."""
+
+    def forward(self, x, rel_pos):
+        return super().forward(x, rel_pos) * x.softmax(1).cumsum(1)
+
+
 class WithPositions(nn.Module):
     def __init__(self):
         super().__init__()
@@ -298,9 +305,23 @@ class WithPositions(nn.Module):
         return self.attn(x, (angle.cos(), angle.sin()))
 
 
-def test_a_guess_that_does_not_fit_asks_for_an_adapter():
+def test_a_guess_that_does_not_fit_is_found_by_what_it_does():
     model = wild(WithPositions())
-    said = r"attn \(MultiheadDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register\([^\n]*$"
+    (maps,) = attention_maps(model, rand(1, 5, 16)).values()
+    assert_close(maps.lam, torch.full((2,), 0.5, dtype=torch.float64), rtol=1e-6, atol=0)
+    combined = maps.combined.flatten(1) * 2**-0.5
+    assert_close(map_function(wild(WithPositions()), "attn")(rand(1, 5, 16)), combined)
+
+
+class WithGate(WithPositions):
+    def __init__(self):
+        super().__init__()
+        self.attn = GatedDiffAttn(16, 2)
+
+
+def test_a_guess_that_fits_nothing_asks_for_an_adapter():
+    model = wild(WithGate())
+    said = r"attn \(GatedDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register\([^\n]*$"
     with pytest.raises(UserError, match=said):
         attention_maps(model, rand(1, 5, 16))
     with pytest.raises(UserError, match=said):

@@ -16,12 +16,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.sensitivity.eager import gradients, leaf
+from antiphase.sensitivity.evidence import (
+    agree,
+    only_difference_counts,
+    scores_are_of_pairs,
+    values_are_averaged,
+    values_are_of_tokens,
+)
 from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.replay import Maps, Replay, Replayed, repeated_tokens
+from antiphase.sensitivity.replay import Maps, Replay, repeated_tokens
 from antiphase.sensitivity.traced import TracedBranch
 
 _PARALLEL = 1e-6  # 1 − |cosine| of gradients that are multiples of each other
@@ -112,20 +119,20 @@ def _examined(call: Call) -> Found | None:
     tokens = x.shape[1]
     if plain.output.ndim != 3 or plain.output.shape[:2] != x.shape[:2] or plain.maps.shape[-1] != tokens:
         return None
-    if not _agree(plain.output, call.output) or not _agree(run(x, plain.maps).output, call.output):
+    if not agree(plain.output, call.output) or not agree(run(x, plain.maps).output, call.output):
         return None
     generator = torch.Generator().manual_seed(0)
     step = torch.randn(x.shape[2], generator=generator).to(x) * x.std() / 2
-    if not any(_scores_are_of_pairs(run, scale * x, scale * step) for scale in _SCALES):
+    if not any(scores_are_of_pairs(run, scale * x, scale * step) for scale in _SCALES):
         return None
-    if not _values_are_of_tokens(run, x, plain.maps, step):
+    if not values_are_of_tokens(run, x, plain.maps, step):
         return None
     slopes, seen = _slopes(run, x, plain.maps)
     pairs = _pairs(slopes)
     if pairs is None:
         return None
     if not pairs:
-        if not _values_are_averaged(run, x, plain.maps):
+        if not values_are_averaged(run, x, plain.maps):
             return None
         return Found(tuple(range(slopes.shape[1])), (), None, run.same, _stamp(call.module))
     pairs = _minuend_first(pairs, seen)
@@ -136,7 +143,7 @@ def _examined(call: Call) -> Found | None:
     if not ((lam - again).abs() <= _LAMBDA * lam.abs()).all():
         return None
     positive, negative = zip(*pairs, strict=True)
-    if not _only_difference_counts(run, x, plain, positive, negative, lam.to(x.dtype)):
+    if not only_difference_counts(run, x, plain, positive, negative, lam.to(x.dtype)):
         return None
     return Found(positive, negative, lam.to(x.dtype), run.same, _stamp(call.module))
 
@@ -145,103 +152,6 @@ def _stamp(module: nn.Module) -> Any:
     return tuple(
         (id(parameter), parameter.data_ptr(), parameter._version) for parameter in module.parameters()
     )
-
-
-def _agree(one: Tensor, two: Tensor) -> bool:
-    tolerance = 20 * torch.finfo(one.dtype).eps ** 0.75 * float(two.abs().max())
-    return bool((one - two).abs().max() <= tolerance)
-
-
-def _moved(x: Tensor, token: int, step: Tensor) -> Tensor:
-    """Return the tokens with one token of the first sample changed."""
-    x = x.clone()
-    x[0, token] += step
-    return x
-
-
-def _small(x: Tensor) -> float:
-    """Return the size of a rounding error relative to the values that it comes from."""
-    return 50 * torch.finfo(x.dtype).eps
-
-
-def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> bool:
-    token = x.shape[1] // 2
-    plain, moved = run(x).maps, run(_moved(x, token, step)).maps
-    if len(x) > 1 and not _agree(moved[1:], plain[1:]):
-        return False
-    before, after = plain[0].double(), moved[0].double()
-    valid = (before > 1e-30) & (after > 1e-30)
-    change = torch.where(valid, after.clamp_min(1e-40).log() - before.clamp_min(1e-40).log(), 0.0)
-    others = torch.arange(x.shape[1], device=x.device) != token
-    own = change - _mean(change, valid & others)  # log A is known up to a constant of each row
-    elsewhere = (own * valid)[:, others][..., others].abs().amax((1, 2))
-    at_key = (own * valid)[:, others, token].abs().amax(1)
-    at_query = (own * valid)[:, token][:, others].abs().amax(1)
-    small = max(1e-2 * float(at_key.max()), _small(x))
-    return bool(
-        (elsewhere <= small).all()
-        and (at_key > 10 * elsewhere + _small(x)).all()
-        and (at_query > _small(x)).all()
-    )
-
-
-def _mean(values: Float[Tensor, "maps tokens tokens"], over: Bool[Tensor, "maps tokens tokens"]) -> Tensor:
-    return (values * over).sum(-1, keepdim=True) / over.sum(-1, keepdim=True).clamp_min(1)
-
-
-def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> bool:
-    """Fix maps in which only one other token attends to a token, and change that token, then that row."""
-    token = x.shape[1] // 2
-    reader = (token + 1) % x.shape[1]
-    generator = torch.Generator().manual_seed(1)
-    maps = torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like) + 0.1
-    maps[:, :, :, token] = 0
-    maps[:, :, reader, token] = maps[:, :, reader].sum(-1)
-    maps /= maps.sum(-1, keepdim=True)
-    fixed = run(x, maps).output
-    small = _small(x) * float(fixed.abs().max())
-
-    def only(output: Tensor, *rows: int) -> bool:
-        """Whether of the outputs only these may differ, and the reader's does."""
-        change = (output - fixed).abs().amax(-1)
-        allowed = torch.zeros_like(change, dtype=torch.bool)
-        allowed[0, list(rows)] = True
-        least = float(change[0, reader])
-        return least > small and bool((change[~allowed] <= 1e-2 * least + small).all())
-
-    other = maps.clone()
-    other[0, :, reader] = maps[0, :, reader].roll(1, -1)
-    return only(run(_moved(x, token, step), maps).output, reader, token) and only(
-        run(x, other).output, reader
-    )
-
-
-def _values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
-    """Move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is."""
-    one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
-    x = x.clone()
-    x[:, two] = x[:, one]
-    moved = maps.clone()
-    moved[..., two] += maps[..., one] * 0.7
-    moved[..., one] *= 0.3
-    before, after = run(x, maps).output, run(x, moved).output
-    return _agree(after, before)
-
-
-def _only_difference_counts(
-    run: Replay, x: Tensor, plain: Replayed, positive: tuple[int, ...], negative: tuple[int, ...], lam: Tensor
-) -> bool:  # fmt: skip
-    """Add E to A1 and E/λ to A2, which leaves A1 − λ·A2 as it is."""
-    shape = plain.maps[:, : len(positive)].shape
-    error = (
-        torch.rand(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(x) / shape[-1]
-    )
-    moved = plain.maps.clone()
-    moved[:, list(positive)] += error
-    alone = run(x, moved).output
-    moved[:, list(negative)] += error / lam[:, None, None]
-    change = (alone - plain.output).abs().max()
-    return bool((run(x, moved).output - plain.output).abs().max() <= 1e-2 * change)
 
 
 def _slopes(run: Replay, x: Tensor, maps: Maps) -> tuple[Maps, list[tuple[set[int], set[int]]]]:

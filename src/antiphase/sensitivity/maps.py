@@ -1,5 +1,6 @@
 """Attention maps of any model: find its attention modules, record their calls, split them into parts."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -13,11 +14,11 @@ from torch.autograd import forward_ad
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 from antiphase.models.kinds import named_attention
-from antiphase.sensitivity.adapters import find_adapter
+from antiphase.sensitivity.adapters import find_adapter, guessed
 from antiphase.sensitivity.blocks import find_ends
 from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forward_mode
 from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.splitting import HOW, take_apart, unknown_attention
+from antiphase.sensitivity.splitting import HOW, not_told, take_apart, unknown_attention
 from antiphase.sensitivity.watching import Exit, Watch, attention_calls
 
 Inputs = Tensor | Mapping[str, Any]
@@ -88,11 +89,17 @@ def record(
         for hook in hooks:
             hook.remove()
     _WATCHED[model].add(way)
-    found = _titled(attention_calls(exits))
+    calls, others = attention_calls(exits)
+    found = _titled(calls)
     inner = {id(part) for one in found for part in one.module.modules()}
     for name, module in unknown:
         if id(module) not in inner and not _holds_known(module):
             raise unknown_attention(name, module)
+    if others and not found:
+        raise not_told(others[0])
+    for kind, one in {type(one.module): one for one in reversed(others)}.items():
+        if not named_attention(one.module):
+            warnings.warn(f"{not_told(one)}; {kind.__name__} is left out of the measurement", stacklevel=2)
     if not found:
         name = getattr(getattr(model, "card", None), "name", type(model).__name__)
         raise UserError(f"{name} has no known attention module; if it has attention, {HOW}")
@@ -223,10 +230,12 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
         raise unknown_attention(name, module)
 
     ends = find_ends(module)
+    settled = find_adapter(module) not in ("unknown", guessed)
 
     def function(x: Tensor) -> Tensor:
-        if not _is_known(module):
-            record(model, x)
+        nonlocal settled
+        if not settled:  # find out what it is, or that it is what it seems
+            settled = all(layer.name for layer in attention_layers(model, x))
         args, kwargs = until(model, module, x)
         if ends:
             (tokens, *_), _ = until(lambda _: module(*args, **kwargs), ends[0], x)

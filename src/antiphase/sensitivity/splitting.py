@@ -72,3 +72,12 @@ def unknown_attention(name: str, module: nn.Module) -> UserError:
     """Return the error for a module without an adapter."""
     kind = type(module)
     return UserError(f"{name}: attention module {kind.__module__}.{kind.__qualname__} has no adapter; {HOW}")
+
+
+def not_told(call: Call) -> UserError:
+    """Return the error for a module that computes softmax maps in a way that was not recognised."""
+    kind = type(call.module)
+    return UserError(
+        f"{call.name}: {kind.__module__}.{kind.__qualname__} computes softmax maps, but not as standard or "
+        f"differential attention with one λ for each head; if it is attention, {HOW}"
+    )

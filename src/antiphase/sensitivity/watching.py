@@ -89,10 +89,11 @@ class Watch(TorchFunctionMode):
         return leave
 
 
-def attention_calls(exits: list[Exit]) -> list[Call]:
-    """Return the calls of attention: of known modules, and of the innermost ones that are found to be attention.
+def attention_calls(exits: list[Exit]) -> tuple[list[Call], list[Call]]:
+    """Return the calls of attention, and the other innermost ones that compute softmax maps.
 
-    Two modules that are found to be standard attention belong to a third if that is found to be differential.
+    Attention are known modules and the innermost ones that are found to be attention. Two modules that are found to be
+    standard attention belong to a third if that is found to be differential.
     """
     claimed: dict[int, Exit] = {}
     for exit in exits:
@@ -103,4 +104,10 @@ def attention_calls(exits: list[Exit]) -> list[Call]:
         if known and (not rivals or is_differential(module)):
             claimed |= dict.fromkeys(exit.maps, exit)
     chosen = {id(exit) for exit in claimed.values()}
-    return [exit.call for exit in exits if not exit.maps or id(exit) in chosen]
+    others: list[Call] = []
+    told = set(claimed)
+    for exit in exits:
+        if exit.maps - told and not type(exit.call.module).__module__.startswith("torch.nn."):
+            others.append(exit.call)
+            told |= exit.maps
+    return [exit.call for exit in exits if not exit.maps or id(exit) in chosen], others
