@@ -48,6 +48,7 @@ def same(images, array=None):
 def test_arrays_and_tensors():
     same(load_data(pixels(), LABELS))
     same(load_data(torch.from_numpy(pixels()), torch.tensor(LABELS)))
+    same(load_data((pixels(), LABELS)))
     floats = pixels() / 255
     same(load_data(floats, np.array(LABELS)), floats.astype(np.float32))
     named = load_data(pixels(), LABELS, class_names=["a", "b", "c", "d"])

@@ -339,3 +339,20 @@ class Wrong(FusedHalves):
         maps = (heads(q, 2 * HEADS) @ heads(k, 2 * HEADS).mT).softmax(-1)
         one, two = maps[:, :HEADS], maps[:, HEADS:]
         return self.proj(torch.cat([merge((one - LAM * two.square()) @ heads(v, HEADS)), x], -1))
+
+
+class OfQuery(nn.Module):
+    """λ of each query, with the names of the skeleton."""
+
+    def __init__(self):
+        super().__init__()
+        self.q1, self.k1, self.q2, self.k2, self.v, self.out = (nn.Linear(DIM, DIM) for _ in range(6))
+        self.num_heads = HEADS
+
+    def lam(self, x):
+        return x.mean(-1).sigmoid()[:, None].expand(-1, HEADS, -1)
+
+    def forward(self, x):
+        q1, k1, q2, k2, v = (heads(w(x), HEADS) for w in (self.q1, self.k1, self.q2, self.k2, self.v))
+        one, two = ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) for q, k in ((q1, k1), (q2, k2)))
+        return self.out(merge((one - self.lam(x)[..., None] * two) @ v))

@@ -1,5 +1,7 @@
 """Maps of anybody's model: taken apart, each must give its module's own output; derivatives against autograd."""
 
+import inspect
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from torch.testing import assert_close
 
 from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
+from antiphase.models.kinds import attention_kind
 from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
 from antiphase.sensitivity.adapters import find_adapter
 from antiphase.sensitivity.maps import record
@@ -195,6 +198,30 @@ def test_timm_models(name):
     found = attention_maps(model, torch.rand(2, 3, 64, 64))
     assert list(found) == ["blocks.0.attn", "blocks.1.attn"]
     assert all((maps.negative is not None) == ("dwee" in name) for maps in found.values())
+
+
+def differential_models_of_timm():
+    """Return the names of timm's models that have a λ, from the files that mention one."""
+    found = []
+    for name in timm.list_models():
+        if "lambda_q1" in inspect.getsource(
+            file := sys.modules[timm.model_entrypoint(name).__module__]
+        ) or hasattr(file, "DiffAttention"):
+            with torch.device("meta"):
+                model = timm.create_model(name, depth=1)
+            if any("lambda" in parameter for parameter, _ in model.named_parameters()):
+                found.append(name)
+    return found
+
+
+def test_every_differential_model_of_timm_has_two_maps_in_each_layer():
+    names = differential_models_of_timm()
+    assert len(names) >= 3
+    for name in names:
+        model = timm.create_model(name, num_classes=7, img_size=32, depth=2).eval()
+        found = attention_maps(model, torch.rand(2, 3, 32, 32))
+        assert [maps.negative is not None for maps in found.values()] == [True, True], name
+        assert attention_kind(model) == "differential"
 
 
 @pytest.mark.parametrize("name", ["vit_dpwee_patch16_reg1_gap_256", "vit_pwee_patch16_reg1_gap_256"])

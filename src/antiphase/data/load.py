@@ -37,8 +37,9 @@ def load_data(
 
     Args:
         source: one of ``SOURCES``, such as ``folder:PATH`` with a path in the place of PATH; or an array or tensor of
-            images ``(images, channels, height, width)``, uint8 or floating point in [0, 1]; or a map-style ``Dataset``
-            or a ``DataLoader`` of torch, which is read into memory; or an ``ImageSet``.
+            images ``(images, channels, height, width)``, uint8 or floating point in [0, 1], alone or in a pair with
+            its labels; or a map-style ``Dataset`` or a ``DataLoader`` of torch, which is read into memory; or an
+            ``ImageSet``.
         labels: class numbers from 0 of an array or tensor of images.
         class_names: names of the classes of your own images. If not given: the data set's ``classes``, or the numbers.
         split: ``train``, ``test`` or ``val``; ``test`` means ``val`` where that is what is held out.
@@ -96,6 +97,8 @@ def _given(
     """Return images that are not named: arrays, data sets and loaders."""
     if isinstance(source, ImageSet):
         return source
+    if isinstance(source, tuple) and len(source) == 2 and labels is None:
+        source, labels = source
     if isinstance(source, Tensor | np.ndarray):
         return array_images("array", source, labels, class_names=class_names)
     if isinstance(source, DataLoader) or (isinstance(source, Dataset) and hasattr(source, "__len__")):

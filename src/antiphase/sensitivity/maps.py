@@ -43,6 +43,44 @@ def record(
         UserError: if the model has no attention, has a module that is named after attention, but is neither known nor
             found to be attention, or is in training mode.
     """
+    if model.training:
+        raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
+    if graph and any(parameter.is_inference() for parameter in model.parameters()):
+        raise UserError(
+            "the model was created in torch.inference_mode() and cannot be differentiated: load it outside"
+        )
+    way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
+    watch = way not in _WATCHED.setdefault(model, set())
+    with torch.set_grad_enabled(graph):
+        found, others, unknown = _observed(model, inputs, call or model, tangent, watch)
+    _WATCHED[model].add(way)
+    for name, module in unknown:
+        raise unknown_attention(name, module)
+    if others and not found:
+        raise not_told(others[0])
+    for kind, one in {type(one.module): one for one in reversed(others)}.items():
+        warnings.warn(f"{not_told(one)}; {kind.__name__} is left out of the measurement", stacklevel=2)
+    if not found:
+        name = getattr(getattr(model, "card", None), "name", type(model).__name__)
+        raise UserError(f"{name} has no known attention module; if it has attention, {HOW}")
+    return found
+
+
+def unrecognised(model: nn.Module, inputs: Inputs) -> dict[str, nn.Module]:
+    """Return by name the modules that compute softmax maps or are named after attention, but are not recognised."""
+    _, others, unknown = _observed(model, inputs, model, None, watch=True)
+    return dict(unknown) | {one.name: one.module for one in others}
+
+
+def _observed(
+    model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
+) -> tuple[list[Call], list[Call], list[tuple[str, nn.Module]]]:
+    """Run a model once.
+
+    Returns:
+        The calls of attention; the other calls that compute softmax maps, if ``watch``; and the modules that are
+        named after attention, but are neither known nor found to be attention.
+    """
     exits: list[Exit] = []
     unknown: list[tuple[str, nn.Module]] = []
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
@@ -66,12 +104,6 @@ def record(
 
         return keep
 
-    if model.training:
-        raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
-    if graph and any(parameter.is_inference() for parameter in model.parameters()):
-        raise UserError(
-            "the model was created in torch.inference_mode() and cannot be differentiated: load it outside"
-        )
     hooks = []
     for name, module in model.named_modules():
         if _is_known(module) or (named_attention(module) and not _holds_known(module)):
@@ -79,31 +111,18 @@ def record(
             hooks.append(module.register_forward_hook(after(name), with_kwargs=True))
             for part in find_ends(module) or ():
                 hooks.append(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
-    way = getattr(call, "__qualname__", None)
-    watch = way not in _WATCHED.setdefault(model, set())
     try:
-        watched = Watch(model, _is_known, _call, exits) if watch else nullcontext()
-        with eager_attention(), torch.set_grad_enabled(graph), watched:
-            _run(call or model, inputs, tangent)
+        with eager_attention(), Watch(model, _is_known, _call, exits) if watch else nullcontext():
+            _run(call, inputs, tangent)
     finally:
         for hook in hooks:
             hook.remove()
-    _WATCHED[model].add(way)
     calls, others = attention_calls(exits)
-    found = _titled(calls)
-    inner = {id(part) for one in found for part in one.module.modules()}
-    for name, module in unknown:
-        if id(module) not in inner and not _holds_known(module):
-            raise unknown_attention(name, module)
-    if others and not found:
-        raise not_told(others[0])
-    for kind, one in {type(one.module): one for one in reversed(others)}.items():
-        if not named_attention(one.module):
-            warnings.warn(f"{not_told(one)}; {kind.__name__} is left out of the measurement", stacklevel=2)
-    if not found:
-        name = getattr(getattr(model, "card", None), "name", type(model).__name__)
-        raise UserError(f"{name} has no known attention module; if it has attention, {HOW}")
-    return found
+    inner = {id(part) for one in calls for part in one.module.modules()}
+    unknown = [
+        (name, module) for name, module in unknown if id(module) not in inner and not _holds_known(module)
+    ]
+    return _titled(calls), others, unknown
 
 
 def _is_known(module: nn.Module) -> bool:

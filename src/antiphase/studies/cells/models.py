@@ -19,6 +19,7 @@ from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
+from antiphase.runs.loading import with_kind_found
 from antiphase.runs.record import check_fit
 from antiphase.studies.lab import Lab
 
@@ -92,7 +93,7 @@ class Given:
 
     def load(self, lab: Lab) -> nn.Module:
         """Load it as ``load_model`` does."""
-        return load_model(self.spec)
+        return with_kind_found(load_model(self.spec))
 
     def factors(self) -> dict[str, Any]:
         """Return its series and seed, and what else was given."""
