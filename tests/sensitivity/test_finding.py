@@ -146,6 +146,24 @@ def test_no_lambda_of_a_sample_is_taken_for_a_constant_where_there_is_one_sample
         attention_maps(net, rand(1, TOKENS, 5))
 
 
+def test_as_many_tokens_as_channels_confuse_nothing():
+    for make in (own.FusedHalves, own.SumOfWeights, own.WholeBlock, own.Fused):
+        net = wild(Net(make()))
+        (maps,) = attention_maps(net, rand(2, own.DIM, 5)).values()
+        net(rand(2, own.DIM, 5))
+        assert_close(maps.positive, net.mix.truth[0])
+        assert_close(
+            maps.lam, torch.as_tensor(net.mix.truth[2], dtype=torch.float64).expand(2), rtol=1e-4, atol=0
+        )
+
+
+def test_a_model_without_recognised_attention_says_the_same_each_time():
+    net = wild(Net(own.Sum()))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"mix: .*Sum computes softmax maps"):
+            attention_maps(net, rand(2, TOKENS, 5))
+
+
 def test_an_untrained_transformer_with_small_weights_is_found():
     torch.manual_seed(0)
     net = nn.Sequential(nn.LayerNorm(12), own.FusedHalves(), nn.LayerNorm(12), own.Standard()).eval()

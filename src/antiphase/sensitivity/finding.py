@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from antiphase.sensitivity.eager import gradients, leaf
@@ -171,7 +171,11 @@ def _read(tensor: Tensor, maps: Maps) -> set[int]:
         return set()
     u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
     (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, allow_unused=True)
-    return set() if slope is None else set(slope.abs().amax((0, 2, 3)).nonzero().flatten().tolist())
+    return set() if slope is None else _numbers(slope.abs().amax((0, 2, 3)) > 0)
+
+
+def _numbers(chosen: Bool[Tensor, " maps"]) -> set[int]:
+    return set(chosen.nonzero().flatten().tolist())
 
 
 def _weighted(square: list[Tensor], maps: Maps) -> list[tuple[set[int], set[int]]]:
@@ -186,9 +190,8 @@ def _weighted(square: list[Tensor], maps: Maps) -> list[tuple[set[int], set[int]
         if slope is None:
             continue
         low, high = slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
-        found.append(
-            (set((low > 0).nonzero().flatten().tolist()), set((high < 0).nonzero().flatten().tolist()))
-        )
+        weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
+        found.append((_numbers(weight & (high > 0)), _numbers(weight & (high < 0))))
     return found
 
 

@@ -53,11 +53,11 @@ def record(
     watch = way not in _WATCHED.setdefault(model, set())
     with torch.set_grad_enabled(graph):
         found, others, unknown = _observed(model, inputs, call or model, tangent, watch)
-    _WATCHED[model].add(way)
     for name, module in unknown:
         raise unknown_attention(name, module)
     if others and not found:
         raise not_told(others[0])
+    _WATCHED[model].add(way)
     for kind, one in {type(one.module): one for one in reversed(others)}.items():
         warnings.warn(f"{not_told(one)}; {kind.__name__} is left out of the measurement", stacklevel=2)
     if not found:
