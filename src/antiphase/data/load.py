@@ -68,6 +68,7 @@ def load_data(
         if labels is not None or class_names is not None:
             raise UserError(f"{source}: has its own labels and class names; leave them out")
         images = _named(source, split, image_size, channels, num_classes, root, limit, seed)
+        warn_of_other_counts(source, images.split, len(images), len(images.class_names))
     else:
         images = _given(source, labels, class_names, limit, seed)
     _check_agreement(images, image_size, channels, num_classes)
@@ -84,11 +85,9 @@ def _named(
     source, path = source_of(name), name.partition(":")[2]
     if source.splits is not None:
         split = choose_split(name, split, source.splits)
-    images = source.load(
+    return source.load(
         Request(split, image_size, channels, num_classes, data_root(root), limit, seed, name, path)
     )
-    warn_of_other_counts(name, images.split, len(images), len(images.class_names))
-    return images
 
 
 def _given(

@@ -84,9 +84,13 @@ def _before_last_layer(model: nn.Module) -> ImageTower:
                 hook.remove()
         return next((x for x, y in reversed(seen) if y.data_ptr() == logits.data_ptr() and x.ndim == 2), None)
 
-    with torch.no_grad():
-        found = last_input(torch.full((1, *card.image_shape), 0.5, device=next(model.parameters()).device))
-    if found is None:
+    images = torch.full((1, *card.image_shape), 0.5, device=next(model.parameters()).device)
+    try:
+        with torch.no_grad():
+            fits = last_input(images) is not None
+    except (RuntimeError, ValueError, TypeError):
+        fits = False
+    if not fits:
         raise UserError(
             f"{card.spec}: cannot extract features; expected a CLIP, a vision transformer, a timm model or a "
             "classifier whose last layer is linear"
