@@ -19,6 +19,7 @@ from antiphase.sensitivity import (
 )
 from antiphase.sensitivity.finding import is_found
 from antiphase.sensitivity.operator_norm import power_iteration
+from tests.sensitivity import not_attention as other
 from tests.sensitivity import own_attention as own
 
 TOKENS = 7
@@ -94,15 +95,15 @@ LAYOUTS = {
     "standard, masked": lambda: Net(own.Standard()),
 }
 TRAPS = {
-    "a softmax gate": lambda: own.Gate(TOKENS),
-    "a sum": own.Sum,
-    "λ of each query": own.LambdaOfQuery,
-    "λ of each sample": own.LambdaOfSample,
-    "scores without keys": lambda: own.Synthesizer(TOKENS),
-    "scores without queries": own.KeysOnly,
-    "maps of channels": lambda: own.OfChannels(TOKENS),
-    "two layers in one module": own.TwoInOne,
-    "a square of a map": own.Wrong,
+    "a softmax gate": lambda: other.Gate(TOKENS),
+    "a sum": other.Sum,
+    "λ of each query": other.LambdaOfQuery,
+    "λ of each sample": other.LambdaOfSample,
+    "scores without keys": lambda: other.Synthesizer(TOKENS),
+    "scores without queries": other.KeysOnly,
+    "maps of channels": lambda: other.OfChannels(TOKENS),
+    "two layers in one module": other.TwoInOne,
+    "a square of a map": other.Wrong,
 }
 
 
@@ -141,7 +142,7 @@ def test_nothing_else_is_found(name, dtype):
 
 
 def test_no_lambda_of_a_sample_is_taken_for_a_constant_where_there_is_one_sample():
-    net = wild(Net(own.LambdaOfSample()))
+    net = wild(Net(other.LambdaOfSample()))
     with pytest.raises(UserError, match="computes softmax maps"):
         attention_maps(net, rand(1, TOKENS, 5))
 
@@ -158,7 +159,7 @@ def test_as_many_tokens_as_channels_confuse_nothing():
 
 
 def test_a_model_without_recognised_attention_says_the_same_each_time():
-    net = wild(Net(own.Sum()))
+    net = wild(Net(other.Sum()))
     for _ in range(2):
         with pytest.raises(UserError, match=r"mix: .*Sum computes softmax maps"):
             attention_maps(net, rand(2, TOKENS, 5))
@@ -247,7 +248,7 @@ def test_alignment_equals_that_of_the_same_attention_with_its_parts():
 
 
 def test_a_map_that_is_not_recognised_beside_attention_is_left_out_with_a_warning():
-    net = wild(nn.Sequential(own.Interleaved(), own.Gate(TOKENS), own.Gate(TOKENS)))
+    net = wild(nn.Sequential(own.Interleaved(), other.Gate(TOKENS), other.Gate(TOKENS)))
     with pytest.warns(UserWarning, match=r"1: .*Gate computes softmax maps.*Gate is left out") as said:
         assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
     assert len(said) == 1
