@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import typer.main
 from antiphase.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 pages = pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: page.name if page.parent == ROOT else f"docs/{page.name}"
 )
@@ -47,6 +48,11 @@ def test_every_data_source_is_on_its_page():
 
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
     assert [name for name in (*SOURCES, *PAIR_SOURCES) if f"`{name}`" not in text] == []
+
+
+def test_the_citation_is_of_this_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"version: {project['version']}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short():
