@@ -85,8 +85,14 @@ def test_version_and_help(run_cli):
         (["export", "specimen:vit-0", "--out", "x", "--public"], "--public: is of a new repository"),
         (["audit", "specimen:vit-0", "--objective", "cosine", "--limit", "2", "-q"], "vit-0 is no CLIP"),
         (["audit", "specimen:vit-0", "--prompt", "a {}"], "prompt 'a {}': none of the models is a CLIP"),
-        (["audit", "specimen:vit-0", "--random-weights"], "--random-weights: only timm: and open_clip:"),
-        (["evaluate", "specimen:vit-0", "--random-weights"], "--random-weights: only timm: and open_clip:"),
+        (
+            ["audit", "specimen:vit-0", "--random-weights"],
+            "--random-weights: only timm:, torchvision:, hf: and open_clip:",
+        ),
+        (
+            ["evaluate", "specimen:vit-0", "--random-weights"],
+            "--random-weights: only timm:, torchvision:, hf: and open_clip:",
+        ),
         (
             ["evaluate", "specimen:vit-0", "--prompt", "a {}"],
             "templates 'a {}': none of the models is a CLIP",

@@ -46,6 +46,18 @@ ESTIMATORS: Table = {
 }
 
 
+MODELS: Table = {
+    "specimen": "antiphase.models.schemes.runs:SPECIMEN",
+    "python": "antiphase.models.schemes.python_code:PYTHON",
+    "timm": "antiphase.models.schemes.timm:TIMM",
+    "torchvision": "antiphase.models.schemes.torchvision:TORCHVISION",
+    "hf": "antiphase.models.schemes.hugging_face:HUGGING_FACE",
+    "open_clip": "antiphase.models.schemes.dual:OPEN_CLIP",
+    "diffclip": "antiphase.models.schemes.dual:DIFFCLIP",
+    "hub": "antiphase.models.schemes.runs:HUB",
+}
+"""Schemes of model specifications, the part before the first colon: a ``Scheme`` each."""
+
 ATTENTION: Table = {
     "softmax": "antiphase.models.towers:SOFTMAX",
     "differential": "antiphase.models.towers:DIFFERENTIAL",

@@ -29,6 +29,8 @@ def test_every_source_has_a_one_line_description():
         "flowers102",
         "wds:PATH",
         "folder:PATH",
+        "npz:FILE",
+        "parquet:PATTERN",
         "openmoji",
         "noto-emoji",
         "coco",

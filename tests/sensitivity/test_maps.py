@@ -1,5 +1,7 @@
 """Maps of anybody's model: taken apart, each must give its module's own output; derivatives against autograd."""
 
+import inspect
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from torch.testing import assert_close
 
 from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
+from antiphase.models.kinds import attention_kind
 from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
 from antiphase.sensitivity.adapters import find_adapter
 from antiphase.sensitivity.maps import record
@@ -197,6 +200,30 @@ def test_timm_models(name):
     assert all((maps.negative is not None) == ("dwee" in name) for maps in found.values())
 
 
+def differential_models_of_timm():
+    """Return the names of timm's models that have a λ, from the files that mention one."""
+    found = []
+    for name in timm.list_models():
+        if "lambda_q1" in inspect.getsource(
+            file := sys.modules[timm.model_entrypoint(name).__module__]
+        ) or hasattr(file, "DiffAttention"):
+            with torch.device("meta"):
+                model = timm.create_model(name, depth=1)
+            if any("lambda" in parameter for parameter, _ in model.named_parameters()):
+                found.append(name)
+    return found
+
+
+def test_every_differential_model_of_timm_has_two_maps_in_each_layer():
+    names = differential_models_of_timm()
+    assert len(names) >= 3
+    for name in names:
+        model = timm.create_model(name, num_classes=7, img_size=32, depth=2).eval()
+        found = attention_maps(model, torch.rand(2, 3, 32, 32))
+        assert [maps.negative is not None for maps in found.values()] == [True, True], name
+        assert attention_kind(model) == "differential"
+
+
 @pytest.mark.parametrize("name", ["vit_dpwee_patch16_reg1_gap_256", "vit_pwee_patch16_reg1_gap_256"])
 def test_timm_models_with_attention_beside_the_mlp(name):
     model = timm.create_model(name, num_classes=7, img_size=64, depth=2, init_values=1e-5).eval()
@@ -288,6 +315,13 @@ class MultiheadDiffAttn(nn.Module):
         return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
 
 
+class GatedDiffAttn(MultiheadDiffAttn):
+    """λ depends on the query."""
+
+    def forward(self, x, rel_pos):
+        return super().forward(x, rel_pos) * x.softmax(1).cumsum(1)
+
+
 class WithPositions(nn.Module):
     def __init__(self):
         super().__init__()
@@ -298,9 +332,23 @@ class WithPositions(nn.Module):
         return self.attn(x, (angle.cos(), angle.sin()))
 
 
-def test_a_guess_that_does_not_fit_asks_for_an_adapter():
+def test_a_guess_that_does_not_fit_is_found_by_what_it_does():
     model = wild(WithPositions())
-    said = r"attn \(MultiheadDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register\([^\n]*$"
+    (maps,) = attention_maps(model, rand(1, 5, 16)).values()
+    assert_close(maps.lam, torch.full((2,), 0.5, dtype=torch.float64), rtol=1e-6, atol=0)
+    combined = maps.combined.flatten(1) * 2**-0.5
+    assert_close(map_function(wild(WithPositions()), "attn")(rand(1, 5, 16)), combined)
+
+
+class WithGate(WithPositions):
+    def __init__(self):
+        super().__init__()
+        self.attn = GatedDiffAttn(16, 2)
+
+
+def test_a_guess_that_fits_nothing_asks_for_an_adapter():
+    model = wild(WithGate())
+    said = r"attn \(GatedDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register\([^\n]*$"
     with pytest.raises(UserError, match=said):
         attention_maps(model, rand(1, 5, 16))
     with pytest.raises(UserError, match=said):

@@ -14,8 +14,8 @@ from antiphase.runs.options.sense import SenseOptions
 def sense(options: SenseOptions) -> None:
     """Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 
-    Works with any model that has attention, from here or from timm. The maps of each layer are checked against the
-    module's own output.
+    Works with any model that has attention. Attention that is not known is found by what it does. The maps of each
+    layer are checked against the module's own output.
 
     **Examples**
 
@@ -24,7 +24,14 @@ def sense(options: SenseOptions) -> None:
     antiphase sense timm:vit_dwee_patch16_reg1_gap_256 --random-weights --data random --limit 2 --out dwee
 
     antiphase sense runs/diffvit-4 --against runs/vit-4 --parts alignment --probes 32 --limit 256
+
+    antiphase sense python:model.py:build --write-adapter adapter.py
     """
+    if options.write_adapter is not None:
+        from antiphase.runs.adapter_skeleton import write_skeleton
+
+        print(write_skeleton(options))
+        return
     with run_folder(options.out, "sense"):
         from antiphase.report.runs.sense_page import lipschitz_table, sense_table, write_sense_report
         from antiphase.runs.processes import this_process

@@ -1,10 +1,11 @@
 """Sources of labelled images and of image–caption pairs by name; pixels in [0, 1], not normalised."""
 
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
+from antiphase.data.load import load_data
 from antiphase.data.pair_sources import PAIR_SOURCES, load_pairs
 from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
 from antiphase.data.shards import ShardStream
-from antiphase.data.sources import SOURCES, load_data
+from antiphase.data.sources import SOURCES
 
 __all__ = [
     "PAIR_SOURCES",

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from antiphase.data.tar_members import openable
+from antiphase.data.members import openable
 from antiphase.errors import UserError
 from antiphase.files import printable
 

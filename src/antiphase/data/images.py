@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from antiphase.data.decoding import Interpolation, decode, describe_transform
-from antiphase.data.tar_members import file_size
+from antiphase.data.members import file_size
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
 
@@ -24,7 +24,7 @@ _WORKERS = min(16, os.cpu_count() or 1)
 _VERIFY_CHUNK = 256  # files submitted at a time when a folder is verified
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ImageSet(ABC):
     """Labelled images with stable ids.
 
@@ -76,6 +76,14 @@ class ImageSet(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.image_shape))
+        skipped = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        return (
+            f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images of {shape}, "
+            f"{len(self.class_names):,} classes{skipped}>"
+        )
+
     def batches(
         self, size: int
     ) -> Iterator[tuple[Int64[Tensor, " b"], Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
@@ -110,7 +118,7 @@ class ImageSet(ABC):
 
 
 @final
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayImages(ImageSet):
     """Images held in memory.
 
@@ -157,7 +165,7 @@ class ArrayImages(ImageSet):
 
 
 @final
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
     """Image files, decoded on demand, resized and cropped to squares of one size.
 

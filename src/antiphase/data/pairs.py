@@ -12,9 +12,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from antiphase.data.decoding import decode_whole
+from antiphase.data.members import file_size
 from antiphase.data.objects import ImageObjects
 from antiphase.data.prefetch import in_threads
-from antiphase.data.tar_members import file_size
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.streams import generator
@@ -60,7 +60,7 @@ class PairSource(Protocol):
     def fingerprint(self) -> str: ...
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(ABC):
     """Images with captions and stable ids, with random access.
 
@@ -113,6 +113,12 @@ class PairSet(ABC):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        captions = sum(map(len, self.captions))
+        return (
+            f"<{type(self).__name__} {self.name} ({self.split}): {len(self):,} images, {captions:,} captions>"
+        )
+
     def subset(self, limit: int | None, seed: int | None = None) -> "PairSet":
         """Return at most ``limit`` samples in their own order: the first, or the first of a seed's permutation."""
         if limit is None or limit >= len(self):
@@ -164,7 +170,7 @@ class PairSet(ABC):
 
 
 @final
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayPairs(PairSet):
     """Pairs held in memory, with images of one size."""
 
@@ -181,7 +187,7 @@ class ArrayPairs(PairSet):
 
 
 @final
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FilePairs(PairSet):
     """Image files with captions, decoded on demand.
 

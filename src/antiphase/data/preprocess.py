@@ -9,9 +9,9 @@ from torch import Tensor
 
 from antiphase.data.decoding import Square
 from antiphase.data.images import FileImages, ImageSet
+from antiphase.data.members import changed
 from antiphase.data.pairs import FilePairs, PairSet
 from antiphase.data.prefetch import in_threads
-from antiphase.data.tar_members import changed
 from antiphase.errors import UserError
 from antiphase.files import digest
 

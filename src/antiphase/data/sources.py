@@ -8,12 +8,11 @@ import torch
 
 from antiphase.data.arrays import cifar, digits, fashion_mnist, random_images
 from antiphase.data.captions import coco_single_label
-from antiphase.data.folders import Listing, choose_split, class_folder, tiny_imagenet
+from antiphase.data.folders import Listing, class_folder, tiny_imagenet
+from antiphase.data.given import npz_images
 from antiphase.data.imagenets import IMAGENET_VARIANTS, imagenet, imagenet_variant
-from antiphase.data.images import ArrayImages, FileImages, ImageSet
+from antiphase.data.images import ArrayImages, FileImages
 from antiphase.data.probe_sets import PROBE_FILE_SETS, probe_set
-from antiphase.data.published import warn_of_other_counts
-from antiphase.data.root import data_root
 from antiphase.data.source import Request, Source
 from antiphase.data.specimens import specimen_images
 from antiphase.data.wds import wds_images
@@ -55,6 +54,12 @@ def _open_coco(ask: Request) -> FileImages:
         skipped=pairs.skipped, root=pairs.root, files=pairs.files, image_size=ask.image_size or 224,
         channels=ask.channels or 3,
     )  # fmt: skip
+
+
+def _open_parquet(ask: Request) -> FileImages:
+    from antiphase.data.parquet import parquet_images  # imports polars
+
+    return parquet_images(ask.path, ask.split, ask.image_size or 224, ask.channels or 3)
 
 
 def _open_folder(ask: Request) -> FileImages:
@@ -163,6 +168,16 @@ _SOURCES = {
         ),
         splits=None,
     ),
+    "npz:FILE": Source(
+        "a NumPy archive with the arrays images and labels, also one pair for each split: train_images, test_labels",
+        lambda ask: npz_images(ask.path, ask.split),
+        splits=None,
+    ),
+    "parquet:PATTERN": Source(
+        "Parquet files in the layout of the hub's image data sets: a file, a folder or a pattern",
+        _open_parquet,
+        splits=None,
+    ),
     "random": Source(
         "uniform noise and random labels, for smoke runs; needs image_size, channels and num_classes",
         lambda ask: random_images(
@@ -176,59 +191,6 @@ _WITH_PATH = {name.partition(":")[0]: name for name in _SOURCES if ":" in name}
 
 SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """Name of each source and what it is, in one line."""
-
-
-def load_data(
-    name: str,
-    *,
-    split: str = "test",
-    image_size: int | None = None,
-    channels: int | None = None,
-    num_classes: int | None = None,
-    root: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    seed: int | None = None,
-    skip_bad: bool = False,
-    progress: bool = True,
-) -> ImageSet:
-    """Return the images of a named source.
-
-    Args:
-        name: one of ``SOURCES``; ``folder:PATH`` and ``wds:PATH`` with a path in the place of PATH.
-        split: ``train``, ``test`` or ``val``; ``test`` means ``val`` where that is what is held out.
-        image_size: height and width in pixels. Image files are resized to it (224, Tiny ImageNet 64, unless
-            given); arrays are not resized, so for them it must be their own.
-        channels: 1 or 3. Image files are converted to it (3 unless given); for arrays it must be their own.
-        num_classes: must be the source's own; ``random`` draws its labels from it.
-        root: folder of the data sets; else the environment variable ANTIPHASE_DATA, else ~/.cache/antiphase.
-        limit: at most this many images, see ``ImageSet.subset``.
-        seed: which images ``limit`` takes, see ``ImageSet.subset``; for ``random`` the generator's seed.
-        skip_bad: decode every file now and leave out those that fail, listed in the result's ``skipped``.
-        progress: show a bar on stderr while files are checked.
-
-    Raises:
-        UserError: the source is unknown, missing or invalid; the message says how to fix it.
-
-    >>> images = load_data("digits", limit=3)
-    >>> images.image_shape, images.ids.tolist()
-    ((1, 8, 8), [0, 1, 2])
-    """
-    if not isinstance(name, str):
-        raise UserError(
-            f"data {shown(name)}: expected the name of a source, such as 'digits' or 'folder:PATH'"
-        )
-    _check(image_size, channels, num_classes, limit, seed)
-    source, path = source_of(name), name.partition(":")[2]
-    if source.splits is not None:
-        split = choose_split(name, split, source.splits)
-    ask = Request(split, image_size, channels, num_classes, data_root(root), limit, seed, name, path)
-    images = source.load(ask)
-    warn_of_other_counts(name, images.split, len(images), len(images.class_names))
-    _check_agreement(images, image_size, channels, num_classes)
-    images = images.subset(limit, seed)
-    if skip_bad and isinstance(images, FileImages):
-        return images.without_unreadable(progress=progress)
-    return images
 
 
 def source_of(name: str) -> Source:
@@ -245,35 +207,6 @@ def source_of(name: str) -> Source:
     if source is None:
         raise UserError(_unknown(name))
     return source
-
-
-def _check(
-    image_size: int | None, channels: int | None, num_classes: int | None, limit: int | None, seed: int | None
-) -> None:
-    for label, value in (("image_size", image_size), ("num_classes", num_classes), ("limit", limit)):
-        if value is not None and value < 1:
-            raise UserError(f"{label} {value} must be at least 1")
-    if channels not in (None, 1, 3):
-        raise UserError(f"channels {channels} must be 1 (grey) or 3 (RGB)")
-    if seed is not None and seed < 0:
-        raise UserError(f"seed {seed} must be 0 or more")
-
-
-def _check_agreement(
-    images: ImageSet, image_size: int | None, channels: int | None, num_classes: int | None
-) -> None:
-    own = images.image_shape
-    wanted = (channels or own[0], image_size or own[1], image_size or own[2])
-    if wanted != own:
-        raise UserError(
-            f"{images.name} has images of shape {own} (channels, height, width), not {wanted}, and "
-            f"arrays are not resized: use image_size {own[1]} and channels {own[0]}, or another source"
-        )
-    if num_classes is not None and num_classes != len(images.class_names):
-        raise UserError(
-            f"{images.name} has {len(images.class_names)} classes, not {num_classes}: use a source "
-            "and a model with the same classes"
-        )
 
 
 def _unknown(name: str) -> str:

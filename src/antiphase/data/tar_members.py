@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import io
 import os
 import tarfile
 from pathlib import Path
@@ -36,35 +35,7 @@ def read_index(tar: Path) -> dict[str, Member]:
         ) from error
 
 
-def openable(path: Path) -> Path | io.BytesIO:
-    """Return ``path``, or the bytes of the file if ``path`` points into a tar file.
-
-    Raises:
-        UserError: if the tar file is damaged.
-        OSError: if it has no such file.
-    """
-    inside = _inside(path)
-    if inside is None:
-        return path
-    tar, member = inside
-    with tar.open("rb") as file:
-        file.seek(member.offset)
-        return io.BytesIO(file.read(member.size))
-
-
-def file_size(path: Path) -> int:
-    """Return the size in bytes of a file, possibly in a tar file; OSError if it is missing."""
-    inside = _inside(path)
-    return path.stat().st_size if inside is None else inside[1].size
-
-
-def changed(path: Path) -> int:
-    """Return the modification time of a file or its tar file, in nanoseconds; OSError if it is missing."""
-    inside = _inside(path)
-    return (path if inside is None else inside[0]).stat().st_mtime_ns
-
-
-def _inside(path: Path) -> tuple[Path, Member] | None:
+def tar_member(path: Path) -> tuple[Path, Member] | None:
     """Return the tar file and member that a path points to; None if it does not point into a tar file."""
     before, sign, name = path.as_posix().rpartition(".tar/")
     tar = Path(f"{before}.tar")

@@ -1,6 +1,7 @@
 """Metadata of a loaded model."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -24,6 +25,8 @@ class ModelCard:
         num_classes: number of logits; 0 for a dual encoder that is not bound to prompts.
         recipe: training recipe, if known.
         class_names: one name per output, if known; WordNet ids for timm's ImageNet models.
+        any_size: whether it also takes images of other heights and widths.
+        code: digest of the user's code that built it; empty for other models.
     """
 
     name: str
@@ -34,6 +37,8 @@ class ModelCard:
     num_classes: int
     recipe: dict[str, Any] | None = None
     class_names: tuple[str, ...] | None = None
+    any_size: bool = False
+    code: str = ""
 
 
 def card_of(model: nn.Module) -> ModelCard:
@@ -54,3 +59,19 @@ def with_card(model: Model, card: ModelCard) -> Model:
         model, "card", card
     )  # bypasses nn.Module.__setattr__, which would search it for parameters
     return model.eval()
+
+
+def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
+    """Return side in pixels and channels of the images that models take; no side if they take any."""
+    cards = [card_of(model) for model in models]
+    fixed = next((card for card in cards if not card.any_size), None)
+    channels, side, _ = (fixed or cards[0]).image_shape
+    return (None if fixed is None else side), channels
+
+
+def settle_size(models: Sequence[nn.Module], image_shape: tuple[int, int, int]) -> None:
+    """Note in the cards of models that take images of any size which ones they are given."""
+    for model in models:
+        card = card_of(model)
+        if card.any_size and card.image_shape[0] == image_shape[0]:
+            with_card(model, replace(card, image_shape=image_shape))

@@ -1,5 +1,6 @@
 """Weights on disk: a safetensors file next to its recipe."""
 
+import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,53 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
         )
     return tensors
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of weights: safetensors, or a state dict written by ``torch.save``.
+
+    The dictionary may lie under ``state_dict``, ``model_state_dict`` or ``model``. A pickle is read with
+    ``weights_only`` and one additional safe class, ``argparse.Namespace`` (options), so that no code in the file is
+    executed.
+
+    Raises:
+        UserError: if the file is missing or damaged, or contains other classes or no weights.
+    """
+    if path.suffix == ".safetensors":
+        return read_weights(path)
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            held = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except Exception:  # unpickling can raise anything, and torch's own message advises weights_only=False
+        raise UserError(
+            f"{path}: cannot be read safely; expected a checkpoint written by torch.save that contains only tensors, "
+            "numbers and an argparse.Namespace"
+        ) from None
+    places = ("state_dict", "model_state_dict", "model")
+    for place in places:
+        if isinstance(held, dict) and isinstance(held.get(place), dict):
+            held = held[place]
+    if (
+        not isinstance(held, dict)
+        or not held
+        or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items())
+    ):
+        raise UserError(
+            f"{path}: no weights found; expected a dictionary of tensors, or one under {', '.join(map(repr, places))}"
+        )
+    return held
+
+
+def with_names_of(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Strip a prefix that all names share and the model's do not, such as ``module.`` of distributed training."""
+    while state and not own.keys() & state.keys():
+        prefix = next(iter(state)).partition(".")[0] + "."
+        if not all(name.startswith(prefix) for name in state):
+            break
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:

@@ -12,6 +12,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import ModelCard
 
 _WNID = re.compile(r"n\d{8}")
+_NAMELESS = ("wds:", "npz:", "parquet:", "array", "dataset:")  # sources that may lack class names
 _HOW = "use --classes FILE with the folder names in the order of the model's outputs"
 
 
@@ -77,7 +78,7 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
         card.class_names is None and (card.recipe or {}).get("data") == data.name
     ):
         return numbers
-    numbered = data.name.startswith("wds:") and data.class_names == tuple(map(str, numbers))
+    numbered = data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers))
     if card.class_names is not None and not numbered:
         return _matched(card.spec, card.class_names, data)
     if numbered and len(numbers) <= card.num_classes:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from antiphase.models.card import card_of
 from antiphase.models.clip import CLIP
 from antiphase.models.dual_encoders import OpenClip
 from antiphase.models.normalize import Normalized
+from antiphase.models.schemes.hugging_face import HuggingFaceDual
 from antiphase.models.vit import VisionTransformer
 
 Images = Float[Tensor, "batch channels height width"]
@@ -28,7 +30,7 @@ class ImageTower:
         project: maps features to the joint embedding space, not normalised; None for a classifier.
         square: resizes and crops an image to the model's size.
         channels: number of image channels.
-        raw: whether ``features`` precede the projection; False for open_clip models that cannot be split there, whose
+        raw: whether ``features`` precede the projection; False for models that cannot be split there, whose
             ``project`` is the identity.
     """
 
@@ -49,6 +51,8 @@ def image_tower(model: nn.Module) -> ImageTower:
         return ImageTower(model.visual, lambda x: x @ model.image_projection, model.square, 3)
     if isinstance(model, OpenClip):
         return _open_clip(model)
+    if isinstance(model, HuggingFaceDual):
+        return ImageTower(model.encode_image, lambda x: x, model.square, model.image_shape[0], raw=False)
     channels, size, _ = card_of(model).image_shape
     if isinstance(model, VisionTransformer):
         return ImageTower(model.features, None, Square(size), channels)
@@ -59,9 +63,39 @@ def image_tower(model: nn.Module) -> ImageTower:
             return timm.forward_head(timm.forward_features(model.normalize(images)), pre_logits=True)
 
         return ImageTower(features, None, Square(size), channels)
-    raise UserError(
-        f"{card_of(model).spec}: cannot extract features; expected a CLIP, a vision transformer or a timm model"
-    )
+    return _before_last_layer(model)
+
+
+def _before_last_layer(model: nn.Module) -> ImageTower:
+    """Take the input of the linear layer that gives the logits as the features of any other classifier."""
+    card = card_of(model)
+
+    def last_input(images: Images) -> Features | None:
+        seen: list[tuple[Tensor, Tensor]] = []  # input and output of each linear layer
+        hooks = [
+            part.register_forward_hook(lambda *call: seen.append((cast(Any, call[1])[0], call[2])))
+            for part in model.modules()
+            if isinstance(part, nn.Linear)
+        ]
+        try:
+            logits = model(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return next((x for x, y in reversed(seen) if y.data_ptr() == logits.data_ptr() and x.ndim == 2), None)
+
+    images = torch.full((1, *card.image_shape), 0.5, device=next(model.parameters()).device)
+    try:
+        with torch.no_grad():
+            fits = last_input(images) is not None
+    except (RuntimeError, ValueError, TypeError):
+        fits = False
+    if not fits:
+        raise UserError(
+            f"{card.spec}: cannot extract features; expected a CLIP, a vision transformer, a timm model or a "
+            "classifier whose last layer is linear"
+        )
+    return ImageTower(cast(Any, last_input), None, Square(card.image_shape[1]), card.image_shape[0])
 
 
 def _open_clip(model: OpenClip) -> ImageTower:

@@ -1,6 +1,5 @@
 """The layout of DiffCLIP's released checkpoints: detect differential towers and translate parameter names."""
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from antiphase.errors import UserError
+from antiphase.models.checkpoints import read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip
 from antiphase.models.clip_factories import configure_clip
 from antiphase.models.towers import TowerConfig
@@ -48,30 +48,10 @@ _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
 def read_released(path: Path) -> State:
     """Read the weights of a released checkpoint and strip the ``module.`` prefix of distributed training.
 
-    The pickle is read with ``weights_only`` and one additional safe class, ``argparse.Namespace`` (the authors'
-    options), so that no code in the file is executed.
-
     Raises:
-        UserError: if the file is missing or damaged, or contains other classes or no weights.
+        UserError: as :func:`~antiphase.models.checkpoints.read_state`.
     """
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except Exception:  # unpickling can raise anything, and torch's own message advises weights_only=False
-        raise UserError(
-            f"{path}: cannot be read safely; expected a checkpoint written by torch.save that contains only tensors, "
-            "numbers and an argparse.Namespace"
-        ) from None
-    state = held.get("state_dict", held) if isinstance(held, dict) else None
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
-    ):
-        raise UserError(
-            f"{path}: no weights found; expected a dictionary of tensors, or one under 'state_dict'"
-        )
-    return {name.removeprefix("module."): value for name, value in state.items()}
+    return {name.removeprefix("module."): value for name, value in read_state(path).items()}
 
 
 def towers_of(state: State, source: str) -> dict[str, Attention]:

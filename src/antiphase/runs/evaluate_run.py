@@ -4,9 +4,11 @@ import sys
 import warnings
 from typing import Any
 
+from antiphase.data import ImageSet
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol, find_task
+from antiphase.models.card import settle_size
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.evaluation_sources import asked, left_out, load_source
@@ -47,6 +49,10 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
             )
             for name in names
         ]
+    for source in sources:
+        if isinstance(source.test, ImageSet):
+            settle_size(loaded, source.test.image_shape)
+            break
     doubts = list(dict.fromkeys(str(one.message) for one in said if one.category is UserWarning))
     doubts += [line for source in sources for line in left_out(source)]
     for line in doubts if process.first else ():

@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError, shown
+from antiphase.runs.processes import this_process
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_lineup(
-    models: Sequence[str], against: Sequence[str], data: str | None, *, split: str, limit: int | None,
+    models: Sequence[str], against: Sequence[str], data: Any, *, split: str, limit: int | None,
     random_weights: bool, skip_bad: bool, device: str, progress: bool, prompt: str | None = None,
     classes: Path | None = None,
 ) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:  # fmt: skip
@@ -28,10 +31,10 @@ def load_lineup(
     Args:
         models: specifications.
         against: those of the twins, as many or none.
-        data: source of images.
+        data: source of images, or what ``load_data`` takes in its place.
         split: part of it.
         limit: at most so many.
-        random_weights: whether timm's models are built without a download.
+        random_weights: whether models of other libraries are built without a download.
         skip_bad: whether unreadable images are left out.
         device: name of it.
         progress: whether to show progress.
@@ -44,7 +47,7 @@ def load_lineup(
     """
     from antiphase.data import FileImages, load_data
     from antiphase.data.sources import source_of
-    from antiphase.models.card import card_of, with_card
+    from antiphase.models.card import card_of, settle_size, size_for, with_card
     from antiphase.models.class_names import read_class_names
     from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 
@@ -56,18 +59,23 @@ def load_lineup(
         raise UserError(f"prompt {prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = card_of(loaded[0])
     own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
-    if (source := data or own or (card.recipe or {}).get("data")) is None:
+    source = data or None if isinstance(data, str) else data
+    if source is None and (source := own or (card.recipe or {}).get("data")) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
-    channels, size, _ = card.image_shape
+    size, channels = size_for(loaded)
+    noise = isinstance(source, str) and source == "random"
+    if noise:
+        size = size or card.image_shape[1]
     images = load_data(
         source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-        num_classes=(card.num_classes or source_of(source).classes) if source == "random" else None, progress=progress,
+        num_classes=(card.num_classes or source_of(source).classes) if noise else None, progress=progress,
     )  # fmt: skip
+    settle_size(loaded, images.image_shape)
     # the preprocessing travels with the model
     if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
         images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
     if classes is not None:
-        if source == "random" or any(map(is_dual_encoder, loaded)):
+        if noise or any(map(is_dual_encoder, loaded)):
             raise UserError(
                 "--classes: a CLIP takes the data's own class names, random images have none; leave it out"
             )
@@ -86,23 +94,66 @@ def load_models(
     Args:
         specs: specifications.
         place: the device.
-        random_weights: whether the models of timm and open_clip among them are built without a download.
+        random_weights: whether the models of other libraries among them are built without a download.
 
     Raises:
         UserError: if a model cannot be loaded, or random weights are asked for and none of them can have them.
     """
-    from antiphase.models.zoo import load_model
+    from antiphase.models.zeroshot import is_dual_encoder
+    from antiphase.models.zoo import load_model, scheme_of
 
     names = [spec.strip() for spec in specs]
-    able = [name.startswith(("timm:", "open_clip:")) for name in names]
+    able = [(scheme := scheme_of(name)) is not None and scheme.random for name in names]
     if random_weights and not any(able):
         raise UserError(
-            f"--random-weights: only timm: and open_clip: models take it, not {', '.join(names)}; leave it out"
+            f"--random-weights: only timm:, torchvision:, hf: and open_clip: models take it, not {', '.join(names)}; "
+            "leave it out"
         )
-    return [
-        load_model(name, random_weights=random_weights and random).to(place)
+    _warn_of_code(names)
+    loaded = [
+        with_kind_found(load_model(name, random_weights=random_weights and random).to(place))
         for name, random in zip(names, able, strict=True)
     ]
+    for name, model in zip(names, loaded, strict=True):
+        card = getattr(model, "card", None)
+        if card is not None and not card.num_classes and not is_dual_encoder(model):
+            raise UserError(
+                f"{name}: neither classifies images nor encodes images and texts; in Python, "
+                "antiphase.sensitivity.attention_maps shows the attention of such a model"
+            )
+    return loaded
+
+
+def with_kind_found(model: "nn.Module") -> "nn.Module":
+    """Note in the card of a user's classifier the kind of attention that it is found to have."""
+    import torch
+
+    from antiphase.models.card import ModelCard, with_card
+    from antiphase.sensitivity.maps import attention_maps
+
+    card = getattr(model, "card", None)
+    if not isinstance(card, ModelCard) or not card.code or not card.num_classes:
+        return model
+    images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            found = attention_maps(model, images.to(next(model.parameters()).device))
+    except (UserError, StopIteration):
+        return model
+    differential = any(maps.negative is not None for maps in found.values())
+    return with_card(model, replace(card, attention="differential" if differential else "softmax"))
+
+
+_said: set[str] = set()
+
+
+def _warn_of_code(specs: Sequence[str]) -> None:
+    """Say once for each file that a model's code is run."""
+    for place in dict.fromkeys(spec.split(":")[1] for spec in specs if spec.startswith("python:")):
+        file = os.path.abspath(place)
+        if file not in _said and this_process().first:
+            print(f"antiphase: runs the code in {place}", file=sys.stderr)
+        _said.add(file)
 
 
 def check_compiler(place: "torch.device") -> None:

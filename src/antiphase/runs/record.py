@@ -13,6 +13,7 @@ from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, card_of
+from antiphase.models.zoo import fingerprint
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
@@ -55,6 +56,7 @@ def run_record(
         **({"options": dict(options)} if options else {}),
         "settings": settings,
         "models": dict(zip(names, (card_of(model).spec for model in models), strict=True)),
+        "fingerprints": dict(zip(names, map(fingerprint, models), strict=True)),
         "data": data.name,
         "data_fingerprint": data.fingerprint(),
         "n": len(data),

@@ -14,7 +14,8 @@ from antiphase.attention.lambdas import lambda_at, lambda_of
 from antiphase.errors import UserError
 from antiphase.sensitivity.blocks import BLOCKS, full_name
 from antiphase.sensitivity.branches import Branch, Turn
-from antiphase.sensitivity.layers import Call, Layer
+from antiphase.sensitivity.finding import found_layer, is_found
+from antiphase.sensitivity.layers import Call, Layer, same_tensor
 
 Adapter = Callable[[Any, Call], Layer]
 _ADAPTERS: dict[type | str, Adapter | None] = {}
@@ -44,6 +45,8 @@ def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
                 return _ADAPTERS[key]
     if _has_our_parts(module):
         return _by_parts
+    if is_found(module):
+        return found_layer
     return guessed if _has_projections(module) else "unknown"
 
 
@@ -191,7 +194,7 @@ def _timm_parallel(module: Any, call: Call) -> Layer:
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     key, value = call.given(0, "key"), call.given(1, "value")
-    if not (_same(key, call.tokens) and _same(value, call.tokens)):
+    if not (same_tensor(key, call.tokens) and same_tensor(value, call.tokens)):
         raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(
@@ -212,11 +215,6 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
         mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
     branch = Branch(q, k, to_q, to_k, mask=mask)
     return Layer(call.name, x, branch, None, None, lambda a: module.out_proj(_merge(a @ v)), call.tangent, v)
-
-
-def _same(one: Tensor, two: Tensor) -> bool:
-    """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
-    return one.shape == two.shape and one.data_ptr() == two.data_ptr()
 
 
 def _has_projections(module: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from antiphase.errors import UserError
 from antiphase.sensitivity.branches import Branch
+from antiphase.sensitivity.traced import AnyBranch
 from antiphase.streams import normal
 
 Sign = Literal["negative", "positive", "undecided"]
@@ -155,8 +156,8 @@ def _crossed(
 
 
 def cotangent_gram(
-    positive: Branch,
-    negative: Branch | None,
+    positive: AnyBranch,
+    negative: AnyBranch | None,
     lam: Float[Tensor, " heads"],
     keys: Int64[Tensor, "batch probes"],
 ) -> Gram:
@@ -174,10 +175,10 @@ def cotangent_gram(
     Returns:
         Inner products of shape (batch, heads, probes).
     """
-    shape = positive.attention.shape
+    maps = positive.attention
     probes = []
-    for probe in keys.to(positive.q.device).unbind(1):
-        v = normal(probe, shape[1] * shape[2] * shape[3]).to(positive.q.dtype).view(shape)
+    for probe in keys.to(maps.device).unbind(1):
+        v = normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
         probes.append(gram_of(positive.vjp(v), None if negative is None else negative.vjp(v), lam))
     return Gram.stack(probes)
 

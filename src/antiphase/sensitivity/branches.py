@@ -37,6 +37,11 @@ class Branch:
     turn_k: Turn | None = None
 
     @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.to_q.shape[0]
+
+    @property
     def factor(self) -> float:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 

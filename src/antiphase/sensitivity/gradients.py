@@ -16,9 +16,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.sensitivity.alignment import Gram, cotangent_gram, exact_gram, gram_of
+from antiphase.sensitivity.branches import Branch
 from antiphase.sensitivity.eager import gradients, leaf
 from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.maps import Inputs, attention_layers, record, take_apart
+from antiphase.sensitivity.maps import Inputs, attention_layers, record
+from antiphase.sensitivity.splitting import take_apart
+from antiphase.sensitivity.traced import TracedBranch
 from antiphase.streams import normal
 
 
@@ -38,10 +41,11 @@ def token_grams(
     """
     for layer in attention_layers(model, inputs, call=call):
         with gradients(enabled=False):  # else parameters would keep an unused graph alive
-            if exact and layer.positive.plain:
-                gram, probes = exact_gram(layer.positive, layer.negative), 0
+            one, two = layer.positive, layer.negative
+            if exact and isinstance(one, Branch) and one.plain and not isinstance(two, TracedBranch):
+                gram, probes = exact_gram(one, two), 0
             else:
-                gram = cotangent_gram(layer.positive, layer.negative, layer.weight, keys)
+                gram = cotangent_gram(one, two, layer.weight, keys)
                 probes = keys.shape[1]
         yield layer, gram, probes
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 from antiphase.sensitivity.branches import Branch
+
+if TYPE_CHECKING:
+    from antiphase.sensitivity.traced import TracedBranch
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Layer:
 
     name: str
     tokens: Float[Tensor, "batch tokens dim"]
-    positive: Branch
-    negative: Branch | None
+    positive: "Branch | TracedBranch"
+    negative: "Branch | TracedBranch | None"
     lam: Tensor | None
     finish: Callable[[Tensor], Tensor]
     tangent: Float[Tensor, "batch tokens dim"] | None = None
@@ -71,7 +74,7 @@ class Layer:
     @property
     def heads(self) -> int:
         """Number of heads: maps, or pairs of maps."""
-        return self.positive.to_q.shape[0]
+        return self.positive.heads
 
     @property
     def weight(self) -> Tensor:
@@ -88,3 +91,8 @@ class Layer:
                 "Lipschitz constants in place of alignment"
             )
         return self.lam.detach().expand(self.heads)
+
+
+def same_tensor(one: Tensor, two: Tensor) -> bool:
+    """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
+    return one.shape == two.shape and one.data_ptr() == two.data_ptr()

@@ -1,6 +1,10 @@
 """Attention maps of any model: find its attention modules, record their calls, split them into parts."""
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +18,11 @@ from antiphase.sensitivity.adapters import find_adapter, guessed
 from antiphase.sensitivity.blocks import find_ends
 from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forward_mode
 from antiphase.sensitivity.layers import Call, Layer
+from antiphase.sensitivity.splitting import HOW, not_told, take_apart, unknown_attention
+from antiphase.sensitivity.watching import Exit, Watch, attention_calls
 
 Inputs = Tensor | Mapping[str, Any]
-# relative tolerance; other libraries compute parts in float32 even for float64 weights
-_AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKeyDictionary()  # by what ran
 
 
 def record(
@@ -35,11 +40,49 @@ def record(
         graph: keep the graph back to the inputs.
 
     Raises:
-        UserError: if the model has no known attention, has an attention module without an adapter, or is in training
-            mode.
+        UserError: if the model has no attention, has a module that is named after attention, but is neither known nor
+            found to be attention, or is in training mode.
     """
-    found: list[Call] = []
-    seen: dict[str, int] = {}
+    if model.training:
+        raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
+    if graph and any(parameter.is_inference() for parameter in model.parameters()):
+        raise UserError(
+            "the model was created in torch.inference_mode() and cannot be differentiated: load it outside"
+        )
+    way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
+    watch = way not in _WATCHED.setdefault(model, set())
+    with torch.set_grad_enabled(graph):
+        found, others, unknown = _observed(model, inputs, call or model, tangent, watch)
+    for name, module in unknown:
+        raise unknown_attention(name, module)
+    if others and not found:
+        raise not_told(others[0])
+    _WATCHED[model].add(way)
+    for kind, one in {type(one.module): one for one in reversed(others)}.items():
+        warnings.warn(f"{not_told(one)}; {kind.__name__} is left out of the measurement", stacklevel=2)
+    if not found:
+        name = getattr(getattr(model, "card", None), "name", type(model).__name__)
+        raise UserError(f"{name} has no known attention module; if it has attention, {HOW}")
+    return found
+
+
+def unrecognised(model: nn.Module, inputs: Inputs) -> dict[str, nn.Module]:
+    """Return by name the modules that compute softmax maps or are named after attention, but are not recognised."""
+    _, others, unknown = _observed(model, inputs, model, None, watch=True)
+    return dict(unknown) | {one.name: one.module for one in others}
+
+
+def _observed(
+    model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
+) -> tuple[list[Call], list[Call], list[tuple[str, nn.Module]]]:
+    """Run a model once.
+
+    Returns:
+        The calls of attention; the other calls that compute softmax maps, if ``watch``; and the modules that are
+        named after attention, but are neither known nor found to be attention.
+    """
+    exits: list[Exit] = []
+    unknown: list[tuple[str, nn.Module]] = []
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
 
@@ -55,41 +98,50 @@ def record(
                 args, output = (ends[-2], *args[1:]), ends[-1]
                 ends.clear()
             if isinstance(find_adapter(module), str):
-                raise _unknown(name, module)
-            seen[name] = seen.get(name, 0) + 1
-            title = name if seen[name] == 1 else f"{name}@{seen[name]}"
-            found.append(_call(title, module, args, kwargs, output))
+                unknown.append((name, module))
+            else:
+                exits.append(Exit(_call(name, module, args, kwargs, output)))
 
         return keep
 
-    if model.training:
-        raise UserError("the model is in training mode: expected evaluation mode; call model.eval() first")
-    if graph and any(parameter.is_inference() for parameter in model.parameters()):
-        raise UserError(
-            "the model was created in torch.inference_mode() and cannot be differentiated: load it outside"
-        )
     hooks = []
     for name, module in model.named_modules():
-        known = not isinstance(find_adapter(module), str)
-        if known or (named_attention(module) and not _holds_known(module)):
+        if _is_known(module) or (named_attention(module) and not _holds_known(module)):
             hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
             hooks.append(module.register_forward_hook(after(name), with_kwargs=True))
             for part in find_ends(module) or ():
                 hooks.append(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
     try:
-        with eager_attention(), torch.set_grad_enabled(graph):
-            _run(call or model, inputs, tangent)
+        with eager_attention(), Watch(model, _is_known, _call, exits) if watch else nullcontext():
+            _run(call, inputs, tangent)
     finally:
         for hook in hooks:
             hook.remove()
-    if not found:
-        name = getattr(getattr(model, "card", None), "name", type(model).__name__)
-        raise UserError(f"{name} has no known attention module; if it has attention, {_HOW}")
-    return found
+    calls, others = attention_calls(exits)
+    inner = {id(part) for one in calls for part in one.module.modules()}
+    unknown = [
+        (name, module) for name, module in unknown if id(module) not in inner and not _holds_known(module)
+    ]
+    return _titled(calls), others, unknown
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Return whether a module has an adapter, or is to be ignored."""
+    return not isinstance(find_adapter(module), str)
+
+
+def _titled(calls: list[Call]) -> list[Call]:
+    """Append ``@2`` to the name of a module's second call, and so on."""
+    seen: dict[str, int] = {}
+    titled = []
+    for one in calls:
+        seen[one.name] = seen.get(one.name, 0) + 1
+        titled.append(one if seen[one.name] == 1 else replace(one, name=f"{one.name}@{seen[one.name]}"))
+    return titled
 
 
 def _holds_known(module: nn.Module) -> bool:
-    return any(not isinstance(find_adapter(part), str) for part in module.modules() if part is not module)
+    return any(_is_known(part) for part in module.modules() if part is not module)
 
 
 def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> None:
@@ -136,60 +188,6 @@ def attention_layers(
         with gradients(enabled=graph):
             layer = take_apart(one)
         yield layer
-
-
-def take_apart(call: Call, check: bool = True) -> Layer:
-    """Split a call into the parts of its layer, and check that they reproduce the module's output."""
-    adapter = find_adapter(call.module)
-    if adapter is None or isinstance(adapter, str):
-        raise _unknown(call.name, call.module)
-    try:
-        layer = adapter(call.module, call)
-        combined = layer.maps.combined  # cached in the branches, with the requested graph
-        if check:
-            _check(call, layer, combined)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        if adapter is not guessed or isinstance(error, UserError | torch.OutOfMemoryError):
-            raise
-        raise UserError(
-            f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
-            f"attention of transformers ({str(error).partition(chr(10))[0]}); {_HOW}"
-        ) from error
-    return layer
-
-
-@torch.no_grad()
-def _check(call: Call, layer: Layer, combined: Tensor) -> None:
-    """Refuse a layer that does not reproduce the call's output.
-
-    The error is relative to the attention's share of the output, since the module may include a residual path or
-    a parallel MLP.
-    """
-    mine, without = layer.finish(combined), layer.finish(torch.zeros_like(combined))
-    if getattr(call.module, "batch_first", True) is False:
-        mine, without = (
-            mine.transpose(0, 1),
-            without.transpose(0, 1),
-        )  # nn.MultiheadAttention: the tokens come first
-    own = (call.output - without.nan_to_num()).abs().max()
-    rounding = 4 * torch.finfo(call.output.dtype).eps * call.output.abs().max()
-    error, allowed = (mine - call.output).abs().max(), _AGREEMENT[call.output.dtype]
-    if not error <= allowed * own + rounding:
-        raise UserError(
-            f"{call.name} ({type(call.module).__name__}): its maps do not reproduce its output, relative error "
-            f"{float(error / own):.1e} of the attention's share; expected at most {allowed:.0e}; {_HOW}"
-        )
-
-
-_HOW = (
-    "write an adapter and call antiphase.sensitivity.register(its class, adapter), or register(its class, None) "
-    "to ignore it"
-)
-
-
-def _unknown(name: str, module: nn.Module) -> UserError:
-    kind = type(module)
-    return UserError(f"{name}: attention module {kind.__module__}.{kind.__qualname__} has no adapter; {_HOW}")
 
 
 def attention_maps(
@@ -247,13 +245,16 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     if "@" in name:
         raise UserError(f"{name}: the module is called more than once; expected a module that is called once")
     module = dict(model.named_modules())[name]
-    adapter = find_adapter(module)
-    if adapter is None or isinstance(adapter, str):
-        raise _unknown(name, module)
+    if find_adapter(module) is None:
+        raise unknown_attention(name, module)
 
     ends = find_ends(module)
+    settled = find_adapter(module) not in ("unknown", guessed)
 
     def function(x: Tensor) -> Tensor:
+        nonlocal settled
+        if not settled:  # find out what it is, or that it is what it seems
+            settled = all(layer.name for layer in attention_layers(model, x))
         args, kwargs = until(model, module, x)
         if ends:
             (tokens, *_), _ = until(lambda _: module(*args, **kwargs), ends[0], x)

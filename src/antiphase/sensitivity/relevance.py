@@ -15,7 +15,8 @@ from antiphase.errors import UserError
 from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
 from antiphase.sensitivity.eager import gradients, leaf
 from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.maps import record, take_apart
+from antiphase.sensitivity.maps import record
+from antiphase.sensitivity.splitting import take_apart
 
 Part = Literal["combined", "positive", "negative"]
 

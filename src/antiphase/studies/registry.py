@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -66,7 +67,7 @@ def find_studies(names: Sequence[str]) -> list[Study]:
 
 
 def load_study(path: Path) -> Study:
-    """Return the ``study`` of a Python file.
+    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules beside it.
 
     Raises:
         UserError: The file does not exist, or defines no ``study``.
@@ -76,6 +77,9 @@ def load_study(path: Path) -> Study:
     spec = importlib.util.spec_from_file_location(f"antiphase_study_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # for good: cells may import more when they run
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     study = getattr(module, "study", None)

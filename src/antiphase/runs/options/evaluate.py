@@ -13,6 +13,7 @@ from antiphase.runs.options.fields import (
     Against,
     Device,
     Limit,
+    Model,
     Out,
     Quiet,
     RandomWeights,
@@ -26,15 +27,7 @@ from antiphase.runs.options.read import at_least_one, directory, read_words
 class EvaluateOptions(Options):
     """Measure how much models know."""
 
-    models: Annotated[
-        Words,
-        AfterValidator(at_least_one),
-        Typed(argument=True),
-        Field(
-            description="Model, or several separated by commas: a run directory, open_clip:NAME/TAG, "
-            "diffclip:PATH#lambda_init=0.8, specimen:diffvit-0."
-        ),
-    ]
+    models: Model
     against: Against = ()
     tasks: Annotated[
         Words,

@@ -7,37 +7,44 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.precision import Precision
 from antiphase.runs.options.base import Typed
-from antiphase.runs.options.read import at_least_one, directory, eps_text, read_eps, read_one_eps, read_words
+from antiphase.runs.options.read import (
+    at_least_one,
+    directory,
+    eps_text,
+    read_eps,
+    read_models,
+    read_one_eps,
+    read_words,
+)
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
 
 # kinds of values
 Words = Annotated[tuple[str, ...], BeforeValidator(read_words), Typed(text=",".join)]
+Models = Annotated[tuple[str, ...], BeforeValidator(read_models), Typed(text=",".join)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(read_eps), Typed(text=eps_text)]
 Number = Annotated[float, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 OptionalNumber = Annotated[float | None, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 Directory = Annotated[Path, BeforeValidator(directory), Typed(check=directory, metavar="DIRECTORY")]
 
 # models
+_FORMS = (
+    "specimen:diffvit-0, a run directory, python:FILE:CALLABLE (runs your code), timm:NAME, torchvision:NAME, "
+    "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME."
+)
 Model = Annotated[
-    Words,
+    Models,
     AfterValidator(at_least_one),
     Typed(argument=True),
-    Field(
-        description="Model, or several separated by commas: specimen:diffvit-0, a run directory, timm:NAME, "
-        "open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME.",
-    ),
+    Field(description=f"Model, or several separated by commas: {_FORMS}"),
 ]
 OneModel = Annotated[
     str,
     Typed(argument=True),
-    Field(
-        description="Model: specimen:diffvit-0, a run directory, timm:NAME, open_clip:NAME/TAG, diffclip:PATH, "
-        "hub:USER/NAME."
-    ),
+    Field(description=f"Model: {_FORMS}"),
 ]
 Against = Annotated[
-    Words,
+    Models,
     Field(
         description="Model to compare with, such as the twin with standard attention; several separated by commas, one "
         "for each model."
@@ -45,7 +52,9 @@ Against = Annotated[
 ]
 RandomWeights = Annotated[
     bool,
-    Field(description="Build timm: and open_clip: models with random weights, without a download."),
+    Field(
+        description="Build timm:, torchvision:, hf: and open_clip: models with random weights, without a download."
+    ),
 ]
 Prompt = Annotated[
     str | None,

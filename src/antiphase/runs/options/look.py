@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import Device, Model, Quiet, RandomWeights, Words
+from antiphase.runs.options.fields import Device, Model, Models, Quiet, RandomWeights, Words
 
 
 class LookOptions(Options):
@@ -15,7 +15,8 @@ class LookOptions(Options):
     model: Annotated[
         Model,
         Field(
-            description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, diffclip:PATH."
+            description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
+            "diffclip:PATH."
         ),
     ]
     images: Annotated[
@@ -24,7 +25,9 @@ class LookOptions(Options):
         Field(description="One or more image files."),
     ]
     text: Annotated[tuple[str, ...], Field(description="Text to look for; repeat for several texts.")]
-    against: Annotated[Words, Field(description="Twin to show next to it; several separated by commas.")] = ()
+    against: Annotated[
+        Models, Field(description="Twin to show next to it; several separated by commas.")
+    ] = ()
     method: Annotated[
         Words,
         Field(

@@ -15,6 +15,8 @@ _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
 
+_SETTING = re.compile(r"\w+\s*=")
+
 
 def parse_eps(text: str, name: str = "eps") -> tuple[float, ...]:
     """Return the numbers of a comma-separated list; ``1/255`` is a number.
@@ -83,6 +85,21 @@ def read_words(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return () if value is None else value
+
+
+def read_models(value: Any) -> Any:
+    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
+
+    >>> read_models("python:net.py:build?depth=4,width=8, timm:resnet18")
+    ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
+    """
+    words: list[str] = []
+    for word in read_words(value):
+        if isinstance(value, str) and words and "?" in words[-1] and _SETTING.match(word):
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return tuple(words)
 
 
 def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:

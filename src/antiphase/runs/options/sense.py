@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
-from antiphase.runs.options.base import Options
+from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import (
     Against,
     BatchSize,
@@ -74,6 +74,13 @@ class SenseOptions(Options):
         ),
     ] = (1 / 255, 4 / 255)
     seed: Seed = 0
+    write_adapter: Annotated[
+        Path | None,
+        Typed(metavar="FILE"),
+        Field(
+            description="Write an adapter to complete, for attention that is not recognised, and measure nothing."
+        ),
+    ] = None
     out: Out = Path("antiphase-sense")
     random_weights: RandomWeights = False
     skip_bad: SkipBad = False

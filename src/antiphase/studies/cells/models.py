@@ -13,12 +13,14 @@ from antiphase.data import FileImages, ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card
 from antiphase.models.class_names import in_model_order
 from antiphase.models.dual_encoders import RELEASED_FILE
 from antiphase.models.kinds import AttentionKind, attention_kind
+from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 from antiphase.models.zoo import load_model
+from antiphase.runs.loading import with_kind_found
 from antiphase.runs.record import check_fit
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
@@ -90,7 +92,7 @@ class Given:
         return self.spec
 
     def load(self, lab: Lab) -> nn.Module:
-        return load_model(self.spec)
+        return with_kind_found(load_model(self.spec))
 
     def factors(self) -> dict[str, Any]:
         return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
@@ -164,24 +166,18 @@ def given(
     """Return a model that is not trained here.
 
     Args:
-        spec: ``specimen:NAME``, a folder, ``timm:NAME`` or ``diffclip:PATH#lambda_init=0.8``, see ``load_model``.
+        spec: ``specimen:NAME``, a folder, ``python:FILE:CALLABLE``, ``timm:NAME`` and so on, see ``load_model``.
         series: name of its series in tables and figures, such as ``"DiffViT"``.
         seed: training seed, if there are several.
         forward: approximate floating-point operations per image, for the plan.
         note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
-    place = Path(
-        spec.partition(":")[2].partition("#")[0] if spec.startswith("diffclip:") else spec
-    ).expanduser()
-    names = (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE, RELEASED_FILE)
-    files = [path for path in (place, *(place / name for name in names)) if path.is_file()]
-    content = _content(*((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
     return Given(
         spec=spec,
         series=series,
         seed=seed,
-        content=content,
+        content=_content(spec),
         forward=forward,
         extra=tuple(sorted(factors.items())),
         note=note,
@@ -209,8 +205,24 @@ class Measurement(Cell):
         return self.model.factors() | {"data": self.data}
 
 
+def _content(spec: str) -> str:
+    """Return a digest of the files that a specification names, which may change; empty for a name that lasts."""
+    kind, _, name = spec.partition(":")
+    if kind == "python":
+        return code_content(name)
+    file = name.partition("@")[2]
+    places = {"diffclip": name.partition("#")[0], "hf": name, "timm": file, "torchvision": file}
+    named = places.get(kind, spec)
+    if not named:
+        return ""
+    place = Path(named).expanduser()
+    names = (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE, RELEASED_FILE)
+    files = [path for path in (place, *(place / name for name in names)) if path.is_file()]
+    return _digest(*((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+
+
 @lru_cache
-def _content(*files: tuple[Path, int, int]) -> str:
+def _digest(*files: tuple[Path, int, int]) -> str:
     """Return the digest of files by path, modification time and size; empty without any."""
     return digest(*(path.read_bytes() for path, _, _ in files))[:16] if files else ""
 
@@ -243,8 +255,9 @@ def ready(
         UserError: Model and data do not fit.
     """
     loaded = lab.model(model)
-    channels, size, _ = card_of(loaded).image_shape
+    size, channels = size_for([loaded])
     images = lab.images(data, split, limit, image_size=image_size or size, channels=channels)
+    settle_size([loaded], images.image_shape)
     if isinstance(images, FileImages) and is_dual_encoder(loaded):
         images = replace(images, interpolation=as_dual_encoder(loaded).square.interpolation)
     classifier = bound(loaded, images, prompt)

@@ -15,8 +15,8 @@ from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import find_clip
 from antiphase.models.dual_encoders import local_checkpoint
 from antiphase.models.released import config_of, read_released
+from antiphase.models.schemes.dual import read_lambda_init
 from antiphase.models.towers import attention_spec
-from antiphase.models.zoo import read_lambda_init
 from antiphase.studies.cells.models import Given, given, transformer_work
 from antiphase.studies.options import RELEASED
 from antiphase.studies.spec import Profile

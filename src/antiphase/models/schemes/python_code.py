@@ -1,0 +1,212 @@
+"""Models from a user's own code: ``python:model.py:build?depth=4,weights=run/best.pt``."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from antiphase.errors import UserError, shown
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
+from antiphase.models.schemes.probing import Probe, probe
+from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, first_line
+from antiphase.models.schemes.user_code import import_file, importing_from, source_digest
+from antiphase.models.zeroshot import is_dual_encoder
+
+_WEIGHTS = "weights"  # the setting that names a file of weights
+
+
+def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
+    """Return file or module, callable and settings of ``FILE_OR_MODULE:CALLABLE?name=value,…``.
+
+    Values are Python's literals; anything else is a string.
+
+    Raises:
+        UserError: if a part is missing.
+
+    >>> split_spec("model.py:build?depth=4,weights=run/best.pt")
+    ('model.py', 'build', {'depth': 4, 'weights': 'run/best.pt'})
+    """
+    target, _, rest = name.partition("?")
+    where, _, function = target.rpartition(":")
+    if not where or not function:
+        raise UserError(
+            f"model {shown(f'python:{name}')}: expected python:FILE:CALLABLE or python:MODULE:CALLABLE, such as "
+            "python:model.py:build or python:model.py:build?depth=4,weights=best.pt"
+        )
+    settings: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, sign, value = part.partition("=")
+        if not sign or not key.strip().isidentifier():
+            raise UserError(
+                f"model {shown(f'python:{name}')}: {part!r}: expected name=value, such as depth=4"
+            )
+        settings[key.strip()] = _literal(value.strip())
+    return where, function, settings
+
+
+def file_of(where: str) -> Path | None:
+    """Return the Python file of a file name or module name; None if there is none."""
+    if where.endswith(".py"):
+        path = Path(where).expanduser().resolve()
+        return path if path.is_file() else None
+    try:
+        spec = importlib.util.find_spec(where)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+
+
+def code_content(name: str) -> str:
+    """Return a digest of the code and weights that ``python:NAME`` names; nothing is executed."""
+    where, _, settings = split_spec(name)
+    with importing_from(Path.cwd()):
+        file = file_of(where)
+    weights = settings.get(_WEIGHTS)
+    held = Path(str(weights)).expanduser() if weights else None
+    parts = [source_digest(file).encode()] if file else []
+    parts += [held.read_bytes()] if held and held.is_file() else []
+    return checkpoints.digest(*parts)[:16] if parts else ""
+
+
+def _load(wanted: Wanted) -> nn.Module:
+    spec = wanted.spec
+    where, function, settings = split_spec(wanted.name)
+    folder = Path(where).expanduser().resolve().parent if where.endswith(".py") else Path.cwd()
+    with importing_from(folder):
+        file = file_of(where)
+        if file is None:
+            raise UserError(
+                f"{spec}: no such file or module {shown(where)}; expected a Python file or a module"
+            )
+        module = _guarded(spec, folder, lambda: _imported(where, file))
+        build = _attribute(spec, module, function)
+        # an untrained model is drawn from the seed, so that the same command finds its stored rows
+        with drawn_from(wanted.seed):
+            model, weights = _built(spec, folder, build, settings)
+        if weights is not None:
+            _load_weights(model, Path(weights).expanduser())
+        checkpoints.check_finite(model.state_dict(), spec)
+        return _with_card(model.eval(), spec, wanted.name.rpartition(":")[2], source_digest(file))
+
+
+def _imported(where: str, file: Path) -> Any:
+    return import_file(file) if where.endswith(".py") else importlib.import_module(where)
+
+
+def _attribute(spec: str, module: Any, name: str) -> Any:
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            own = [
+                each for each, value in vars(module).items()
+                if callable(value) and getattr(value, "__module__", None) == module.__name__ and each[0] != "_"
+            ]  # fmt: skip
+            raise UserError(
+                f"{spec}: no {name!r} in {module.__name__}; it has {', '.join(own) or 'nothing to call'}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(
+            f"{spec}: {name} is a {type(found).__name__}; expected a function that returns a model"
+        )
+    return found
+
+
+def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tuple[nn.Module, str | None]:
+    """Return what the callable returns, and the file of weights to load into it."""
+    if isinstance(build, nn.Module):
+        return build, settings.get(_WEIGHTS)
+    try:
+        known = inspect.signature(build)
+    except (TypeError, ValueError):
+        known = None
+    ours = known is None or _WEIGHTS not in known.parameters
+    weights = settings.pop(_WEIGHTS, None) if ours else None
+    if known is not None:
+        try:
+            known.bind(**settings)
+        except TypeError as error:
+            takes = ", ".join(known.parameters) or "nothing"
+            raise UserError(f"{spec}: {error}; the callable takes {takes}") from None
+    model = _guarded(spec, folder, lambda: build(**settings))
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"{spec}: returned a {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
+        )
+    return model, None if weights is None else str(weights)
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    state = checkpoints.with_names_of(model.state_dict(), checkpoints.read_state(path))
+    checkpoints.load_into(model, state, str(path))
+
+
+def _with_card(model: nn.Module, spec: str, name: str, code: str) -> nn.Module:
+    kind = attention_kind(model)
+    if is_dual_encoder(model):
+        square: Any = getattr(model, "square", None)
+        if square is None:
+            raise UserError(
+                f"{spec}: a dual encoder needs an attribute square, such as "
+                "antiphase.data.decoding.Square(224), which says how images are resized"
+            )
+        return with_card(
+            model, ModelCard(name, spec, kind, None, (3, square.size, square.size), 0, code=code)
+        )
+    found: Probe = probe(model, spec, _stated_shape(model, spec))
+    names: Any = getattr(model, "class_names", None)
+    names = tuple(map(str, names)) if names is not None and len(names) == found.num_classes else None
+    card = ModelCard(
+        name, spec, kind, None, found.image_shape, found.num_classes, class_names=names, any_size=found.any_size,
+        code=code,
+    )  # fmt: skip
+    return with_card(model, card)
+
+
+def _stated_shape(model: nn.Module, spec: str) -> tuple[int, int, int] | None:
+    stated: Any = getattr(model, "image_shape", None)
+    if stated is None:
+        return None
+    try:
+        channels, height, width = map(int, stated)
+    except (TypeError, ValueError):
+        raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
+    return channels, height, width
+
+
+def _guarded(spec: str, folder: Path, call: Callable[[], Any]) -> Any:
+    """Run a user's code; what it raises becomes one line that names the place."""
+    try:
+        return call()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError):
+            place = f" ({Path(error.filename or '').name}, line {error.lineno})"
+            raise UserError(f"{spec}: SyntaxError: {error.msg}{place}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+        raise UserError(f"{spec}: raised {type(error).__name__}: {first_line(error)}{place}") from error
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+PYTHON = Scheme(
+    "python:FILE:CALLABLE",
+    "your own model: what a function of a Python file or module returns; the file is executed",
+    _load,
+)

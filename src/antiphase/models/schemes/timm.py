@@ -1,0 +1,74 @@
+"""Classifiers of timm by name, with its pretrained weights or those of a file."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from antiphase.data.hub import OFFLINE
+from antiphase.errors import UserError, shown
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
+from antiphase.models.normalize import Normalized
+from antiphase.models.schemes.fitting import build_to_fit
+from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, first_line
+
+
+def _load(wanted: Wanted) -> nn.Module:
+    import timm  # seconds to import, and our own models do not need it
+    from timm.data.config import resolve_data_config
+
+    name, file = wanted.split()
+    base = name.partition(".")[0]
+    if base not in timm.list_models():
+        near = difflib.get_close_matches(base, timm.list_models(), 3)
+        hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() lists them"
+        raise UserError(f"timm has no model {shown(base)}{hint}")
+    try:
+        with drawn_from(wanted.seed):
+            if file:
+                model = build_to_fit(
+                    lambda **sizes: timm.create_model(name, pretrained=False, **sizes),
+                    checkpoints.read_state(Path(file).expanduser()), file, positions="pos_embed", size="img_size",
+                    classes="num_classes", channels="in_chans",
+                )  # fmt: skip
+            else:
+                model = timm.create_model(name, pretrained=not wanted.random_weights)
+    except OFFLINE as error:
+        raise UserError(
+            f"timm:{name}: the weights are not available ({first_line(error)}); download them on a machine with "
+            f"network access and give timm:{name}@FILE, or build the model with --random-weights"
+        ) from None
+    checkpoints.check_finite(model.state_dict(), wanted.spec)
+    settings: dict[str, Any] = resolve_data_config(model=model)
+    channels, *side = settings["input_size"]
+    channels = int(getattr(model, "in_chans", channels))
+    own: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    side = list(own or side)
+    mean, std = (_per_channel(settings[of], channels) for of in ("mean", "std"))
+    num_classes = int(getattr(model, "num_classes"))  # noqa: B009 (typed as a tensor otherwise)
+    card = ModelCard(
+        name, wanted.spec, attention_kind(model), wanted.drawn, (channels, side[0], side[1]), num_classes,
+        class_names=imagenet_names(num_classes),
+    )  # fmt: skip
+    return with_card(Normalized(model, mean, std), card)
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Return one number for each channel: their mean if the weights are for another number of channels than timm's."""
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
+    """Return the WordNet ids of the classes of an ImageNet model; None if the number of classes is not ImageNet's."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    known = infer_imagenet_subset({"num_classes": num_classes})
+    return tuple(ImageNetInfo(known).label_names()) if known else None
+
+
+TIMM = Scheme(
+    "timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", _load, random=True
+)  # fmt: skip

@@ -1,0 +1,196 @@
+"""Models of timm, torchvision and transformers: weights from files, normalisation, names of classes."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch.testing import assert_close
+
+from antiphase.errors import UserError
+from antiphase.models import load_model, zero_shot_classifier
+from antiphase.models.image_towers import image_tower
+from antiphase.models.zoo import fingerprint
+from antiphase.sensitivity import attention_maps
+
+transformers = pytest.importorskip("transformers")
+
+
+def images(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_timm_with_weights_of_a_file_has_the_files_classes_channels_and_size(tmp_path):
+    torch.manual_seed(0)
+    own = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=64, in_chans=1).eval()
+    torch.save({"model": own.state_dict()}, tmp_path / "own.pt")
+    model = load_model(f"timm:vit_tiny_patch16_224@{tmp_path / 'own.pt'}")
+    assert (model.card.image_shape, model.card.num_classes, model.card.seed) == ((1, 64, 64), 7, None)
+    x = images(2, 1, 64, 64)
+    with torch.no_grad():
+        assert_close(model(x), own((x - 0.5) / 0.5))
+    net = timm.create_model("resnet10t", num_classes=5)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    assert load_model(f"timm:resnet10t@{tmp_path / 'net.pt'}").card.num_classes == 5
+    with pytest.raises(UserError, match=r"net.pt: parameter .* the architecture does not match"):
+        load_model(f"timm:vit_tiny_patch16_224@{tmp_path / 'net.pt'}")
+
+
+def test_torchvision_takes_pixels_and_gives_its_own_logits(tmp_path):
+    model = load_model("torchvision:mobilenet_v3_small", random_weights=True, seed=3)
+    transform = torchvision.models.MobileNet_V3_Small_Weights.DEFAULT.transforms()
+    x = images(2, 3, 224, 224)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (transform.mean, transform.std))
+    with torch.no_grad():
+        assert_close(model(x), model.model((x - mean) / std))
+    assert (model.card.image_shape, model.card.class_names[0]) == ((3, 224, 224), "n01440764")
+
+
+def test_a_vision_transformer_of_torchvision_with_weights_of_a_file(tmp_path):
+    with torch.device("meta"):  # its own initialisation takes seconds
+        own = torchvision.models.vit_b_16(num_classes=4, image_size=32)
+    weights = {f"module.{name}": torch.randn(value.shape) * 0.1 for name, value in own.state_dict().items()}
+    torch.save(weights, tmp_path / "own.pt")
+    vit = load_model(f"torchvision:vit_b_16@{tmp_path / 'own.pt'}")
+    assert (vit.card.image_shape, vit.card.num_classes) == ((3, 32, 32), 4)
+    tower = image_tower(vit)
+    x = images(2, 3, 32, 32)
+    with torch.no_grad():
+        assert_close(vit.model.heads(tower.features(x)), vit(x))
+    maps = attention_maps(vit, x)
+    assert len(maps) == 12
+    assert maps["model.encoder.layers.encoder_layer_0.self_attention"].positive.shape == (2, 12, 5, 5)
+
+
+def test_torchvision_without_a_network_says_what_to_download(monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("no route to host\nsecond line")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", fail)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+    with pytest.raises(
+        UserError, match=r"no route to host\); download https://.*vit_b_16.*--random-weights"
+    ) as caught:
+        load_model("torchvision:vit_b_16")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="no classifier 'vit_b_17'; did you mean vit_b_16"):
+        load_model("torchvision:vit_b_17")
+
+
+def save_vit(folder, processor=True, **labels):
+    torch.manual_seed(1)
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=14, patch_size=7,
+        num_labels=3, **labels,
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(folder)
+    if processor:
+        size = {"height": 14, "width": 14}
+        transformers.ViTImageProcessor(
+            size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
+        ).save_pretrained(folder)
+    return model
+
+
+def test_a_classifier_of_transformers_normalises_as_its_processor(tmp_path):
+    own = save_vit(
+        tmp_path / "vit", id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2}
+    )
+    model = load_model(f"hf:{tmp_path / 'vit'}")
+    card = model.card
+    assert (card.name, card.image_shape, card.num_classes) == ("vit", (3, 14, 14), 3)
+    assert (card.class_names, card.attention) == (("cat", "dog", "cow"), "softmax")
+    x = images(2, 3, 14, 14)
+    processor = transformers.ViTImageProcessor.from_pretrained(
+        tmp_path / "vit", do_resize=False, do_rescale=False
+    )
+    pixels = processor(list(x), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
+    with torch.no_grad():
+        assert_close(model(x), own(pixel_values=pixels).logits)
+        assert_close(own.classifier(image_tower(model).features(x)), model(x))
+    assert [maps.positive.shape for maps in attention_maps(model, x).values()] == [(2, 3, 5, 5)] * 2
+    again = load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2)
+    assert fingerprint(again) == fingerprint(
+        load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2)
+    )
+    assert fingerprint(again) != fingerprint(model)
+
+
+def test_without_a_processor_images_are_not_normalised_and_that_is_said(tmp_path):
+    own = save_vit(tmp_path, processor=False)
+    with pytest.warns(UserWarning, match="no preprocessor_config.json: its images are not normalised"):
+        model = load_model(f"hf:{tmp_path}")
+    x = images(2, 3, 14, 14)
+    assert model.card.class_names is None
+    with torch.no_grad():
+        assert_close(model(x), own(pixel_values=x).logits)
+
+
+@pytest.fixture
+def clip(tmp_path):
+    """A CLIP of transformers with a tokenizer of a few words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {
+        word: n for n, word in enumerate(("<pad>", "a", "photo", "of", "mug", "dog", "<unk>", "<s>", "</s>"))
+    }
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 7), ("</s>", 8)]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="</s>"
+    )
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "intermediate_size": 20}
+    config = transformers.CLIPConfig(
+        text_config=sizes | {
+            "vocab_size": 9, "num_attention_heads": 2, "max_position_embeddings": 8, "eos_token_id": 8,
+            "bos_token_id": 7, "pad_token_id": 0,
+        },
+        vision_config=sizes | {"num_attention_heads": 3, "image_size": 14, "patch_size": 7},
+        projection_dim=6,
+    )  # fmt: skip
+    model = transformers.CLIPModel(config).eval()
+    for part in (model, tokenizer, transformers.CLIPImageProcessor(size={"shortest_edge": 14}, crop_size=14)):
+        part.save_pretrained(tmp_path)
+    return tmp_path, model, tokenizer
+
+
+def test_a_dual_encoder_of_transformers_gives_its_own_logits(clip):
+    folder, own, tokenizer = clip
+    model = load_model(f"hf:{folder}")
+    assert (model.card.image_shape, model.card.num_classes, model.square.size) == ((3, 14, 14), 0, 14)
+    x, texts = images(2, 3, 14, 14), ["a photo of mug", "dog"]
+    with torch.no_grad():
+        expected = own(**tokenizer(texts, padding=True, return_tensors="pt"), pixel_values=model.normalize(x))
+        found = zero_shot_classifier(model, ["mug", "dog"], prompts=[[text] for text in texts])(x)
+    assert_close(found, expected.logits_per_image)
+    assert_close(model.normalize.mean.flatten(), torch.tensor([0.48145466, 0.4578275, 0.40821073]))
+    maps = attention_maps(model, x, call=model.encode_image)
+    assert [one.positive.shape for one in maps.values()] == [(2, 3, 5, 5)] * 2
+
+
+def test_a_text_model_shows_its_maps_in_python_and_is_one_line_in_a_command(tmp_path, run_cli, capsys):
+    torch.manual_seed(3)
+    config = transformers.DiffLlamaConfig(
+        vocab_size=31, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=6,
+    )  # fmt: skip
+    transformers.DiffLlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    model = load_model(f"hf:{tmp_path / 'llama'}")
+    assert model.card.attention == "differential"
+    tokens = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(0))
+    assert all(maps.negative is not None for maps in attention_maps(model, {"input_ids": tokens}).values())
+    capsys.readouterr()  # the progress bar of save_pretrained
+    code, _, err = run_cli("sense", f"hf:{tmp_path / 'llama'}", "--data", "digits", "--out", tmp_path / "out")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "neither classifies images nor encodes images and texts; in Python" in err
+
+
+def test_a_folder_that_is_no_model_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be loaded .* save_pretrained") as caught:
+        load_model(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)

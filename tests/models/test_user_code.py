@@ -1,0 +1,244 @@
+"""A user's own model: what a function of a Python file returns."""
+
+import json
+import sys
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from antiphase.errors import UserError
+from antiphase.models import load_model
+from antiphase.models.schemes.user_code import source_digest
+from antiphase.models.zoo import fingerprint
+from antiphase.runs.options.attack import AuditOptions
+from antiphase.studies.cells.models import given
+from antiphase.studies.registry import load_study
+
+LAYERS = """
+from torch import nn
+WIDTH = {width}
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+"""
+MODEL = """
+import torch
+from torch import nn
+from own_layers import WIDTH, Mean
+
+class Net(nn.Module):
+    def __init__(self, patch=7, classes=10):
+        super().__init__()
+        self.patches = nn.Conv2d(1, WIDTH, patch, patch)
+        self.positions = nn.Parameter(torch.randn(1, (28 // patch) ** 2, WIDTH))
+        self.head = nn.Sequential(Mean(), nn.Linear(WIDTH, classes))
+
+    def forward(self, images):
+        return self.head(self.patches(images).flatten(2).mT + self.positions)
+
+def build(patch=7):
+    return Net(patch)
+
+def small():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+def stated():
+    net = Net()
+    net.image_shape, net.class_names = (1, 28, 28), [f"class {n}" for n in range(10)]
+    return net
+
+def own_weights(weights):
+    net = Net()
+    net.came = weights
+    return net
+
+def broken():
+    raise KeyError("depth")
+
+def number():
+    return 3
+
+def maps():
+    return nn.Conv2d(1, 3, 3)
+
+def odd():
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, 10))
+
+def not_finite():
+    net = Net()
+    net.positions.data[0, 0, 0] = float("nan")
+    return net
+
+def leaves():
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_layers.py").write_text(LAYERS.format(width=8))
+    (tmp_path / "net.py").write_text(MODEL)
+    return tmp_path
+
+
+def test_a_function_of_a_file_gives_a_model_whose_images_and_classes_are_found(folder):
+    path = list(sys.path)
+    model = load_model("python:net.py:build")
+    assert sys.path == path
+    card = model.card
+    assert (card.name, card.image_shape, card.num_classes, card.any_size) == ("build", (1, 28, 28), 10, False)
+    assert not model.training
+    assert load_model("python:net.py:build?patch=14").positions.shape[1] == 4
+    assert load_model("python:net:Net?classes=3").card.num_classes == 3
+    assert load_model("python:net.py:small").card.any_size
+    assert load_model("python:net.py:stated").card.class_names[9] == "class 9"
+
+
+def test_an_untrained_model_is_the_same_each_time_and_leaves_the_generator_alone(folder):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one, two = (load_model("python:net.py:build") for _ in range(2))
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(one.positions, two.positions)
+    assert fingerprint(one) == fingerprint(two)
+    assert not torch.equal(load_model("python:net.py:build", seed=1).positions, one.positions)
+
+
+def test_code_beside_the_file_counts_and_two_folders_may_use_the_same_names(folder):
+    first = fingerprint(load_model("python:net.py:build"))
+    content = given("python:net.py:build", "mine").content
+    (folder / "own_layers.py").write_text(LAYERS.format(width=8) + "# changed\n")
+    assert fingerprint(load_model("python:net.py:build")) != first
+    assert given("python:net.py:build", "mine").content != content
+    other = folder / "other"
+    other.mkdir()
+    (other / "own_layers.py").write_text(LAYERS.format(width=5))
+    (other / "net.py").write_text(MODEL)
+    assert load_model(f"python:{other}/net.py:build").patches.out_channels == 5
+    assert load_model("python:net.py:build").patches.out_channels == 8
+    (folder / "unused.py").write_text("")
+    assert source_digest(folder / "net.py") == load_model("python:net.py:build").card.code
+
+
+@pytest.mark.parametrize("form", ["plain", "safetensors", "nested, of DataParallel"])
+def test_weights_are_loaded(folder, form):
+    net = load_model("python:net.py:build", seed=7)
+    state = net.state_dict()
+    file = folder / ("best.safetensors" if form == "safetensors" else "best.pt")
+    if form == "plain":
+        torch.save(state, file)
+    elif form == "safetensors":
+        save_file(state, file)
+    else:
+        torch.save(
+            {"state_dict": {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, file
+        )
+    content = given(f"python:net.py:build?weights={file}", "mine").content
+    assert content != given("python:net.py:build", "mine").content
+    loaded = load_model(f"python:net.py:build?weights={file}")
+    assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
+    assert load_model(f"python:net.py:own_weights?weights={file}").came == str(file)  # its own argument
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("python:none.py:build", "python:none.py:build: no such file or module 'none.py'"),
+        ("python:no_such_module:build", "no such file or module 'no_such_module'"),
+        ("python:net.py", "expected python:FILE:CALLABLE or python:MODULE:CALLABLE"),
+        ("python:net.py:buidl", "no 'buidl' in net; it has Net, build, small"),
+        ("python:net.py:WIDTH", "WIDTH is a int; expected a function"),
+        (
+            "python:net.py:build?depth=4",
+            "got an unexpected keyword argument 'depth'; the callable takes patch",
+        ),
+        ("python:net.py:build?depth", "'depth': expected name=value"),
+        ("python:net.py:broken", r"raised KeyError: 'depth' \(net.py, line 3\d\)"),
+        ("python:net.py:leaves", r"raised SystemExit: 3 \(net.py, line"),
+        ("python:net.py:number", "returned a int; expected a torch.nn.Module"),
+        ("python:net.py:maps", r"returns a tensor of float32 and shape \(2, 3, 6, 6\).*expected logits"),
+        ("python:net.py:odd", r"fails on images of 8×8 to 512×512 pixels \(RuntimeError: .*image_shape = "),
+        ("python:net.py:not_finite", "'positions' contains NaN"),
+        ("python:net.py:build?weights=none.pt", "none.pt: no such file"),
+        (
+            "python:net.py:build?weights=other.pt",
+            r"other.pt: 'patches.weight' has shape \(8, 1, 14, 14\), expected \(8, 1, 7, 7\)",
+        ),
+        ("python:net.py:build?weights=evil.pt", "evil.pt: cannot be read safely"),
+        ("python:syntax.py:build", r"SyntaxError: .* \(syntax.py, line 1\)"),
+        (
+            "python:lacks.py:build",
+            r"raised ModuleNotFoundError: No module named 'no_such_thing' \(lacks.py, line 1\)",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(folder, run_cli, spec, named):
+    torch.save(load_model("python:net.py:build?patch=14").state_dict(), "other.pt")
+    torch.save({"a": Evil()}, "evil.pt")
+    (folder / "syntax.py").write_text("def build(:\n")
+    (folder / "lacks.py").write_text("import no_such_thing\n")
+    with pytest.raises(UserError, match=named) as caught:
+        load_model(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pair_is_audited_at_the_size_of_the_data_and_the_code_is_announced(folder, run_cli):
+    code, _, err = run_cli(
+        "audit", "python:net.py:build?patch=14,weights=w.pt", "--data", "digits", "--out", folder / "none"
+    )
+    assert code == 2
+    assert err.splitlines() == ["antiphase: runs the code in net.py", "antiphase: w.pt: no such file"]
+    words = (
+        "--data",
+        "specimen-fashion-mnist",
+        "--limit",
+        3,
+        "--eps",
+        "4/255",
+        "--steps",
+        1,
+        "--sense-limit",
+        0,
+        "-q",
+    )
+    code, _, err = run_cli(
+        "audit", "python:net.py:build", "--against", "python:net.py:small", *words, "--out", folder / "run"
+    )
+    assert code == 0, err
+    assert pl.read_parquet(folder / "run" / "rows.parquet")["model"].unique().sort().to_list() == [
+        "build",
+        "small",
+    ]
+    record = json.loads((folder / "run" / "run.json").read_text())
+    assert record["fingerprints"]["build"] == fingerprint(load_model("python:net.py:build"))
+
+
+def test_a_comma_within_settings_does_not_end_a_model():
+    options = AuditOptions(model="python:a.py:f?x=1,y=2,timm:resnet18", against="python:b.py:g,runs/a=b")
+    assert options.model == ("python:a.py:f?x=1,y=2", "timm:resnet18")
+    assert options.against == ("python:b.py:g", "runs/a=b")
+
+
+def test_a_study_imports_a_module_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_the_study.py").write_text("NAME = 'mine'\n")
+    (tmp_path / "study.py").write_text(
+        "from beside_the_study import NAME\nfrom antiphase.studies import Study\n"
+        "study = Study(NAME, 'own', 'Own', 'Own', None, lambda profile: (), lambda rows: None)\n"
+    )
+    assert load_study(tmp_path / "study.py").name == "mine"
+
+
+def test_a_module_instance_is_taken_as_it_is(folder):
+    (folder / "ready.py").write_text("from net import Net\nnet = Net()\n")
+    assert isinstance(load_model("python:ready.py:net"), nn.Module)
