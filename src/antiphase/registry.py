@@ -49,6 +49,7 @@ ESTIMATORS: Table = {
 ATTENTION: Table = {
     "softmax": "antiphase.models.towers:SOFTMAX",
     "differential": "antiphase.models.towers:DIFFERENTIAL",
+    "normed": "antiphase.models.towers:NORMED",
 }
 """Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
 
@@ -56,6 +57,7 @@ LAMBDAS: Table = {
     "vector": "antiphase.attention.lambdas:make_vector",
     "scalar": "antiphase.attention.lambdas:make_scalar",
     "fixed": "antiphase.attention.lambdas:make_fixed",
+    "zero": "antiphase.attention.lambdas:make_zero",
 }
 """Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 

@@ -4,9 +4,11 @@ from antiphase.studies.cells.accuracy import Accuracy
 from antiphase.studies.cells.attack import Attack
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
+from antiphase.studies.cells.margins import Margin
 from antiphase.studies.cells.models import FACTORS, Given, Model, Own, given
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.cells.sense import Sense
+from antiphase.studies.cells.variant import Variant
 from antiphase.studies.cells.vit import TrainVit
 
 __all__ = [
@@ -15,11 +17,13 @@ __all__ = [
     "Attack",
     "Evaluate",
     "Given",
+    "Margin",
     "Model",
     "Own",
     "Relevance",
     "Sense",
     "TrainClip",
     "TrainVit",
+    "Variant",
     "given",
 ]
