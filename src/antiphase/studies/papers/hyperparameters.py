@@ -86,6 +86,11 @@ ROBUSTNESS: dict[str, tuple[Line, ...]] = {
         *_RECIPE, *_CIFAR, *_BOTH, *_DEPTHS, *_BALL,
         Line("sense.part", ("alignment", "lipschitz", "depth"), "Section 4"),
     ),
+    "causes": (
+        *_RECIPE, Line("train.data", ("cifar10", "cifar100"), "Section 5.1"), *_ONE, _eps(1, 4),
+        Line("train.epochs", (100, 300), _C1, exact=False), Line("train.attention", ("softmax", "differential"),
+        "Section 5.1", exact=False), Line("attack.name", ("pgd",), _C2, exact=False), _PGD[1],
+    ),
     "figure-6": (
         *_RECIPE, *_CIFAR, *_BOTH, *_ONE, *_PGD, Line("attack.restarts", (1, 3), "Appendix D.3"), _eps(1, 4),
     ),

@@ -10,7 +10,6 @@ from antiphase.studies.papers.robustness.bench import RobustnessBench, bench
 from antiphase.studies.spec import Cell, Profile
 
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4))
-FACTORS = (0.0, 0.25, 0.5, 0.75, 1.25)  # of λ; × 1 is the trained model
 _TRAINING_IMAGES = 10_000  # of the training loss
 _NEAREST = 3  # classes that FAB-T steps towards
 
@@ -29,15 +28,10 @@ STOPPED = {
     "A2's gradient stopped": (BRANCHES[1],), "A1's gradient stopped": (BRANCHES[0],),
     "both gradients stopped": BRANCHES,
 }  # fmt: skip
+SCALED = {f"λ × {factor:g}": factor for factor in (0.0, 0.25, 0.5, 0.75, 1.25)}  # × 1 is the trained model
 
-
-def scaled(factor: float) -> str:
-    """Return the series of DiffViT with λ times a factor.
-
-    >>> scaled(0.25)
-    'λ × 0.25'
-    """
-    return f"λ × {factor:g}"
+TRAINED = (VIT, DIFFVIT, NORMED, ZERO, BARE, BARE_ZERO, WIDER, *NORMAL.values(), SHORTER)
+SERIES = (*TRAINED, *SCALED, MEAN, UNIFORM, *STOPPED)
 
 
 def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
@@ -62,7 +56,7 @@ def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
 
 def intervened(model: TrainVit) -> dict[str, Variant]:
     """Return a trained DiffViT under every intervention, by series."""
-    found = {scaled(factor): Variant(model=model, lam=factor) for factor in FACTORS}
+    found = {series: Variant(model=model, lam=factor) for series, factor in SCALED.items()}
     found |= {MEAN: Variant(model=model, negative="mean"), UNIFORM: Variant(model=model, negative="uniform")}
     found |= {series: Variant(model=model, stopped=branches) for series, branches in STOPPED.items()}
     return {series: replace(variant, series=series) for series, variant in found.items()}
