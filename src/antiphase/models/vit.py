@@ -167,8 +167,8 @@ def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") 
     Args:
         model: a model with this package's parameter names.
         seed: any integer.
-        scheme: ``"normal"`` draws the matrices of the blocks from N(0, 0.02) cut at two standard deviations, as timm
-            does.
+        scheme: ``"normal"`` draws the matrices of the blocks from N(0, 0.02) cut at two standard deviations; timm's
+            N(0, 0.02) is not cut.
     """
     drawn = draw_own(model, seed)
     for name, parameter in model.named_parameters():

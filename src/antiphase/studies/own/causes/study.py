@@ -7,8 +7,8 @@ pairs, and training ends at another loss with other clean margins, which alone c
 - interventions on trained DiffViTs: λ times 0 to 1.25; A2 replaced by its mean over 1,000 training images or by uniform
   attention; an attacker whose gradient passes A1 or A2 by;
 - trained controls: λ frozen at 0, no norm or factor, ViT with norm and factor, one more hidden unit for ViT (+129
-  weights on the laptop, where DiffViT has +96 of 50,000), and blocks that start from N(0, 0.02) as in timm instead of
-  uniform within ±1/√fan_in;
+  weights on the laptop, where DiffViT has +96 of 50,000), and blocks that start from N(0, 0.02), like timm's, instead
+  of uniform within ±1/√fan_in;
 - standardisation: ASR at one distribution of clean margins, and at one training loss.
 
 The least perturbation d of an image is that of FAB-T (20 steps, 3 classes). With m the clean margin and g its gradient
@@ -129,5 +129,13 @@ def _claims(found: Measured) -> list[Claim]:
 
 
 study = Study(
-    "causes", "own", "Causes", "Where the higher ASR of DiffViT comes from", __doc__, cells, draw, claims, settings
+    "causes",
+    "own",
+    "Causes",
+    "Where the higher ASR of DiffViT comes from",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
 )
