@@ -135,9 +135,13 @@ def test_what_cannot_be_intervened_on_is_refused(model, images):
     ):  # fmt: skip
         with pytest.raises(UserError, match="expected a model with differential attention"):
             attempt()
+    scale_lambda(model, 0.5)  # may be followed by another intervention
+    stop_gradient(model, ["negative"])
+    with pytest.raises(UserError, match="not intervened on yet"):
+        stop_gradient(model, ["positive"])
     with pytest.raises(UserError, match="factor nan of λ: expected a finite number"):
         scale_lambda(model, float("nan"))
     with pytest.raises(UserError, match="expected positive, negative or both"):
         stop_gradient(model, ["A2"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="no images to average A2 over"):
-        mean_negatives(model, [])
+        mean_negatives(load_model("specimen:diffvit-0"), [])

@@ -15,6 +15,7 @@ from antiphase.studies.cells import TrainVit, Variant
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.own.causes.models import (
+    CHANGED,
     DIFFVIT,
     EPS,
     LADDER,
@@ -62,6 +63,8 @@ def test_a_name_is_no_part_of_a_variants_identity_but_an_intervention_is():
     )  # what stores call it
     with pytest.raises(UserError, match="negative 'median': expected own, mean or uniform"):
         Variant(model=SMALL, negative="median")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="negative 'mean' with a stopped gradient: expected one of the two"):
+        Variant(model=SMALL, negative="mean", stopped=("negative",))
 
 
 def test_variants_are_loaded_from_the_store_and_leave_the_trained_model_alone(tmp_path):
@@ -130,7 +133,7 @@ def _rows(steepness, shift, *, seeds=6, images=300, angle=1.0, losses=(0.4, 0.5,
                 tables["attack"].append(
                     own.with_columns(**found, distance=pl.Series(distance), **_literal(base))
                 )
-            if series in TRAINED:
+            if series in (*TRAINED, *CHANGED):
                 kappa = angle if series == DIFFVIT else 1.0
                 columns = {
                     "margin": margin,

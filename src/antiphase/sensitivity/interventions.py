@@ -1,6 +1,6 @@
 """Interventions on a trained model's differential attention: another λ, another A2, no gradient through a map."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -105,7 +105,7 @@ def scale_lambda(model: nn.Module, factor: float) -> None:
     """
     if not torch.tensor(factor).isfinite():
         raise UserError(f"factor {factor} of λ: expected a finite number")
-    for _, attention in _layers(model):
+    for attention in _layers(model).values():
         attention.lam = ScaledLambda(attention.lam, factor)
 
 
@@ -119,7 +119,7 @@ def replace_negative(model: nn.Module, maps: Iterable[Float[Tensor, "heads queri
     Raises:
         UserError: The model has no differential attention of this package.
     """
-    for (place, attention), negative in zip(_layers(model), maps, strict=True):
+    for (place, attention), negative in zip(_layers(model).items(), maps, strict=True):
         model.set_submodule(place, ReplacedMap(attention, negative))
 
 
@@ -131,7 +131,7 @@ def stop_gradient(model: nn.Module, branches: Sequence[Branch]) -> None:
     """
     if not branches or not set(branches) <= set(BRANCHES):
         raise UserError(f"branches {tuple(branches)}: expected positive, negative or both")
-    for place, attention in _layers(model):
+    for place, attention in _layers(model).items():
         model.set_submodule(place, StoppedGradient(attention, branches))
 
 
@@ -143,7 +143,7 @@ def mean_negatives(
     Raises:
         UserError: The model has no differential attention of this package, or there are no images.
     """
-    layers = [attention for _, attention in _layers(model)]
+    layers = _layers(model).values()
     sums: dict[nn.Module, Tensor] = {}
 
     def add(module: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -174,13 +174,22 @@ def uniform_like(
     return [torch.full_like(one, 1.0 / one.shape[-1]) for one in maps]
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, DifferentialAttention]]:
-    found = [(name, each) for name, each in model.named_modules() if isinstance(each, DifferentialAttention)]
-    if not found:
+def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
+    """Return the layers that can be intervened on, by their place: those not replaced or stopped already."""
+    named = list(model.named_modules())
+    taken = tuple(f"{name}." for name, each in named if isinstance(each, ReplacedMap | StoppedGradient))
+    return {
+        name: each for name, each in named if isinstance(each, DifferentialAttention) and not name.startswith(taken)
+    }  # fmt: skip
+
+
+def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
+    if not (found := differential_layers(model)):
         raise UserError(
-            f"{type(model).__name__}: expected a model with differential attention of this package"
+            f"{type(model).__name__}: expected a model with differential attention of this package, "
+            "not intervened on yet"
         )
-    return iter(found)
+    return found
 
 
 def _taken_apart(

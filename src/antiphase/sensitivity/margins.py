@@ -12,13 +12,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.attention import DifferentialAttention
 from antiphase.sensitivity.eager import gradients
-from antiphase.sensitivity.interventions import BRANCHES, stop_gradient
+from antiphase.sensitivity.interventions import BRANCHES, differential_layers, stop_gradient
 
 
 class Margins(NamedTuple):
-    """Margins of some images; the last four are None unless the model has one differential layer.
+    """Margins of some images; the last four are None unless the model has one differential layer as trained.
 
     Attributes:
         prediction: class with the largest logit.
@@ -56,9 +55,8 @@ class MarginGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._whole = copy.deepcopy(model).eval().double().requires_grad_(False)
-        layers = [each for each in model.modules() if isinstance(each, DifferentialAttention)]
         self._stopped: list[nn.Module] = []
-        for branch in BRANCHES if len(layers) == 1 else ():
+        for branch in BRANCHES if len(differential_layers(model)) == 1 else ():
             stopped = copy.deepcopy(self._whole)
             stop_gradient(stopped, [branch])
             self._stopped.append(stopped)

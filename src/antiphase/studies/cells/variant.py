@@ -36,7 +36,7 @@ class Variant:
         stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.
 
     Raises:
-        UserError: ``negative`` is unknown.
+        UserError: ``negative`` is unknown, or A2 is replaced and its gradient stopped.
     """
 
     version: ClassVar[int] = 1
@@ -49,6 +49,8 @@ class Variant:
     def __post_init__(self) -> None:
         if self.negative not in ("own", "mean", "uniform"):
             raise UserError(f"negative {self.negative!r}: expected own, mean or uniform")
+        if self.negative != "own" and self.stopped:
+            raise UserError(f"negative {self.negative!r} with a stopped gradient: expected one of the two")
 
     @property
     def label(self) -> str:
@@ -58,12 +60,12 @@ class Variant:
     def load(self, lab: Lab) -> nn.Module:
         """Return the intervened model."""
         model = self.model.load(lab)
+        if self.lam != 1.0:
+            scale_lambda(model, self.lam)
         if self.negative != "own":
             images = lab.images(self.model.data, "train", _AVERAGED, image_size=self.model.pixels)
             means = mean_negatives(model, (batch for _, batch, _ in images.batches(256)))
             replace_negative(model, means if self.negative == "mean" else uniform_like(means))
-        if self.lam != 1.0:
-            scale_lambda(model, self.lam)
         if self.stopped:
             stop_gradient(model, self.stopped)
         return with_card(model, replace(card_of(model), name=self.label))

@@ -31,7 +31,8 @@ STOPPED = {
 SCALED = {f"λ × {factor:g}": factor for factor in (0.0, 0.25, 0.5, 0.75, 1.25)}  # × 1 is the trained model
 
 TRAINED = (VIT, DIFFVIT, NORMED, ZERO, BARE, BARE_ZERO, WIDER, *NORMAL.values(), SHORTER)
-SERIES = (*TRAINED, *SCALED, MEAN, UNIFORM, *STOPPED)
+CHANGED = (*SCALED, MEAN, UNIFORM)  # interventions that change clean predictions
+SERIES = (*TRAINED, *CHANGED, *STOPPED)
 
 
 def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
@@ -73,13 +74,18 @@ def cells(profile: Profile) -> list[Cell]:
             assert isinstance(twin, TrainVit)
             twins = [model for model in models.values() if isinstance(model, TrainVit)]
             found += [own.attack(model) for model in twins]  # shared with Figure 2(a)
-            others = [model for model in (*models.values(), *intervened(twin).values()) if model not in twins]
+            interventions = intervened(twin)
+            others = [model for model in (*models.values(), *interventions.values()) if model not in twins]
             found += [_attack(own, model, data) for model in others]
             for model in models.values():
                 found.append(Margin(model=model, data=data, limit=own.images))
                 found.append(Margin(
                     model=model, data=data, limit=own.limit or _TRAINING_IMAGES, split="train", gradients=False
                 ))  # fmt: skip
+            found += [
+                Margin(model=interventions[series], data=data, limit=own.images, gradients=False)
+                for series in CHANGED
+            ]
             settings = {"steps": own.pgd.get("steps", 20), "targets": _NEAREST}
             found += [
                 Attack(

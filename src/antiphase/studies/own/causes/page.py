@@ -7,7 +7,17 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.estimation import over
-from antiphase.studies.own.causes.models import DIFFVIT, EPS, MEAN, SCALED, SERIES, STOPPED, TRAINED, UNIFORM
+from antiphase.studies.own.causes.models import (
+    CHANGED,
+    DIFFVIT,
+    EPS,
+    MEAN,
+    SCALED,
+    SERIES,
+    STOPPED,
+    TRAINED,
+    UNIFORM,
+)
 from antiphase.studies.own.causes.parts import (
     ANGLE,
     HEADS,
@@ -46,11 +56,12 @@ def draw(rows: RowsByTable) -> Artefact:
             continue
         stem = "-".join(["causes", *([data] if of else [])])
         asr = {name: _rates(measured, name) for name in SERIES}
+        matched = {name: _rates(measured, name, matched=True) for name in (*TRAINED, *CHANGED)}
         parts, even = (
             _points(measured, values, as_difference) for values in (measured.parts, measured.differences)
         )
-        plots += _plots(stem, of, asr, parts, even)
-        sheets += tables(measured, stem, of, asr, parts, even)
+        plots += _plots(stem, of, asr, matched, parts, even)
+        sheets += tables(measured, stem, of, asr, matched, parts, even)
         notes.append(sentence(parts, of))
     return Artefact(plots, sheets, notes=[*notes, _LIMITS])
 
@@ -80,8 +91,14 @@ def _signed(value: float, low: float, high: float) -> str:
     return f"{plain[0]} [{plain[1].lstrip('+')}, {plain[2].lstrip('+')}]"
 
 
-def _rates(found: Measured, series: str) -> pl.DataFrame:
-    return _points(found, lambda eps: {series: found.broken(series, eps)}, as_share)
+def _rates(found: Measured, series: str, *, matched: bool = False) -> pl.DataFrame:
+    """Return ASR by ε, as measured or standardised to the margins of the twins."""
+
+    def values(eps: float) -> dict[str, Matrix]:
+        broken = found.broken(series, eps)
+        return {series: found.at_margins(series, broken.astype(float)) if matched else broken}
+
+    return _points(found, values, as_share)
 
 
 def _points(
@@ -99,42 +116,53 @@ def _points(
 
 
 def _plots(
-    stem: str, of: str, asr: Mapping[str, pl.DataFrame], parts: pl.DataFrame, even: pl.DataFrame
-) -> list[Plot]:
+    stem: str, of: str, asr: Mapping[str, pl.DataFrame], matched: Mapping[str, pl.DataFrame], parts: pl.DataFrame,
+    even: pl.DataFrame,
+) -> list[Plot]:  # fmt: skip
     intervals = f"95 % over {over(parts)}."
     rate, difference = "attack success rate", "difference in ASR"
-    factors = {**SCALED, DIFFVIT: 1.0}
-    by_factor = [
-        _placed(asr[name], pl.lit(factors[name])) for name in sorted(factors, key=lambda each: factors[each])
-    ]
     place = pl.col("series").replace_strict(dict(zip(PARTS, map(float, range(len(PARTS))), strict=True)))
     return [
         Plot(
-            f"{stem}-interventions", "ASR of trained DiffViTs under PGD after an intervention at test time. Where a "
-            "gradient is stopped, only the attacker's backward pass changes; verdicts are the trained model's. Under "
-            f"the other interventions clean accuracy falls as well (table). Bands: {intervals}",
+            f"{stem}-lambda", "ASR of trained DiffViTs under PGD with λ times a factor, as measured and standardised "
+            f"to the clean margins of both twins. Away from 1, clean accuracy falls (table). Bands: {intervals}",
             (
-                Panel(f"λ × factor{of}", "factor", rate, pl.concat(by_factor), percent=True),
-                _bars(asr, {DIFFVIT: "as trained", **{name: name for name in (MEAN, UNIFORM, *STOPPED)}}, of),
+                Panel(f"as measured{of}", "factor of λ", rate, _by_factor(asr), percent=True),
+                Panel(f"at equal margins{of}", "factor of λ", rate, _by_factor(matched), percent=True),
             ),
+        ),
+        Plot(
+            f"{stem}-maps", "ASR of trained DiffViTs under PGD with another A2, and against an attacker whose gradient "
+            "passes some maps by; the verdicts are then those of the trained model. With another A2, clean accuracy "
+            f"falls as well (table). Intervals: {intervals}",
+            (_bars(asr, {DIFFVIT: "as trained", **{name: name for name in (MEAN, UNIFORM, *STOPPED)}}, of),),
         ),
         Plot(
             f"{stem}-controls", f"ASR of trained controls under PGD. Intervals: {intervals}",
             (_bars(asr, {name: name for name in TRAINED}, of),),
         ),
         Plot(
-            f"{stem}-standardised", "ASR of DiffViT minus that of ViT: as measured, with both standardised to the "
-            "clean margins of both, and with ViT at DiffViT's training loss. Right: the parts of the difference as "
-            f"measured. Bands: {intervals}",
+            f"{stem}-remaining", "ASR of DiffViT minus that of ViT: as measured, with both standardised to the clean "
+            f"margins of both, and with ViT at DiffViT's training loss. Bands: {intervals}",
+            (Panel(f"DiffViT − ViT{of}", "ε", difference, even, scale="eps", percent=True, level=0.0),),
+        ),
+        Plot(
+            f"{stem}-parts", "Parts of the difference in ASR, DiffViT minus ViT; margins, norm and factor, heads and "
+            f"subtraction add up to it. Intervals: {intervals}",
             (
-                Panel(f"what remains{of}", "ε", difference, even, scale="eps", percent=True, level=0.0),
                 Panel(
-                    f"parts{of}", "", difference, _placed(parts, place), kind="bar", ticks=PARTS, percent=True,
+                    f"DiffViT − ViT{of}", "", difference, _placed(parts, place), kind="bar", ticks=PARTS, percent=True,
                     level=0.0,
                 ),
             ),
         ),
     ]  # fmt: skip
+
+
+def _by_factor(rates: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    factors = {**SCALED, DIFFVIT: 1.0}
+    ordered = sorted(factors, key=lambda name: factors[name])
+    return pl.concat(_placed(rates[name], pl.lit(factors[name])) for name in ordered)
 
 
 def _bars(asr: Mapping[str, pl.DataFrame], names: Mapping[str, str], of: str) -> Panel:

@@ -22,6 +22,7 @@ from antiphase.evaluation.standardised import standardised
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.own.causes.models import (
+    CHANGED,
     DIFFVIT,
     LADDER,
     NORMED,
@@ -36,7 +37,7 @@ from antiphase.studies.spec import RowsByTable
 Matrix = Float[np.ndarray, "seeds samples"]
 
 TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = (
-    "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "of which the angle",
+    "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle, within the subtraction",
 )  # fmt: skip
 PARTS = (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE)
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
@@ -58,7 +59,7 @@ class Measured:
         attacks = rows["attack"].filter(data=data)
         margin, train = (rows[name].filter(data=data) for name in ("margin", "margin-train"))
         pgd, nearest = attacks.filter(attack="pgd"), attacks.filter(attack="fab-t")
-        asked = ((pgd, SERIES), (nearest, LADDER), (margin, TRAINED), (train, TRAINED))
+        asked = ((pgd, SERIES), (nearest, LADDER), (margin, (*TRAINED, *CHANGED)), (train, TRAINED))
         seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in asked for name in names]
         self.seeds = sorted(set.intersection(*seeds))
         self.pgd, self.nearest, self.margin, self.train = (
@@ -136,15 +137,19 @@ class Measured:
             AT_LOSS: raw[DIFFVIT] - self.at_loss(eps),
         }  # fmt: skip
 
+    def lengths(self, series: str) -> tuple[Matrix, Matrix]:
+        """Return ‖g_1‖₂ and ‖g_2‖₂, the norms of what passes A1 and A2."""
+        first, second = (_matrix(self.margin, series, pl.col(name)) for name in ("positive", "negative"))
+        return first, second
+
     def cosines(self, series: str) -> Matrix:
         """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
 
         cosθ = −mean⟨g_1, g_2⟩ / √(mean‖g_1‖²·mean‖g_2‖²) over the images of a seed, linearised in each image; the sign
         is that of the maps' own gradients, since g_2 has the factor −λ.
         """
-        names = ("inner", "positive", "negative")
-        inner, first, second = (_matrix(self.margin, series, pl.col(name)) for name in names)
-        squares = [np.square(each) for each in (first, second)]
+        inner = _matrix(self.margin, series, pl.col("inner"))
+        squares = [np.square(each) for each in self.lengths(series)]
         sizes = [each.mean(1, keepdims=True) for each in squares]
         half = sum(each / size for each, size in zip(squares, sizes, strict=True)) / 2
         return -(inner + inner.mean(1, keepdims=True) * (1.0 - half)) / np.sqrt(sizes[0] * sizes[1])

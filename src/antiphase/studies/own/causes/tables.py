@@ -17,13 +17,9 @@ _TINY = 1e-9  # of a margin or slope, before its logarithm
 
 
 def tables(
-    found: Measured,
-    stem: str,
-    of: str,
-    asr: Mapping[str, pl.DataFrame],
-    parts: pl.DataFrame,
-    even: pl.DataFrame,
-) -> list[Table]:
+    found: Measured, stem: str, of: str, asr: Mapping[str, pl.DataFrame], matched: Mapping[str, pl.DataFrame],
+    parts: pl.DataFrame, even: pl.DataFrame,
+) -> list[Table]:  # fmt: skip
     """Return the tables of one data set.
 
     Args:
@@ -31,6 +27,7 @@ def tables(
         stem: beginning of the tables' names.
         of: end of their titles: the data set, if there are several.
         asr: ASR by series and ε.
+        matched: the same, standardised to the clean margins of both twins.
         parts: parts of the difference by ε.
         even: differences by ε.
     """
@@ -49,6 +46,10 @@ def tables(
         Table(f"{stem}-parts", f"Parts of the difference in ASR, DiffViT − ViT{of}", "part", _by_eps(parts)),
         Table(f"{stem}-remaining", f"Difference in ASR, DiffViT − ViT{of}", "compared", _by_eps(even)),
         Table(f"{stem}-asr", f"Clean accuracy and ASR{of}", "model", by_model),
+        Table(
+            f"{stem}-matched", f"ASR standardised to the clean margins of ViT and DiffViT{of}", "model",
+            pl.concat(_by_eps(block) for block in matched.values()),
+        ),
         Table(
             f"{stem}-distance", f"Least perturbation d = c·m / ‖g‖₁ and its factors, geometric means{of}",
             "model", _cells(_distances(found), seeds), percent=False, digits=2,
@@ -104,5 +105,7 @@ def _training(found: Measured) -> Iterable[Cell]:
 
 def _angles(found: Measured) -> Iterable[Cell]:
     for series in (DIFFVIT, BARE, NORMAL[DIFFVIT]):
+        for name, norms in zip(("‖g_1‖₂", "‖g_2‖₂"), found.lengths(series), strict=True):
+            yield series, name, _geometric(np.log(np.maximum(norms, _TINY)))
         yield series, "cosθ", mean_of(found.cosines(series))
         yield series, "κ", _geometric(np.log(found.gains(series)))
