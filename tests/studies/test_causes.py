@@ -182,6 +182,8 @@ def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
     assert parts[NORM].low > 0.03
     assert parts[SUBTRACTION].low > 0.1
     assert 0.02 < parts[ANGLE].value < parts[SUBTRACTION].value
+    others = found.other_order(1 / 255).values()
+    assert sum(each.mean() for each in others) == pytest.approx(total - parts[MARGINS].value)
     differences = found.differences(1 / 255)
     assert differences[AT_MARGINS].mean() == pytest.approx(
         sum(parts[name].value for name in (NORM, HEADS, SUBTRACTION))
@@ -212,7 +214,7 @@ def test_the_first_sentence_and_the_claims_come_from_the_rows():
     first, limits = draw(rows).notes
     parts = Measured(rows, "made-up").parts(1 / 255)
     for name in (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE):
-        number = f"{100 * parts[name].mean():+.1f} [".replace("-", "−")
+        number = f"{100 * parts[name].mean():+.1f} points [".replace("-", "−")
         assert number in first, name
     assert "6 training seeds and 300 images" in first
     assert limits.startswith("What is not identified")

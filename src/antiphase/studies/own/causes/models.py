@@ -22,6 +22,7 @@ WIDER = "ViT, equal parameters"
 NORMAL = {VIT: "ViT, N(0, 0.02)", DIFFVIT: "DiffViT, N(0, 0.02)"}
 SHORTER = "ViT, two thirds of the epochs"
 LADDER = (VIT, NORMED, ZERO, DIFFVIT)  # each step changes one thing
+OTHER_LADDER = (VIT, BARE_ZERO, BARE, DIFFVIT)
 
 MEAN, UNIFORM = "A2 = mean over images", "A2 = uniform"
 STOPPED = {

@@ -35,10 +35,14 @@ from antiphase.studies.papers.robustness.show import eps_name
 from antiphase.studies.spec import RowsByTable
 
 _AT = 1 / 255  # of the first sentence
+_SHORT = (
+    "ViT", "DiffViT", "ViT, norm", "λ = 0", "no norm", "λ = 0, no norm", "ViT, wider", "ViT, N(0, 0.02)",
+    "DiffViT, N(0, 0.02)", "ViT, shorter",
+)  # fmt: skip
 _LIMITS = (
     "What is not identified: how much of another part works through the margin, since a change of the mechanism moves "
-    "the margins too; the effect of the order of the steps, since norm and factor are added to narrow heads and the "
-    "subtraction to wide ones; and the scale of the logits, which training fixes only roughly: twice the logits are "
+    "the margins too; one order of the steps, since norm and factor act on narrow heads here and on wide ones in the "
+    "other order (table); and the scale of the logits, which training fixes only roughly: twice the logits are "
     "twice the margins at the same ASR. The part of the angle is to first order, at the clean images."
 )
 
@@ -57,11 +61,12 @@ def draw(rows: RowsByTable) -> Artefact:
         stem = "-".join(["causes", *([data] if of else [])])
         asr = {name: _rates(measured, name) for name in SERIES}
         matched = {name: _rates(measured, name, matched=True) for name in (*TRAINED, *CHANGED)}
-        parts, even = (
-            _points(measured, values, as_difference) for values in (measured.parts, measured.differences)
+        parts, other, even = (
+            _points(measured, values, as_difference)
+            for values in (measured.parts, measured.other_order, measured.differences)
         )
         plots += _plots(stem, of, asr, matched, parts, even)
-        sheets += tables(measured, stem, of, asr, matched, parts, even)
+        sheets += tables(measured, stem, of, asr, matched, pl.concat([parts, other]), even)
         notes.append(sentence(parts, of))
     return Artefact(plots, sheets, notes=[*notes, _LIMITS])
 
@@ -78,7 +83,7 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
         row["series"]: _signed(row["value"], row["low"], row["high"]) for row in own.iter_rows(named=True)
     }
     return (
-        f"At ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} points ({over(own)}): "
+        f"At ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}): "
         f"{words[MARGINS]} from smaller clean margins; at equal margins, {words[NORM]} from the norm and the factor "
         f"1 − λ_init, {words[HEADS]} from merging heads in pairs, and {words[SUBTRACTION]} from the subtraction, of "
         f"which {words[ANGLE]} from the angle between the gradients of the two maps."
@@ -88,7 +93,7 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
 def _signed(value: float, low: float, high: float) -> str:
     numbers = [f"{100 * each:+.1f}" for each in (value, low, high)]
     plain = [each.replace("-", "−") for each in ("0.0" if each[1:] == "0.0" else each for each in numbers)]
-    return f"{plain[0]} [{plain[1].lstrip('+')}, {plain[2].lstrip('+')}]"
+    return f"{plain[0]} points [{plain[1].lstrip('+')}, {plain[2].lstrip('+')}]"
 
 
 def _rates(found: Measured, series: str, *, matched: bool = False) -> pl.DataFrame:
@@ -138,8 +143,10 @@ def _plots(
             (_bars(asr, {DIFFVIT: "as trained", **{name: name for name in (MEAN, UNIFORM, *STOPPED)}}, of),),
         ),
         Plot(
-            f"{stem}-controls", f"ASR of trained controls under PGD. Intervals: {intervals}",
-            (_bars(asr, {name: name for name in TRAINED}, of),),
+            f"{stem}-controls", "ASR of the twins and of trained controls under PGD: ViT with norm and factor, DiffViT "
+            "with λ frozen at 0 or without norm and factor, ViT with one more hidden unit, other initial weights, ViT "
+            f"trained for two thirds of the epochs. Intervals: {intervals}",
+            (_bars(asr, dict(zip(TRAINED, _SHORT, strict=True)), of),),
         ),
         Plot(
             f"{stem}-remaining", "ASR of DiffViT minus that of ViT: as measured, with both standardised to the clean "

@@ -26,6 +26,7 @@ from antiphase.studies.own.causes.models import (
     DIFFVIT,
     LADDER,
     NORMED,
+    OTHER_LADDER,
     SERIES,
     SHORTER,
     TRAINED,
@@ -37,7 +38,7 @@ from antiphase.studies.spec import RowsByTable
 Matrix = Float[np.ndarray, "seeds samples"]
 
 TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = (
-    "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle, within the subtraction",
+    "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle",
 )  # fmt: skip
 PARTS = (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE)
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
@@ -127,6 +128,14 @@ class Measured:
             TOTAL: total, MARGINS: total - (even[DIFFVIT] - even[VIT]), NORM: even[NORMED] - even[VIT],
             HEADS: even[ZERO] - even[NORMED], SUBTRACTION: even[DIFFVIT] - even[ZERO], ANGLE: with_angle - without,
         }  # fmt: skip
+
+    def other_order(self, eps: float) -> dict[str, Matrix]:
+        """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
+        even = {
+            series: self.at_margins(series, self.broken(series, eps).astype(float)) for series in OTHER_LADDER
+        }
+        pairs = zip((HEADS, SUBTRACTION, NORM), OTHER_LADDER, OTHER_LADDER[1:], strict=False)
+        return {f"{name}, other order": even[after] - even[before] for name, before, after in pairs}
 
     def differences(self, eps: float) -> dict[str, Matrix]:
         """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""

@@ -97,7 +97,7 @@ def _claims(found: Measured) -> list[Claim]:
             above(BARE, BARE_ZERO),
         ),
         "fragile-at-equal-margins": (
-            _NONE, "At equal clean margins and heads, the subtraction raises the ASR.", part(SUBTRACTION),
+            _NONE, "At equal clean margins, the subtraction raises the ASR.", part(SUBTRACTION),
         ),
         "angle-raises-asr": (
             "Section 4.1, Theorem 1",
