@@ -23,7 +23,7 @@ def _rate(margin, steepness):
 
 
 def _difference(rng, shift, steepness, strata=20):
-    """Return the raw and the standardised difference of two models, the second with other margins and steepness."""
+    """Return the difference of two models with other margins and steepness: raw, standardised, what that took away."""
     margins = [_margins(rng, 0.0), _margins(rng, shift)]
     broken = [
         (rng.random(margin.shape) < _rate(margin, each)).astype(float)
@@ -32,30 +32,33 @@ def _difference(rng, shift, steepness, strata=20):
     matched = [
         standardised(hits, margin, margins, strata) for hits, margin in zip(broken, margins, strict=True)
     ]
-    return crossed_mean(broken[1] - broken[0]), crossed_mean(matched[1] - matched[0])
+    raw, even = broken[1] - broken[0], matched[1] - matched[0]
+    return crossed_mean(raw), crossed_mean(even), crossed_mean(raw - even)
 
 
 def _truth(shift, steepness):
-    """Return the difference at the pooled margins, by quadrature."""
+    """Return the difference at the pooled margins, and that of each model at its own, by quadrature."""
     grid = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000) * np.sqrt(0.9**2 + 0.4**2 + 0.1**2)
     pooled = np.exp(np.concatenate([grid, grid + shift]))
-    return (_rate(pooled, steepness) - _rate(pooled, 1.0)).mean()
+    even = (_rate(pooled, steepness) - _rate(pooled, 1.0)).mean()
+    return even, _rate(np.exp(grid + shift), steepness).mean() - _rate(np.exp(grid), 1.0).mean()
 
 
 @pytest.mark.parametrize(("shift", "steepness"), [(-0.5, 1.0), (-0.5, 1.4), (0.4, 1.3), (0.0, 1.5)])
 def test_the_truth_is_recovered_and_covered(shift, steepness):
     rng = np.random.default_rng(3)
     found = [_difference(rng, shift, steepness) for _ in range(150)]
-    truth = _truth(shift, steepness)
-    values = np.array([matched.value for _, matched in found])
-    assert values.mean() == pytest.approx(truth, abs=0.006)
-    assert np.mean([low.low <= truth <= low.high for _, low in found]) > 0.91
+    even, whole = _truth(shift, steepness)
+    for at, truth in ((1, even), (2, whole - even)):
+        estimates = [each[at] for each in found]
+        assert np.mean([one.value for one in estimates]) == pytest.approx(truth, abs=0.006)
+        assert np.mean([one.low <= truth <= one.high for one in estimates]) > 0.91
     if shift:  # the raw difference is another one
-        assert abs(np.mean([raw.value for raw, _ in found]) - truth) > 0.05
+        assert abs(np.mean([raw.value for raw, _, _ in found]) - even) > 0.05
 
 
 def test_where_only_the_margin_differs_nothing_is_left_of_a_large_difference():
-    raw, matched = _difference(np.random.default_rng(0), -0.8, 1.0)
+    raw, matched, _ = _difference(np.random.default_rng(0), -0.8, 1.0)
     assert raw.low > 0.15
     assert abs(matched.value) < 0.02
     assert matched.low < 0 < matched.high
