@@ -84,7 +84,7 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
     }
     return (
         f"At ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}): "
-        f"{words[MARGINS]} from smaller clean margins; at equal margins, {words[NORM]} from the norm and the factor "
+        f"{words[MARGINS]} from the clean margins; at equal margins, {words[NORM]} from the norm and the factor "
         f"1 − λ_init, {words[HEADS]} from merging heads in pairs, and {words[SUBTRACTION]} from the subtraction, of "
         f"which {words[ANGLE]} from the angle between the gradients of the two maps."
     )
