@@ -155,7 +155,7 @@ def _plots(
         ),
         Plot(
             f"{stem}-parts", "Parts of the difference in ASR, DiffViT minus ViT; margins, norm and factor, heads and "
-            f"subtraction add up to it. Intervals: {intervals}",
+            f"subtraction add up to it, and the angle is a part of the subtraction. Intervals: {intervals}",
             (
                 Panel(
                     f"DiffViT − ViT{of}", "", difference, _placed(parts, place), kind="bar", ticks=PARTS, percent=True,
