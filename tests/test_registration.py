@@ -249,7 +249,7 @@ def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
     [
         (
             {"parameterisation": "matrix"},
-            "parameterisation: 'matrix': expected one of vector, scalar, fixed, token",
+            "parameterisation: 'matrix': expected one of vector, scalar, fixed, zero, token",
         ),
         ({"attention": "x"}, "attention 'x': not an option here"),
     ],
@@ -260,7 +260,7 @@ def test_what_is_not_registered_is_named(fields, message):
 
 
 def test_a_model_that_no_attention_belongs_to_is_named(digits):
-    with pytest.raises(UserError, match="model 'convnet': expected vit or diffvit or sharedvit"):
+    with pytest.raises(UserError, match="model 'convnet': expected vit or diffvit or vit-norm or sharedvit"):
         make_recipe("convnet", digits, {}, data="digits")
 
 

@@ -61,10 +61,11 @@ MODELS: Table = {
 ATTENTION: Table = {
     "softmax": "antiphase.models.towers:SOFTMAX",
     "differential": "antiphase.models.towers:DIFFERENTIAL",
+    "normed": "antiphase.models.towers:NORMED",
 }
 """Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
 
-VITS: dict[str, str] = {"vit": "softmax", "diffvit": "differential"}
+VITS: dict[str, str] = {"vit": "softmax", "diffvit": "differential", "vit-norm": "normed"}
 """Vision transformers that can be trained, by the kind of attention that each has."""
 
 CLIPS: Table = {
@@ -80,6 +81,7 @@ LAMBDAS: Table = {
     "vector": "antiphase.attention.lambdas:make_vector",
     "scalar": "antiphase.attention.lambdas:make_scalar",
     "fixed": "antiphase.attention.lambdas:make_fixed",
+    "zero": "antiphase.attention.lambdas:make_zero",
 }
 """Parameterisations of λ: a function of (``LambdaSizes``, λ_init) each."""
 

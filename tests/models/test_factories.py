@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import depth_scheduled
 from antiphase.errors import UserError
-from antiphase.models.factories import PRESETS, VitConfig, build, diffvit, vit
+from antiphase.models.factories import PRESETS, VitConfig, build, configure, diffvit, vit
 from antiphase.models.vit import initialise
 
 TINY = {"patch_size": 2, "in_channels": 2, "dim": 20, "depth": 3, "num_heads": 4, "num_classes": 5}
@@ -119,6 +119,29 @@ def test_initial_weights_have_the_documented_distribution():
             assert (values == (1.0 if norm else 0.0)).all(), name
 
 
+def test_a_second_scheme_changes_the_matrices_of_the_blocks_alone():
+    sizes = {"patch_size": 4, "in_channels": 3, "dim": 64, "depth": 1, "num_heads": 4, "num_classes": 11}
+    usual, normal = diffvit(16, **sizes), diffvit(16, initial_weights="normal", **sizes)
+    for name, parameter in usual.named_parameters():
+        other = normal.get_parameter(name).detach()
+        drawn = name.startswith("blocks.") and parameter.ndim > 1
+        assert torch.equal(parameter, other) != drawn, name
+        if drawn:
+            assert 0.035 < other.abs().max() <= 0.04, name
+            assert float(other.std()) == pytest.approx(0.02 * 0.8796, rel=0.05), name
+    assert "initial_weights" not in usual.config.model_dump()  # as recipes were written before
+    stored = VitConfig.model_validate_json(normal.config.model_dump_json())
+    assert _equal(build(stored), normal)
+
+
+def test_zero_lambda_keeps_the_factor_and_norm_of_its_twin():
+    model = diffvit(6, parameterisation="zero", **TINY)
+    for block in model.blocks:
+        assert float(block.attn.lam()) == 0
+        assert block.attn.scale == pytest.approx(0.2)
+        assert block.attn.norm is not None
+
+
 def test_initialise_serves_a_bare_attention_module_too():
     attention = DifferentialAttention(20, 4)
     initialise(attention, seed=0)
@@ -158,6 +181,7 @@ def test_a_stored_configuration_builds_the_same_model_again():
         ({"patch_size": 4}, "patch_size 4 does not divide image_size 6"),
         ({"heads": 4}, "heads: "),
         ({"parameterisation": "matrix"}, "parameterisation: "),
+        ({"initial_weights": "zeros"}, "initial_weights: "),
         ({"lambda_init": "high"}, "lambda_init: "),
         ({"mean": (0.5,), "std": (0.5,)}, "mean"),
         ({"std": (0.0, 1.0)}, "std above 0"),
@@ -195,3 +219,13 @@ def test_sizes_out_of_range_are_refused(changes):
 def test_a_factory_cannot_be_talked_into_the_other_kind(make, kind):
     with pytest.raises(UserError, match="attention"):
         make(6, attention=kind, **TINY)
+
+
+def test_a_vit_with_norm_and_factor_starts_from_the_weights_of_its_twins():
+    model = build(configure("normed", 6, {**TINY, "lambda_init": 0.7}))
+    standard = vit(6, **TINY)
+    for name, parameter in standard.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+    for block in model.blocks:
+        assert block.attn.scale == pytest.approx(0.3)
+        assert torch.equal(block.attn.norm.weight, torch.ones(WIDTH))

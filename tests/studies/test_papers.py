@@ -47,7 +47,7 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
         assert (frame["low"] <= frame["value"] + 1e-12).all()
         assert (frame["value"] <= frame["high"] + 1e-12).all()
     for table in found.artefact.tables:
-        if table.name in ("layer-factors", "layer-parts") or table.name.startswith(
+        if table.name in ("layer-factors", "layer-parts", "causes-angle") or table.name.startswith(
             ("map-corr", "theory-radius")
         ):
             continue  # cosines, logarithms, correlations and a denominator that may be negative

@@ -140,6 +140,11 @@ def make_fixed(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
     return FixedLambda(lambda_init)
 
 
+def make_zero(sizes: LambdaSizes, lambda_init: float) -> FixedLambda:
+    """Return λ = 0, not learned; the layer's factor 1 − λ_init keeps the given λ_init."""
+    return FixedLambda(0.0)
+
+
 def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
     """Return the module that computes λ.
 

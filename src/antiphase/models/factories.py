@@ -3,11 +3,18 @@
 from typing import Any
 
 import torch
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from antiphase.errors import UserError
 from antiphase.models.towers import TowerConfig, attention_slot
-from antiphase.models.vit import VisionTransformer, initialise
+from antiphase.models.vit import InitialWeights, VisionTransformer, initialise
 
 
 class VitConfig(TowerConfig):
@@ -20,6 +27,15 @@ class VitConfig(TowerConfig):
     norm_eps: PositiveFloat = 1e-6
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    initial_weights: InitialWeights = "uniform"
+
+    @model_serializer(mode="wrap")
+    def _leave_out_the_usual_weights(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # keeps the identity of recipes written before there was another scheme
+        fields = dump(self)
+        if self.initial_weights == "uniform":
+            fields.pop("initial_weights", None)
+        return fields
 
 
 # 8: digits, 28: Fashion-MNIST, 32: CIFAR, 64: Tiny ImageNet and openmoji, 224: ImageNet (ViT-B/16).
@@ -42,7 +58,7 @@ def build(config: VitConfig, seed: int = 0) -> VisionTransformer:
     """
     with torch.random.fork_rng(devices=[]):  # construction draws weights that `initialise` draws again
         model = build_vision(config)
-    initialise(model, seed)
+    initialise(model, seed, config.initial_weights)
     model.config = config
     return model
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import constant, depth_scheduled
+from antiphase.attention.normed import NormedAttention
 from antiphase.errors import UserError
 from antiphase.models.transformer import AttentionFactory
 from antiphase.registry import ATTENTION, LAMBDAS, VITS, find
@@ -33,7 +34,7 @@ class TowerConfig(BaseModel):
 
     ``num_heads`` counts the heads of the standard twin; a differential tower has half as many differential
     heads. ``attention`` and ``parameterisation`` are names in :mod:`antiphase.registry`. The fields from
-    ``lambda_init`` to ``rescale`` are for differential attention.
+    ``lambda_init`` to ``rescale`` are for differential attention; ``normed`` attention has its factor 1 − λ_init.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -87,8 +88,13 @@ def _differential(config: TowerConfig, layer: int) -> nn.Module:
     )
 
 
+def _normed(config: TowerConfig, layer: int) -> nn.Module:
+    return NormedAttention(config.dim, config.num_heads, scale=1.0 - initial_lambda(config, layer))
+
+
 SOFTMAX = AttentionSpec("ViT", differential=False, make=_softmax)
 DIFFERENTIAL = AttentionSpec("DiffViT", differential=True, make=_differential)
+NORMED = AttentionSpec("ViT with norm and factor", differential=False, make=_normed)
 
 
 def initial_lambda(config: TowerConfig, layer: int) -> float:

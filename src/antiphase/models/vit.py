@@ -1,6 +1,7 @@
 """One vision transformer; what attends is a slot."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from antiphase.models.initial import draw_own
 from antiphase.models.normalize import Normalize
 from antiphase.models.transformer import AttentionFactory, Block, first_token
 from antiphase.streams import generator
+
+InitialWeights = Literal["uniform", "normal"]
 
 
 class PatchEmbed(nn.Module):
@@ -151,7 +154,7 @@ class VisionTransformer(nn.Module):
             return self.head(features)
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") -> None:
     """Draw a vision transformer's weights anew.
 
     Matrices of the blocks and the patch projection are uniform within ±1/√fan_in (PyTorch's default, which
@@ -164,6 +167,8 @@ def initialise(model: nn.Module, seed: int) -> None:
     Args:
         model: a model with this package's parameter names.
         seed: any integer.
+        scheme: ``"normal"`` draws the matrices of the blocks from N(0, 0.02) cut at two standard deviations; timm's
+            N(0, 0.02) is not cut.
     """
     drawn = draw_own(model, seed)
     for name, parameter in model.named_parameters():
@@ -173,7 +178,7 @@ def initialise(model: nn.Module, seed: int) -> None:
         with torch.no_grad():
             if parameter.ndim == 1:
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-            elif name.startswith(("blocks.", "patch_embed.")):
+            elif name.startswith("patch_embed.") or (name.startswith("blocks.") and scheme == "uniform"):
                 bound = parameter[0].numel() ** -0.5
                 parameter.uniform_(-bound, bound, generator=stream)
             else:

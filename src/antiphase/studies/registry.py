@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from antiphase.errors import UserError
-from antiphase.studies import papers
+from antiphase.studies import own, papers
 from antiphase.studies.spec import Study
 
 EVERY = "all"
@@ -18,12 +18,13 @@ EVERY = "all"
 
 @lru_cache
 def known_studies() -> dict[str, Study]:
-    """Return the studies of the package by name: the robustness paper first, in the order of each paper."""
+    """Return the studies of the package by name: the robustness paper first, in the order of each paper; ours last."""
     found = []
-    for module in pkgutil.walk_packages(papers.__path__, f"{papers.__name__}."):
-        study = getattr(importlib.import_module(module.name), "study", None)
-        if isinstance(study, Study):
-            found.append(study)
+    for package in (papers, own):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            study = getattr(importlib.import_module(module.name), "study", None)
+            if isinstance(study, Study):
+                found.append(study)
     found.sort(key=lambda study: (study.paper != "robustness", study.paper, _order(study.label)))
     return {study.name: study for study in found}
 
@@ -36,7 +37,7 @@ def _order(label: str) -> tuple[str, int, str]:
 
 
 def find_studies(names: Sequence[str]) -> list[Study]:
-    """Return studies by name, by paper (``robustness``, ``diffclip``), by file, or all.
+    """Return studies by name, by paper (``robustness``, ``diffclip``; ``own`` for ours), by file, or all.
 
     Raises:
         UserError: A name is unknown, or a file defines no study.

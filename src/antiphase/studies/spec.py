@@ -109,7 +109,7 @@ class Study:
 
     Attributes:
         name: name on the command line.
-        paper: ``"robustness"``, ``"diffclip"``, or a group name of your own.
+        paper: ``"robustness"``, ``"diffclip"``, ``"own"`` for the package's own, or a group name of yours.
         label: name of the artefact in the paper.
         title: short title.
         text: docstring of the module: the artefact, the paper's numbers, the cost, the command.

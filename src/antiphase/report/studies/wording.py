@@ -20,6 +20,7 @@ VERDICTS: tuple[Verdict, ...] = (
 PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",
+    "own": "Studies of our own",
 }
 _SHOWN = 3  # checks of a claim whose estimates are shown in one line
 _PER_SHARE = 100.0  # estimates in points are stored as fractions

@@ -4,11 +4,13 @@ from antiphase.studies.cells.accuracy import Accuracy
 from antiphase.studies.cells.attack import Attack
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
+from antiphase.studies.cells.margins import Margin
 from antiphase.studies.cells.models import FACTORS, Given, Model, Own, given
 from antiphase.studies.cells.radius import Radius
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.cells.sense import Sense
 from antiphase.studies.cells.untrained import Untrained
+from antiphase.studies.cells.variant import Variant
 from antiphase.studies.cells.vit import TrainVit
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Attack",
     "Evaluate",
     "Given",
+    "Margin",
     "Model",
     "Own",
     "Radius",
@@ -25,5 +28,6 @@ __all__ = [
     "TrainClip",
     "TrainVit",
     "Untrained",
+    "Variant",
     "given",
 ]

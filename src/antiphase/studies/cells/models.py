@@ -32,7 +32,7 @@ FACTORS: dict[str, Any] = {
 """Columns that every row of a measurement has beside what was measured: what sets its model apart."""
 
 
-def _aside(default: Any) -> Any:
+def aside(default: Any) -> Any:
     """Return a dataclass field that is not part of a cell's identity."""
     return field(default=default, metadata={"identity": False})
 
@@ -80,12 +80,12 @@ class Given:
 
     version: ClassVar[int] = 1
     spec: str
-    series: str = _aside("")
+    series: str = aside("")
     seed: int = 0
     content: str = ""
-    forward: float = _aside(5e7)
-    extra: tuple[tuple[str, Any], ...] = _aside(())
-    note: str = _aside("")
+    forward: float = aside(5e7)
+    extra: tuple[tuple[str, Any], ...] = aside(())
+    note: str = aside("")
 
     @property
     def label(self) -> str:
@@ -126,13 +126,13 @@ class Own:
 
     version: ClassVar[int] = 1
     build: Callable[[int], nn.Module]
-    series: str = _aside("")
+    series: str = aside("")
     image_shape: tuple[int, int, int]
     num_classes: int
     seed: int = 0
     attention: AttentionKind | None = None
-    forward: float = _aside(5e7)
-    extra: tuple[tuple[str, Any], ...] = _aside(())
+    forward: float = aside(5e7)
+    extra: tuple[tuple[str, Any], ...] = aside(())
 
     def __post_init__(self) -> None:
         kinds = get_args(AttentionKind)

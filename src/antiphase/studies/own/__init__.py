@@ -1,0 +1,1 @@
+"""Studies of our own, on the models of the papers' studies."""

@@ -1,0 +1,193 @@
+"""Parts of the difference in ASR between DiffViT and ViT, from stored rows: one value for each training seed and image.
+
+With s the indicator of an image that PGD breaks, and v the same standardised to the clean margins of both twins
+(:func:`~antiphase.evaluation.standardised.standardised`), the steps of the ladder ViT → norm and factor → λ frozen at 0
+→ DiffViT split the difference exactly:
+
+    s_DiffViT − s_ViT = [(s − v)_DiffViT − (s − v)_ViT] + [v_norm − v_ViT] + [v_zero − v_norm] + [v_DiffViT − v_zero]
+                         margins                           norm, factor      heads              subtraction
+
+The angle is a part of the last: with d the least perturbation that FAB finds for DiffViT and κ = ‖g‖₁ / ‖g°‖₁
+(:mod:`~antiphase.sensitivity.margins`), an image with d ≤ ε is broken; with the two maps' gradients at a right angle it
+would be, to first order, if κ·d ≤ ε. Both indicators are standardised like v.
+"""
+
+import numpy as np
+import polars as pl
+from jaxtyping import Float
+
+from antiphase.errors import UserError
+from antiphase.evaluation.crossed import crossed_mean
+from antiphase.evaluation.standardised import standardised
+from antiphase.evaluation.statistics import Estimate
+from antiphase.studies.estimation import SAMPLE, SEED
+from antiphase.studies.own.causes.models import (
+    CHANGED,
+    DIFFVIT,
+    LADDER,
+    NORMED,
+    OTHER_LADDER,
+    SERIES,
+    SHORTER,
+    TRAINED,
+    VIT,
+    ZERO,
+)
+from antiphase.studies.spec import RowsByTable
+
+Matrix = Float[np.ndarray, "seeds samples"]
+
+TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = (
+    "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle",
+)  # fmt: skip
+PARTS = (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE)
+AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
+_TINY = 1e-9  # of a margin or distance, before its logarithm
+
+
+class Measured:
+    """The rows of one data set as matrices of training seeds and images, the seeds that are finished.
+
+    Args:
+        rows: of the study's cells, by table.
+        data: name of the data set.
+
+    Attributes:
+        seeds: training seeds for which every model was measured.
+    """
+
+    def __init__(self, rows: RowsByTable, data: str) -> None:
+        attacks = rows["attack"].filter(data=data)
+        margin, train = (rows[name].filter(data=data) for name in ("margin", "margin-train"))
+        pgd, nearest = attacks.filter(attack="pgd"), attacks.filter(attack="fab-t")
+        asked = ((pgd, SERIES), (nearest, LADDER), (margin, (*TRAINED, *CHANGED)), (train, TRAINED))
+        seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in asked for name in names]
+        self.seeds = sorted(set.intersection(*seeds))
+        self.pgd, self.nearest, self.margin, self.train = (
+            frame.filter(pl.col(SEED).is_in(self.seeds)) for frame, _ in asked
+        )
+
+    def broken(self, series: str, eps: float) -> Matrix:
+        """Return whether PGD breaks each image."""
+        return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, pl.col("success"))
+
+    def correct(self, series: str) -> Matrix:
+        """Return whether the clean prediction is right."""
+        first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
+        return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
+
+    def margins(self, series: str) -> Matrix:
+        """Return the clean margins."""
+        return _matrix(self.margin, series, pl.col("margin"))
+
+    def slopes(self, series: str) -> Matrix:
+        """Return ‖g‖₁, the norm of the margin's gradient."""
+        return _matrix(self.margin, series, pl.col("norm1"))
+
+    def distances(self, series: str) -> Matrix:
+        """Return the least perturbation that FAB finds; infinite if none."""
+        found = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
+        return _matrix(self.nearest, series, found)
+
+    def gains(self, series: str) -> Matrix:
+        """Return κ: how much longer the gradient is than with the two maps' parts at a right angle."""
+        return _matrix(self.margin, series, pl.col("norm1") / pl.col("right1"))
+
+    def losses(self, series: str) -> Matrix:
+        """Return the losses of training images."""
+        return _matrix(self.train, series, pl.col("loss"))
+
+    def at_margins(self, series: str, values: Matrix) -> Matrix:
+        """Return values of a model, standardised to the clean margins of both twins."""
+        population = [self.margins(each) for each in (VIT, DIFFVIT)]
+        return standardised(values, self.margins(series), population)
+
+    def at_loss(self, eps: float) -> Matrix:
+        """Return whether ViT is broken at the training loss of DiffViT of the same seed.
+
+        ASR is interpolated linearly in the loss between ViT and its shorter training, or extrapolated:
+        s + w·(s_short − s), w = (L_DiffViT − L) / (L_short − L).
+        """
+        losses = {series: self.losses(series).mean(1) for series in (VIT, SHORTER, DIFFVIT)}
+        gap = losses[SHORTER] - losses[VIT]
+        lead = losses[DIFFVIT] - losses[VIT]
+        share = np.divide(lead, gap, out=np.zeros_like(gap), where=np.abs(gap) > _TINY)
+        whole, short = (self.broken(series, eps).astype(float) for series in (VIT, SHORTER))
+        return whole + share[:, None] * (short - whole)
+
+    def parts(self, eps: float) -> dict[str, Matrix]:
+        """Return the parts of DiffViT − ViT at ε; all but the total and the angle add up to the total."""
+        raw = {series: self.broken(series, eps).astype(float) for series in LADDER}
+        even = {series: self.at_margins(series, values) for series, values in raw.items()}
+        found, gains = self.distances(DIFFVIT), self.gains(DIFFVIT)
+        with_angle, without = (
+            self.at_margins(DIFFVIT, (each <= eps + 1e-9).astype(float)) for each in (found, found * gains)
+        )
+        total = raw[DIFFVIT] - raw[VIT]
+        return {
+            TOTAL: total, MARGINS: total - (even[DIFFVIT] - even[VIT]), NORM: even[NORMED] - even[VIT],
+            HEADS: even[ZERO] - even[NORMED], SUBTRACTION: even[DIFFVIT] - even[ZERO], ANGLE: with_angle - without,
+        }  # fmt: skip
+
+    def other_order(self, eps: float) -> dict[str, Matrix]:
+        """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
+        even = {
+            series: self.at_margins(series, self.broken(series, eps).astype(float)) for series in OTHER_LADDER
+        }
+        pairs = zip((HEADS, SUBTRACTION, NORM), OTHER_LADDER, OTHER_LADDER[1:], strict=False)
+        return {f"{name}, other order": even[after] - even[before] for name, before, after in pairs}
+
+    def differences(self, eps: float) -> dict[str, Matrix]:
+        """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
+        raw = {series: self.broken(series, eps).astype(float) for series in (VIT, DIFFVIT)}
+        even = {series: self.at_margins(series, values) for series, values in raw.items()}
+        return {
+            "as measured": raw[DIFFVIT] - raw[VIT], AT_MARGINS: even[DIFFVIT] - even[VIT],
+            AT_LOSS: raw[DIFFVIT] - self.at_loss(eps),
+        }  # fmt: skip
+
+    def lengths(self, series: str) -> tuple[Matrix, Matrix]:
+        """Return ‖g_1‖₂ and ‖g_2‖₂, the norms of what passes A1 and A2."""
+        first, second = (_matrix(self.margin, series, pl.col(name)) for name in ("positive", "negative"))
+        return first, second
+
+    def cosines(self, series: str) -> Matrix:
+        """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
+
+        cosθ = −mean⟨g_1, g_2⟩ / √(mean‖g_1‖²·mean‖g_2‖²) over the images of a seed, linearised in each image; the sign
+        is that of the maps' own gradients, since g_2 has the factor −λ.
+        """
+        inner = _matrix(self.margin, series, pl.col("inner"))
+        squares = [np.square(each) for each in self.lengths(series)]
+        sizes = [each.mean(1, keepdims=True) for each in squares]
+        half = sum(each / size for each, size in zip(squares, sizes, strict=True)) / 2
+        return -(inner + inner.mean(1, keepdims=True) * (1.0 - half)) / np.sqrt(sizes[0] * sizes[1])
+
+    def logarithms(self, series: str) -> dict[str, Matrix]:
+        """Return ln of the least perturbation d, of the margin m, of ‖g‖₁ and of d in units of m / ‖g‖₁.
+
+        ln d = ln m − ln ‖g‖₁ + ln(d·‖g‖₁ / m). Images that FAB does not break count at the largest distance found.
+        """
+        distance = self.distances(series)
+        most = distance[np.isfinite(distance)].max(initial=_TINY)
+        logs = [
+            np.log(np.maximum(each, _TINY))
+            for each in (np.minimum(distance, most), self.margins(series), self.slopes(series))
+        ]
+        return dict(zip(LOGARITHMS, (*logs, logs[0] - logs[1] + logs[2]), strict=True))
+
+
+LOGARITHMS = ("least perturbation d", "margin m", "gradient ‖g‖₁", "d in units of m / ‖g‖₁")
+
+
+def mean_of(values: Matrix) -> Estimate:
+    """Estimate a mean over crossed seeds and images."""
+    return crossed_mean(values.astype(float))
+
+
+def _matrix(rows: pl.DataFrame, series: str, value: pl.Expr) -> Matrix:
+    own = rows.filter(series=series).select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE)
+    seeds, samples = own[SEED].n_unique(), own[SAMPLE].n_unique()
+    if not len(own) or len(own) != seeds * samples or own["value"].null_count():
+        raise UserError(f"{series}: not every seed was measured on the same images; run the study again")
+    return own["value"].to_numpy().reshape(seeds, samples)
