@@ -17,15 +17,17 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
     )
     assert code == 0, err
     assert "report.html" in out
+    assert "diffvit" in out
+    assert "8 seeds" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [m["name"] for m in summary["models"]] == [
-        f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(3)
+        f"{kind}-{i}" for kind in ("diffvit", "vit") for i in range(8)
     ]
-    assert len(pl.read_parquet(tmp_path / "run" / "rows.parquet")) == 6 * 30
+    assert len(pl.read_parquet(tmp_path / "run" / "rows.parquet")) == 16 * 30
     assert [(c["model"], c["against"]) for c in summary["comparisons"]] == [
-        (f"diffvit-{i}", f"vit-{i}") for i in range(3)
+        (f"diffvit-{i}", f"vit-{i}") for i in range(8)
     ]
-    assert all(m["clean_accuracy"] > 0.8 for m in summary["models"])
+    assert all(m["clean_accuracy"] > 0.6 for m in summary["models"])
     page = (tmp_path / "run" / "report.html").read_text()
     assert 'src="http' not in page
 

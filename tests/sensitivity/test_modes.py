@@ -12,6 +12,7 @@ import antiphase.sensitivity as sensitivity
 from antiphase.errors import UserError
 from antiphase.models import diffvit
 from antiphase.sensitivity import exact_norm, power_iteration, propagate, stage_norms
+from antiphase.sensitivity.cancellation import BranchChange
 from antiphase.streams import key, sample_keys
 
 MODES = {
@@ -35,6 +36,7 @@ def keys():
 
 
 GENERATORS = {
+    "branch_changes": lambda model: sensitivity.branch_changes(model, images(), images().flip(0)),
     "attention_layers": lambda model: sensitivity.attention_layers(model, images()),
     "token_grams": lambda model: sensitivity.token_grams(model, images(), keys(), exact=False),
     "direction_grams": lambda model: sensitivity.direction_grams(model, images(), images()[None]),
@@ -71,6 +73,8 @@ def numbers(found):
     if isinstance(found, tuple):
         gram = found[1]
         return [gram.first, gram.second, gram.cross]
+    if isinstance(found, BranchChange):
+        return [found.positive, found.negative, found.moved]
     return [found.maps.positive.detach(), found.maps.negative.detach()]
 
 

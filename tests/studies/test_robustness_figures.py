@@ -132,7 +132,7 @@ def test_figure_6_clips_may_be_a_point_apart_and_still_be_equal(attacks):
         (claim,) = (c for c in figure_6.claims({"attack": both}) if c.name == "clip-fragile-with-restarts")
         found = [check.estimate.value for check in claim.checks]
         assert found == pytest.approx([0.01 - apart * share[eps] for eps in figure_6.EPS])
-        assert claim.verdict == ("fails" if apart else "undecided")  # 5 images are too few to hold
+        assert claim.verdict == "undecided"  # too few seeds
 
 
 def test_figure_5_tests_the_papers_claims_at_perturbed_images_and_apart_at_clean_ones():

@@ -6,6 +6,7 @@ from pathlib import Path
 import polars as pl
 from polars.testing import assert_frame_equal
 
+from antiphase.models.schemes import runs
 from antiphase.studies.cells import Attack, Sense, TrainVit
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import make_plan
@@ -32,7 +33,8 @@ KILLED = Attack(
 )  # before its last stage
 
 
-def test_a_stored_audit_opens_and_makes_only_the_rows_that_are_missing(tmp_path, run_cli):
+def test_a_stored_audit_opens_and_makes_only_the_rows_that_are_missing(tmp_path, run_cli, monkeypatch):
+    monkeypatch.setattr(runs, "_specimens", lambda: STORED / "specimens")  # those of the time
     out = tmp_path / "audit"
     shutil.copytree(STORED / "audit", out)
     shutil.rmtree(out / "cells" / "93ccc4c82a5e2320")

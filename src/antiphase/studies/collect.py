@@ -78,10 +78,10 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
     )  # fmt: skip
 
 
-def _seeds(cells: Sequence[Cell]) -> list[int]:
+def _seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
     """Return the training seeds of the models that are measured."""
     found = {cell.factors().get(SEED) for cell in cells}
-    return sorted(seed for seed in found if seed is not None)
+    return tuple(sorted(seed for seed in found if seed is not None))
 
 
 def _read(study: Study, rows: RowsByTable, profile: Profile) -> tuple[Artefact, Sequence[Claim]]:

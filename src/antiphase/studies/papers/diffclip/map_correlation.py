@@ -32,7 +32,7 @@ from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, over
 from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
-from antiphase.studies.papers.diffclip.released import released
+from antiphase.studies.papers.diffclip.released import listed, released
 from antiphase.studies.papers.robustness.show import eps_name, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
@@ -45,11 +45,13 @@ VALUE = pl.col("value")
 
 
 def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
-    """Return the trained models and as many with the weights they start from."""
+    """Return the trained models, and as many with the weights they start from."""
     own = bench(profile)
     trainings = [own.train("diffclip", seed) for seed in profile.seeds_or(own.seeds)]
     given = own.given or (released(profile) if profile.name == "paper" else ())
     differential = [one for one in given if one.factors().get("lambda_init") is not None]
+    if own.given:
+        return differential  # what these started from is not known
     return [*(differential or trainings), *(Untrained(of=training) for training in trainings)]
 
 
@@ -65,7 +67,9 @@ def cells(profile: Profile) -> list[Cell]:
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the page."""
     shown = ("trained on", "model", "training")
+    given = [one for one in _pairs(profile) if isinstance(one, Given)]
     kept = {name: value for name, value in bench_settings(profile).items() if name in shown}
+    kept |= {"models": listed(given)} if given else {}
     noise = ", ".join(f"±{eps_name(eps)}" for eps in NOISE)
     return kept | {"images": f"{IMAGES[profile.name]} of {bench(profile).home}", "noise": f"uniform, {noise}"}
 
