@@ -140,7 +140,7 @@ def test_every_study_of_clips_takes_given_models_and_trains_none(files):
             assert {cell.model.spec for cell in cells} == set(measured), study.name
             assert measured[0] in json.dumps(dict(study.settings(chosen.profile)))
     four = select(StudyOptions(names=("figure-5",), models=given))
-    assert [cell.model.spec for cell in four.cells if hasattr(cell.model, "spec")] == [options.models[1]]
+    assert {cell.model.spec for cell in four.cells if hasattr(cell.model, "spec")} == {options.models[1]}
 
 
 def test_a_baseline_replaces_the_unverified_name(files):

@@ -51,7 +51,7 @@ def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
     given = own.given or (released(profile) if profile.name == "paper" else ())
     differential = [one for one in given if one.factors().get("lambda_init") is not None]
     if own.given:
-        return differential  # what these started from is not known
+        return [*differential]  # what these started from is not known
     return [*(differential or trainings), *(Untrained(of=training) for training in trainings)]
 
 
