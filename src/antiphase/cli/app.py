@@ -3,12 +3,12 @@
 import errno
 import shlex
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 from typer.exceptions import Exit, TyperException
 
+from antiphase.cli.groups import lazy_group
 from antiphase.errors import Failures, UserError, shown
 from antiphase.heap import keep_freed_memory
 
@@ -23,11 +23,10 @@ _LONGEST_WORD = 500  # a longer name or path is shown without its middle
 app = typer.Typer(
     name="antiphase",
     help="Measure how fragile differential attention is, and help to build models that are not.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.info.cls = lazy_group(app)
 
 
 def main() -> None:
@@ -69,6 +68,8 @@ def _complain(*lines: str) -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"antiphase {version('antiphase')}")
         raise Exit
 

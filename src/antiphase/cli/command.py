@@ -38,7 +38,7 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         call.__doc__, call.__name__ = body.__doc__, body.__name__
-        app.command(name)(call)
+        app.command(name or body.__name__.replace("_", "-"))(call)
         return body
 
     return register

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from antiphase.cli.app import app
 from antiphase.cli.command import command
+from antiphase.cli.groups import HelpGroup
 from antiphase.errors import UserError
 from antiphase.studies.options import (
     AnyStudyOptions,
@@ -27,7 +28,7 @@ from antiphase.studies.options import (
 if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
-study = typer.Typer(no_args_is_help=True, help="The papers' tables and figures, and studies of your own.")
+study = typer.Typer(cls=HelpGroup, help="The papers' tables and figures, and studies of your own.")
 app.add_typer(study, name="study")
 
 
