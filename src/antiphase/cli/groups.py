@@ -9,18 +9,54 @@ from typer.core import TyperGroup
 from typer.main import get_command_from_info, get_group_from_info
 
 MODULES = {
-    "quickstart": ("attack", "Audit the small models that come with the package on images of Fashion-MNIST that come with it too."),
-    "audit": ("attack", "Attack a model, and its twin on the same images; write rows, summary.json and report.html."),
-    "attack": ("attack", "Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html."),
-    "sense": ("sense", "Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth."),
-    "certify": ("certify", "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and the curve."),
-    "evaluate": ("evaluate", "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, as DiffCLIP does."),
-    "look": ("look", "Draw where a CLIP and its twin look in images for a text, side by side."),
-    "train": ("training", "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128)."),
-    "train-clip": ("clip_training", "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe."),
-    "study": ("study", "The papers' tables and figures, and studies of your own."),
-    "export": ("export", "Write a model as safetensors, in our layout or the released one, or put it on the hub."),
-}  # fmt: skip
+    "quickstart": (
+        "attack",
+        "Audit the small models that come with the package on images of Fashion-MNIST that come with it too.",
+    ),
+    "audit": (
+        "attack",
+        "Attack a model, and its twin on the same images; write rows, summary.json and report.html.",
+    ),
+    "attack": (
+        "attack",
+        "Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.",
+    ),
+    "sense": (
+        "sense",
+        "Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz "
+        "constants, depth.",
+    ),
+    "certify": (
+        "certify",
+        "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and "
+        "the curve.",
+    ),
+    "evaluate": (
+        "evaluate",
+        "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, as "
+        "DiffCLIP does.",
+    ),
+    "look": (
+        "look",
+        "Draw where a CLIP and its twin look in images for a text, side by side.",
+    ),
+    "train": (
+        "training",
+        "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",
+    ),
+    "train-clip": (
+        "clip_training",
+        "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
+    ),
+    "study": (
+        "study",
+        "The papers' tables and figures, and studies of your own.",
+    ),
+    "export": (
+        "export",
+        "Write a model as safetensors, in our layout or the released one, or put it on the hub.",
+    ),
+}
 """The commands: the module of each, and the first line of its help."""
 
 
