@@ -2,7 +2,7 @@
 
 import os
 
-from antiphase.cli.app import app
+from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.clip_training import TrainClipOptions
@@ -27,7 +27,7 @@ def train_clip(options: TrainClipOptions) -> Answer:
     with run_folder(options.out, "train-clip"):
         from antiphase.runs.train_clip import run
 
-        last = run(options)[-1]
+        last = run(options, typed_command())[-1]
     if os.environ.get("RANK", "0") != "0":
         return None
     print(f"loss {last['loss']:.4f} after {last['epoch']} epochs; {options.out}")

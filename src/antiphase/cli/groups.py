@@ -56,6 +56,14 @@ MODULES = {
         "export",
         "Write a model as safetensors, in our layout or the released one, or put it on the hub.",
     ),
+    "rerun": (
+        "rerun",
+        "Repeat a run with the options that it stored, and say whether the numbers are equal.",
+    ),
+    "doctor": (
+        "doctor",
+        "Show versions, devices, kernels and data, and how to get what is missing.",
+    ),
 }
 """The commands: the module of each, and the first line of its help."""
 

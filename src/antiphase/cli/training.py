@@ -2,7 +2,7 @@
 
 import os
 
-from antiphase.cli.app import app
+from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.training import TrainOptions
@@ -29,7 +29,7 @@ def train(options: TrainOptions) -> Answer:
     with run_folder(options.out, "train"):
         from antiphase.runs.train import run
 
-        last = run(options)[-1]
+        last = run(options, typed_command())[-1]
     if os.environ.get("RANK", "0") != "0":
         return None
     robust = f", {last['robust_accuracy']:.4f} under PGD," if options.adversarial else ""

@@ -1,6 +1,7 @@
 """The power behind the checks of studies, for a console and as JSON."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
