@@ -1,8 +1,10 @@
 """The command line: one line for each mistake, exit code 2; a traceback is a defect of ours."""
 
 import errno
+import logging
 import shlex
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -60,6 +62,8 @@ def typed_command() -> str:
 
 
 def _complain(*lines: str) -> None:
+    if logging.getLogger("antiphase").isEnabledFor(logging.INFO):  # --verbose
+        traceback.print_exc()
     for before, line in zip(("antiphase:", *("  -" for _ in lines)), lines, strict=False):
         words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in line.split())
         print(before, *words, file=sys.stderr)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import logging
 import os
 import sys
 import tomllib
@@ -31,7 +32,7 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     """Register a function of one model of options as a command.
 
     Only what was typed or configured reaches the model, so that its ``model_fields_set`` tells what the user asked for.
-    Every command has ``--config`` and ``--json``. With ``--json``, what the body prints goes to standard error.
+    Every command has ``--config``, ``--json`` and ``--verbose``. With ``--json``, what the body prints goes to standard error.
 
     Args:
         app: where the command is registered.
@@ -40,7 +41,7 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     """
 
     def register(body: Body) -> Body:
-        def call(*, context: typer.Context, config: Any, as_json: bool, **values: Any) -> None:
+        def call(*, context: typer.Context, config: Any, verbose: bool, as_json: bool, **values: Any) -> None:
             given = options(**{key: value for key, value in values.items() if _typed(context, key)})
             if not as_json:
                 body(given)
@@ -75,12 +76,23 @@ def _shared(fields: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:
         "--config", callback=read, is_eager=True, metavar="FILE",
         help="TOML file with values of these options, under their names; what is typed counts more.",
     )  # fmt: skip
+
+    def log(verbose: bool) -> None:
+        if verbose:
+            logging.basicConfig(format="antiphase: %(message)s")
+            logging.getLogger("antiphase").setLevel(logging.INFO)
+
+    talkative = typer.Option(
+        "--verbose", "-v", callback=log, is_eager=True,
+        help="Say more: why a backend was not chosen, and after a mistake where it was found.",
+    )  # fmt: skip
     as_json = typer.Option(
         "--json", help="Print one JSON value to standard output; all else goes to standard error."
     )
     return [
         inspect.Parameter("config", _KEYWORD, annotation=Annotated[Path | None, config], default=None),
         inspect.Parameter("as_json", _KEYWORD, annotation=Annotated[bool, as_json], default=False),
+        inspect.Parameter("verbose", _KEYWORD, annotation=Annotated[bool, talkative], default=False),
     ]
 
 

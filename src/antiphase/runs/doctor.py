@@ -18,10 +18,13 @@ import torch
 
 from antiphase.attention.backends.native.build import CannotBuildError, library, missing
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
+from antiphase.data.openmoji import NOTO_FONT
 from antiphase.data.pair_sources import load_pairs
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.runs.loading import check_compiler, find_device
+
+_DRAWN = ("openmoji", "noto-emoji", "emoji-scenes")
 
 # of a message about data: that nothing was downloaded, and what the line about the folder says
 _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )|, or set ANTIPHASE_DATA to another folder")
@@ -34,14 +37,15 @@ def examine() -> dict[str, Any]:
         ``versions`` of packages, None for one that is missing; ``extras`` and ``data``, each ``ok`` with ``fix``, the
         way to get what is missing; ``devices``; ``kernels`` and ``compile``, each ``ok`` with ``why``.
     """
+    extras = _extras()
     return {
         "versions": {"python": platform.python_version()} | _versions(None),
-        "extras": _extras(),
+        "extras": extras,
         "devices": _devices(),
         "kernels": _kernels(),
         "compile": _compiled(),
         "data_root": str(data_root()),
-        "data": _data(),
+        "data": _data() | _drawn(extras["openmoji"]["fix"]),
     }
 
 
@@ -112,11 +116,11 @@ def _compiled() -> dict[str, Any]:
 
 
 def _data() -> dict[str, Any]:
-    """Return which sources open, except those that need a path."""
+    """Return which sources open, except those that need a path and those that are drawn."""
     found = {}
     with _offline(data_root()):
         for name in dict.fromkeys((*SOURCES, *PAIR_SOURCES)):
-            if ":" in name or name == "random":
+            if ":" in name or name == "random" or name in _DRAWN:
                 continue
             try:
                 images: Any = (
@@ -131,6 +135,18 @@ def _data() -> dict[str, Any]:
                     {"n": len(images)} if hasattr(images, "__len__") else {}
                 )
     return found
+
+
+def _drawn(fix: str | None) -> dict[str, Any]:
+    """Return which sources could be drawn; it takes too long to try.
+
+    Args:
+        fix: how to install the packages that draw them; None if they are there.
+    """
+    noto = fix or (None if NOTO_FONT.is_file() else "apt-get install fonts-noto-color-emoji")
+    return {name: {"ok": fix is None, "fix": fix} for name in _DRAWN} | {
+        "noto-emoji": {"ok": noto is None, "fix": noto}
+    }
 
 
 @contextlib.contextmanager
