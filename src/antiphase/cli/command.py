@@ -32,7 +32,8 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     """Register a function of one model of options as a command.
 
     Only what was typed or configured reaches the model, so that its ``model_fields_set`` tells what the user asked for.
-    Every command has ``--config``, ``--json`` and ``--verbose``. With ``--json``, what the body prints goes to standard error.
+    Every command has ``--config``, ``--json`` and ``--verbose``. With ``--json``, what the body prints goes to standard
+    error.
 
     Args:
         app: where the command is registered.
