@@ -206,7 +206,10 @@ def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
     assert "my expectation" in out
     code, out, _ = call("report", *words)
     assert code == 0
-    assert "margin_pgd" in (tmp_path / "antiphase-studies" / "own-my-study.html").read_text()
+    page = (tmp_path / "antiphase-studies" / "own-my-study.html").read_text()
+    assert "margin_pgd" in page
+    assert "About this study</h2>" in page
+    assert "The paper</h2>" not in page
     path = tmp_path / "my-study.py"
     path.write_text(path.read_text().replace('objective="margin"', 'objective="dlr"'))
     code, _, err = call("run", *words)
@@ -282,3 +285,29 @@ def test_a_mistake_gets_one_line(call, tmp_path, monkeypatch, words, message):
     assert code == 2
     assert err.count("\n") <= 2  # a plan may stand before it
     assert message in err
+
+
+def test_the_next_command_is_what_one_types(call, tmp_path):
+    words = ("table-1", "--profile", "smoke", "--store", tmp_path / "my store")
+    code, _, err = call("report", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    again = f"antiphase study run table-1 --profile smoke --store '{tmp_path / 'my store'}' makes them"
+    assert again in err
+    code, _, err = call("rows", *words)
+    assert (code, err.count("\n"), again in err) == (2, 1, True)
+    code, _, err = call("run", *words, "-q")
+    assert code == 0
+    assert (
+        f"antiphase study report table-1 --profile smoke --store '{tmp_path / 'my store'}' draws them" in err
+    )
+
+
+def test_rows_are_shown_with_all_columns_that_differ(call, store):
+    code, out, _ = call("rows", "table-1", "--profile", "smoke", "--store", store, "--table", "attack")
+    assert code == 0
+    same, table = out.split("the same in every row: ")[1].split("\n", 1)
+    assert "norm linf" in same
+    header = {cell.strip() for cell in table.splitlines()[1].strip("│").split("┆")}
+    assert {"eps", "success", "sample"} <= header
+    assert "…" not in table.splitlines()[1]
+    assert "norm" not in header

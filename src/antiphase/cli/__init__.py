@@ -1,19 +1,5 @@
-"""The command line: each module registers its commands."""
+"""The command line: the module of a command is imported when the command is asked for."""
 
-from antiphase.cli import attack as attacks
-from antiphase.cli import certify, clip_training, evaluate, export, look, sense, study, training
 from antiphase.cli.app import app, main
 
-__all__ = [
-    "app",
-    "attacks",
-    "certify",
-    "clip_training",
-    "evaluate",
-    "export",
-    "look",
-    "main",
-    "sense",
-    "study",
-    "training",
-]
+__all__ = ["app", "main"]

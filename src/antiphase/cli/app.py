@@ -1,14 +1,16 @@
 """The command line: one line for each mistake, exit code 2; a traceback is a defect of ours."""
 
 import errno
+import logging
 import shlex
 import sys
-from importlib.metadata import version
+import traceback
 from typing import Annotated
 
 import typer
 from typer.exceptions import Exit, TyperException
 
+from antiphase.cli.groups import lazy_group
 from antiphase.errors import Failures, UserError, shown
 from antiphase.heap import keep_freed_memory
 
@@ -23,11 +25,10 @@ _LONGEST_WORD = 500  # a longer name or path is shown without its middle
 app = typer.Typer(
     name="antiphase",
     help="Measure how fragile differential attention is, and help to build models that are not.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.info.cls = lazy_group(app)
 
 
 def main() -> None:
@@ -61,6 +62,8 @@ def typed_command() -> str:
 
 
 def _complain(*lines: str) -> None:
+    if logging.getLogger("antiphase").isEnabledFor(logging.INFO):  # --verbose
+        traceback.print_exc()
     for before, line in zip(("antiphase:", *("  -" for _ in lines)), lines, strict=False):
         words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in line.split())
         print(before, *words, file=sys.stderr)
@@ -69,6 +72,8 @@ def _complain(*lines: str) -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"antiphase {version('antiphase')}")
         raise Exit
 

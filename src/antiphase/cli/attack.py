@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from antiphase.cli.app import app, typed_command
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.runs.options.training import TrainOptions
@@ -19,7 +19,7 @@ _PAIRS = 8  # fewer training seeds decide nothing
 
 
 @command(app, QuickstartOptions)
-def quickstart(options: QuickstartOptions) -> None:
+def quickstart(options: QuickstartOptions) -> Answer:
     """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
 
     No download, no training: eight ViTs and their differential twins under PGD at four budgets.
@@ -36,7 +36,7 @@ def quickstart(options: QuickstartOptions) -> None:
     with run_folder(options.out, "quickstart"):
         if options.train:
             models, against = (_train("diffvit", options),), (_train("vit", options),)
-        _show(_loaded(options.audit(models, against)).run(), options.out)
+        return _show(_loaded(options.audit(models, against)).run(), options.out)
 
 
 def _train(kind: str, options: QuickstartOptions) -> str:
@@ -54,7 +54,7 @@ def _train(kind: str, options: QuickstartOptions) -> str:
 
 
 @command(app, AuditOptions)
-def audit(options: AuditOptions) -> None:
+def audit(options: AuditOptions) -> Answer:
     """Attack a model, and its twin on the same images; write rows, summary.json and report.html.
 
     **Examples**
@@ -70,11 +70,11 @@ def audit(options: AuditOptions) -> None:
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
     """
     with run_folder(options.out, "audit"):
-        _show(_loaded(options).run(), options.out)
+        return _show(_loaded(options).run(), options.out)
 
 
 @command(app, AttackOptions)
-def attack(options: AttackOptions) -> None:
+def attack(options: AttackOptions) -> Answer:
     """Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
 
     The same command resumes a killed attack. Under torchrun the processes share the images.
@@ -90,7 +90,7 @@ def attack(options: AttackOptions) -> None:
     torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
     """
     with run_folder(options.out, "attack"):
-        _show(_loaded(options).run(), options.out)
+        return _show(_loaded(options).run(), options.out)
 
 
 def _loaded(options: AuditOptions) -> "Audit":
@@ -100,13 +100,13 @@ def _loaded(options: AuditOptions) -> "Audit":
     return prepare(options, typed_command())
 
 
-def _show(summary: dict[str, Any], out: Path) -> None:
-    """Draw the report and print the table."""
+def _show(summary: dict[str, Any], out: Path) -> Answer:
+    """Draw the report, print the table and return summary and report."""
     from antiphase.report import console_report, read_run, write_report
     from antiphase.runs.processes import this_process
 
     if not this_process().first:
-        return
+        return None
     report = write_report(out)
     Console().print(console_report(read_run(out)))
     for at in summary.get("norms", []):
@@ -116,3 +116,4 @@ def _show(summary: dict[str, Any], out: Path) -> None:
     for warning in record["warnings"]:
         print(f"warning: {warning}")
     print(f"report: {report}   ({record['seconds']:.0f} s)")
+    return summary | {"warnings": record["warnings"], "out": str(out), "report": str(report)}

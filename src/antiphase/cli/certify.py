@@ -5,13 +5,13 @@ import time
 from rich.console import Console
 
 from antiphase.cli.app import app, typed_command
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.certify import CertifyOptions
 
 
 @command(app, CertifyOptions)
-def certify(options: CertifyOptions) -> None:
+def certify(options: CertifyOptions) -> Answer:
     """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and the curve.
 
     The expected time is printed first, and the same command resumes a killed run. The certificate is one of
@@ -38,7 +38,7 @@ def certify(options: CertifyOptions) -> None:
         console = Console(stderr=True, highlight=False)
         rows, summary = run(options, typed_command(), announce=console.print)
         if not this_process().first:
-            return
+            return None
         write_figure(curve_figure(rows, summary), options.out)
         tables = estimated_tables(summary["estimated"]) if "estimated" in summary else []
         Console().print(certificate_table(summary), *tables)
@@ -47,3 +47,4 @@ def certify(options: CertifyOptions) -> None:
         for warning in summary["warnings"]:
             print(f"warning: {warning}")
         print(f"rows, summary and figure: {options.out}   ({time.monotonic() - began:.0f} s)")
+        return summary | {"out": str(options.out)}

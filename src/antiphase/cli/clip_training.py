@@ -2,14 +2,14 @@
 
 import os
 
-from antiphase.cli.app import app
-from antiphase.cli.command import command
+from antiphase.cli.app import app, typed_command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.clip_training import TrainClipOptions
 
 
 @command(app, TrainClipOptions)
-def train_clip(options: TrainClipOptions) -> None:
+def train_clip(options: TrainClipOptions) -> Answer:
     """Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 
     The same command resumes a killed run, which ends with the weights of an uninterrupted one. Under
@@ -27,6 +27,8 @@ def train_clip(options: TrainClipOptions) -> None:
     with run_folder(options.out, "train-clip"):
         from antiphase.runs.train_clip import run
 
-        last = run(options)[-1]
-    if os.environ.get("RANK", "0") == "0":
-        print(f"loss {last['loss']:.4f} after {last['epoch']} epochs; {options.out}")
+        last = run(options, typed_command())[-1]
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    print(f"loss {last['loss']:.4f} after {last['epoch']} epochs; {options.out}")
+    return last | {"out": str(options.out)}

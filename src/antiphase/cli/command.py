@@ -1,26 +1,39 @@
 """From a model of options to a command of typer: each field becomes one option or argument."""
 
+import contextlib
 import dataclasses
 import inspect
+import json
+import logging
+import os
+import sys
+import tomllib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
+from antiphase.errors import UserError, shown
 from antiphase.runs.options.base import Options, Typed
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
-Body = Callable[[Any], None]
+Answer = dict[str, Any] | list[Any] | None
+"""What ``--json`` prints; None in those processes of a run that print nothing."""
+
+Body = Callable[[Any], Answer]
+"""What a command does with its options."""
 
 
 def command(app: typer.Typer, options: type[Options], name: str | None = None) -> Callable[[Body], Body]:
     """Register a function of one model of options as a command.
 
-    Only what was typed reaches the model, so that its ``model_fields_set`` tells what the user asked for.
+    Only what was typed or configured reaches the model, so that its ``model_fields_set`` tells what the user asked for.
+    Every command has ``--config``, ``--json`` and ``--verbose``. With ``--json``, what the body prints goes to standard
+    error.
 
     Args:
         app: where the command is registered.
@@ -29,19 +42,83 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     """
 
     def register(body: Body) -> Body:
-        def call(*, context: typer.Context, **values: Any) -> None:
-            body(options(**{key: value for key, value in values.items() if _typed(context, key)}))
+        def call(*, context: typer.Context, config: Any, verbose: bool, as_json: bool, **values: Any) -> None:
+            given = options(**{key: value for key, value in values.items() if _typed(context, key)})
+            if not as_json:
+                body(given)
+                return
+            with contextlib.redirect_stdout(sys.stderr):
+                found = body(given)
+            if found is not None and os.environ.get("RANK", "0") == "0":  # under torchrun one process answers
+                print(json.dumps(found, indent=2, allow_nan=False))
 
         fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
         parameters += [_parameter(key, field) for key, field in fields.items()]
+        parameters += _shared(fields)
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         call.__doc__, call.__name__ = body.__doc__, body.__name__
-        app.command(name)(call)
+        app.command(name or body.__name__.replace("_", "-"))(call)
         return body
 
     return register
+
+
+def _shared(fields: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:
+    """Return the parameters that every command has."""
+
+    def read(context: typer.Context, path: Path | None) -> Path | None:
+        if path is not None:
+            context.default_map = _configured(path, fields)
+        return path
+
+    config = typer.Option(
+        "--config", callback=read, is_eager=True, metavar="FILE",
+        help="TOML file with values of these options, under their names; what is typed counts more.",
+    )  # fmt: skip
+
+    def log(verbose: bool) -> None:
+        if verbose:
+            logging.basicConfig(format="antiphase: %(message)s")
+            logging.getLogger("antiphase").setLevel(logging.INFO)
+
+    talkative = typer.Option(
+        "--verbose", "-v", callback=log, is_eager=True,
+        help="Say more: why a backend was not chosen, and after a mistake where it was found.",
+    )  # fmt: skip
+    as_json = typer.Option(
+        "--json", help="Print one JSON value to standard output; all else goes to standard error."
+    )
+    return [
+        inspect.Parameter("config", _KEYWORD, annotation=Annotated[Path | None, config], default=None),
+        inspect.Parameter("as_json", _KEYWORD, annotation=Annotated[bool, as_json], default=False),
+        inspect.Parameter("verbose", _KEYWORD, annotation=Annotated[bool, talkative], default=False),
+    ]
+
+
+def _configured(path: Path, fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
+    """Return the values of a TOML file as one would type them.
+
+    Raises:
+        UserError: it cannot be read, or has something that is no option.
+    """
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"config {shown(str(path))}: cannot be read ({why}); expected a TOML file") from None
+    found: dict[str, Any] = {}
+    for name, value in read.items():
+        key = name.replace("-", "_")
+        if key not in fields or isinstance(value, dict):
+            known = ", ".join(each.replace("_", "-") for each in fields)
+            raise UserError(
+                f"config {shown(str(path))}: {shown(name)} is no option; expected some of {known}"
+            )
+        joined = isinstance(value, list) and _shown(fields[key]).text is not None
+        found[key] = ",".join(map(str, value)) if joined else value
+    return found
 
 
 def _typed(context: typer.Context, key: str) -> bool:

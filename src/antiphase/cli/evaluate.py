@@ -3,13 +3,13 @@
 from rich.console import Console
 
 from antiphase.cli.app import app, typed_command
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.evaluate import EvaluateOptions
 
 
 @command(app, EvaluateOptions)
-def evaluate(options: EvaluateOptions) -> None:
+def evaluate(options: EvaluateOptions) -> Answer:
     """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, as DiffCLIP does.
 
     Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
@@ -36,9 +36,10 @@ def evaluate(options: EvaluateOptions) -> None:
 
         summary = run(options, typed_command())
         if not this_process().first:
-            return
+            return None
         page = write_evaluation_page(options.out)
         console = Console()
         for table in console_tables(summary):
             console.print(table)
         print(f"report: {page}")
+        return summary | {"out": str(options.out), "report": str(page)}

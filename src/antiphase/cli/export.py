@@ -3,13 +3,13 @@
 from contextlib import nullcontext
 
 from antiphase.cli.app import app
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.export import ExportOptions
 
 
 @command(app, ExportOptions)
-def export(options: ExportOptions) -> None:
+def export(options: ExportOptions) -> Answer:
     """Write a model as safetensors, in our layout or the released one, or put it on the hub.
 
     **Examples**
@@ -24,7 +24,10 @@ def export(options: ExportOptions) -> None:
         from antiphase.models import load_model, push, write_model
 
         model = load_model(options.model)
+        found = {}
         if options.out is not None:
-            print(write_model(model, options.out, layout=options.layout))
+            found["out"] = str(write_model(model, options.out, layout=options.layout))
         if options.push is not None:
-            print(push(model, options.push, private=not options.public))
+            found["pushed"] = str(push(model, options.push, private=not options.public))
+        print(*found.values(), sep="\n")
+        return found

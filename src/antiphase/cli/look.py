@@ -4,12 +4,12 @@ import sys
 from dataclasses import replace
 
 from antiphase.cli.app import app, typed_command
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.options.look import LookOptions
 
 
 @command(app, LookOptions)
-def look(options: LookOptions) -> None:
+def look(options: LookOptions) -> Answer:
     """Draw where a CLIP and its twin look in images for a text, side by side.
 
     Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
@@ -48,3 +48,5 @@ def look(options: LookOptions) -> None:
 
         Console().print(mask_table(rows))
     print(f"figure: {options.out}   maps: {maps}")
+    written = {"figure": str(options.out), "maps": str(maps)}
+    return {key: value for key, value in found.stored.items() if key != "maps"} | written

@@ -5,13 +5,13 @@ import time
 from rich.console import Console
 
 from antiphase.cli.app import app, typed_command
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.sense import SenseOptions
 
 
 @command(app, SenseOptions)
-def sense(options: SenseOptions) -> None:
+def sense(options: SenseOptions) -> Answer:
     """Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 
     Works with any model that has attention. Attention that is not known is found by what it does. The maps of each
@@ -40,10 +40,11 @@ def sense(options: SenseOptions) -> None:
         began = time.monotonic()
         summary = run(options, typed_command(), announce=Console(stderr=True, highlight=False).print)
         if not this_process().first:
-            return
+            return None
         report = write_sense_report(options.out)
         console = Console()
         for part, table in (("alignment", sense_table), ("lipschitz", lipschitz_table)):
             if part in summary:
                 console.print(table(summary))
         print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
+        return summary | {"out": str(options.out), "report": str(report)}

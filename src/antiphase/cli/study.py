@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from antiphase.cli.app import app
-from antiphase.cli.command import command
+from antiphase.cli.command import Answer, command
+from antiphase.cli.groups import HelpGroup
 from antiphase.errors import UserError
 from antiphase.studies.options import (
     AnyStudyOptions,
@@ -27,25 +28,27 @@ from antiphase.studies.options import (
 if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
-study = typer.Typer(no_args_is_help=True, help="The papers' tables and figures, and studies of your own.")
+study = typer.Typer(cls=HelpGroup, help="The papers' tables and figures, and studies of your own.")
 app.add_typer(study, name="study")
 
 
 @command(study, ListOptions, "list")
-def list_(_: ListOptions) -> None:
+def list_(_: ListOptions) -> Answer:
     """List the studies of both papers."""
     from antiphase.studies.registry import known_studies
 
     table = Table(box=None, header_style="bold")
     for column in ("name", "paper", "artefact", "what it shows"):
         table.add_column(column, no_wrap=column == "name")
-    for one in known_studies().values():
-        table.add_row(one.name, one.paper, one.label, one.title)
+    found = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
+    for row in found:
+        table.add_row(*row)
     Console().print(table)
+    return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in found]
 
 
 @command(study, StudyOptions)
-def show(options: StudyOptions) -> None:
+def show(options: StudyOptions) -> Answer:
     """Show a study: the paper's numbers, the settings, every cell, and how long the missing ones take.
 
     **Examples**
@@ -59,21 +62,31 @@ def show(options: StudyOptions) -> None:
     from antiphase.studies.selection import describe, select
 
     chosen = select(options)
+    found = []
     for one in chosen.studies:
-        plan = chosen.plan(one)
+        plan, cells = chosen.plan(one), []
         print(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
-        for name, value in shown_settings(one, chosen.profile).items():
+        settings = shown_settings(one, chosen.profile)
+        for name, value in settings.items():
             print(f"{name}: {value}")
         print()
         missing = {identity(cell) for cell in plan.missing}
         for cell in plan.cells:
             mark = "·" if identity(cell) in missing else "✓" if chosen.store.done(cell) else " "
             print(f"{mark} {cell.table}-{identity(cell)}  {cell.label}")
+            cells.append({"cell": f"{cell.table}-{identity(cell)}", "label": cell.label, "done": mark == "✓"})
         print(f"\n{describe(plan)}")
+        found.append(
+            {
+                "study": one.name, "paper": one.paper, "artefact": one.label, "title": one.title, "text": one.text,
+                "profile": chosen.profile.name, "settings": dict(settings), "cells": cells, "seconds": plan.seconds,
+            }
+        )  # fmt: skip
+    return found
 
 
 @command(study, RunOptions)
-def run(options: RunOptions) -> None:
+def run(options: RunOptions) -> Answer:
     """Run every cell of some studies that is not in the store yet.
 
     The same command resumes a killed run; finished cells are not run again. Several runs may share one store.
@@ -94,11 +107,11 @@ def run(options: RunOptions) -> None:
     """
     from antiphase.studies.launch import run
 
-    run(options, print, lambda line: print(line, file=sys.stderr))
+    return run(options, print, lambda line: print(line, file=sys.stderr))
 
 
 @command(study, AnyStudyOptions)
-def status(options: AnyStudyOptions) -> None:
+def status(options: AnyStudyOptions) -> Answer:
     """Show for each study how many cells are done, running or damaged.
 
     **Examples**
@@ -113,7 +126,7 @@ def status(options: AnyStudyOptions) -> None:
     table = Table(box=None, header_style="bold")
     for column in ("study", "done", "running", "to do", "damaged", "about"):
         table.add_column(column, justify="left" if column == "study" else "right")
-    chosen = select(options)
+    chosen, found = select(options), []
     for one in chosen.studies:
         plan = chosen.plan(one)
         running = [cell for cell in plan.missing if chosen.store.busy(cell)]
@@ -121,15 +134,22 @@ def status(options: AnyStudyOptions) -> None:
         to_do = len(plan.missing) - len(running)
         time = duration(plan.seconds) if plan.missing else "–"
         table.add_row(one.name, str(there), str(len(running)), str(to_do), str(len(plan.damaged)), time)
+        found.append(
+            {
+                "study": one.name, "done": there, "running": len(running), "to_do": to_do,
+                "damaged": list(plan.damaged.values()), "seconds": plan.seconds if plan.missing else 0,
+            }
+        )  # fmt: skip
         for why in plan.damaged.values():
             print(f"damaged: {why}", file=sys.stderr)
         for cell in running:
             print(f"running: {cell.label}", file=sys.stderr)
     Console().print(table)
+    return found
 
 
 @command(study, RowsOptions)
-def rows(options: RowsOptions) -> None:
+def rows(options: RowsOptions) -> Answer:
     """Print or export the rows that a study is drawn from: one for each image, layer, head or seed.
 
     **Examples**
@@ -138,18 +158,20 @@ def rows(options: RowsOptions) -> None:
 
     antiphase study rows figure-2a --table attack --out asr.csv
     """
-    from antiphase.studies.rows import chosen_rows, write_rows
+    from antiphase.studies.rows import chosen_rows, plain_rows, shown_rows, write_rows
 
-    for key, frame in chosen_rows(options).items():
-        if options.out is None:
-            print(f"{key}: {len(frame):,} rows")
-            print(frame)
-        else:
-            write_rows(frame, options.out)
+    found = chosen_rows(options)
+    if options.out is not None:
+        (frame,) = found.values()
+        write_rows(frame, options.out)
+        return {"out": str(options.out), "rows": len(frame)}
+    for key, frame in found.items():
+        print(f"{key}: {len(frame):,} rows\n{shown_rows(frame)}")
+    return {key: plain_rows(frame) for key, frame in found.items()}
 
 
 @command(study, ClaimsOptions)
-def claims(options: ClaimsOptions) -> None:
+def claims(options: ClaimsOptions) -> Answer:
     """Print every claim of the papers with its verdict: holds, contradicted, absent, undecided, or not run.
 
     An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
@@ -165,21 +187,20 @@ def claims(options: ClaimsOptions) -> None:
     antiphase study claims --into docs/findings.md
     """
     from antiphase.report.studies.tables import console_claims
-    from antiphase.report.studies.written import claims_json, replace_claims
+    from antiphase.report.studies.written import plain_claims, replace_claims
     from antiphase.studies.selection import results_of
 
     results = results_of(options)
     if options.into is not None:
         replace_claims(results, options.into)
         print(options.into)
-    elif options.json_:
-        print(claims_json(results))
     else:
         Console().print(console_claims(results))
+    return [plain_claims(result) for result in results]
 
 
 @command(study, PackOptions)
-def pack(options: PackOptions) -> None:
+def pack(options: PackOptions) -> Answer:
     """Add the rows of finished cells to a directory that ships: small Parquet files, without checkpoints.
 
     Rows that are there already stay. Several machines may add to one directory; to merge two, pack one into the other.
@@ -192,12 +213,15 @@ def pack(options: PackOptions) -> None:
     """
     from antiphase.studies.selection import pack_studies
 
-    for line in pack_studies(options):
-        print(line)
+    found = {}
+    for name, count in pack_studies(options):
+        print(f"{name}: {count} cells added to {options.to}")
+        found[name] = count
+    return {"to": str(options.to), "cells_added": found}
 
 
 @command(study, PowerOptions)
-def power(options: PowerOptions) -> None:
+def power(options: PowerOptions) -> Answer:
     """Show what the stored rows can decide: for each difference, the smallest that would be found, and what it takes.
 
     **Examples**
@@ -206,29 +230,27 @@ def power(options: PowerOptions) -> None:
 
     antiphase study power robustness --seeds 16 --json
     """
-    from antiphase.report.studies.power import console_power, power_json
+    from antiphase.report.studies.power import console_power, plain_power
     from antiphase.studies.power import powers
     from antiphase.studies.selection import results_of
 
     results = results_of(options, partial=True)
     _check_some(results, options)
     found = powers(results)
-    if options.json_:
-        print(power_json(found))
-    else:
-        Console().print(console_power(found))
+    Console().print(console_power(found))
+    return [plain_power(each) for each in found]
 
 
 def _check_some(results: "Sequence[Result]", options: StudyOptions) -> None:
     if not any(result.done for result in results):
         raise UserError(
-            f"{options.place}: holds no cell of these studies under profile {options.profile}; antiphase study run "
-            "makes them"
+            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
+            f"{options.next_command('run')} makes them"
         )
 
 
 @command(study, ReportOptions)
-def report(options: ReportOptions) -> None:
+def report(options: ReportOptions) -> Answer:
     """Draw a site from the stored rows: an overview with the claims, a page for each table and figure.
 
     **Examples**
@@ -245,17 +267,19 @@ def report(options: ReportOptions) -> None:
 
     results = results_of(options)
     _check_some(results, options)
-    print(write_site(results, options.out))
+    written = {"site": str(write_site(results, options.out))}
     if options.markdown is not None:
         write_findings(results, options.markdown)
-        print(options.markdown)
+        written["markdown"] = str(options.markdown)
     if options.readme is not None and options.markdown is not None:
         replace_findings(results, options.readme, options.markdown.parent)
-        print(options.readme)
+        written["readme"] = str(options.readme)
+    print(*written.values(), sep="\n")
+    return written
 
 
 @command(study, NewOptions)
-def new(options: NewOptions) -> None:
+def new(options: NewOptions) -> Answer:
     """Write the file of a study of your own, ready to run and to be edited: your model, data, attack.
 
     **Examples**
@@ -266,4 +290,6 @@ def new(options: NewOptions) -> None:
     """
     from antiphase.studies.new import write_study
 
-    print(write_study(options.name))
+    path = str(write_study(options.name))
+    print(path)
+    return {"file": path}

@@ -1,13 +1,15 @@
 """``antiphase train``: what it prints, and its examples."""
 
-from antiphase.cli.app import app
-from antiphase.cli.command import command
+import os
+
+from antiphase.cli.app import app, typed_command
+from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.training import TrainOptions
 
 
 @command(app, TrainOptions)
-def train(options: TrainOptions) -> None:
+def train(options: TrainOptions) -> Answer:
     """Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 
     The same command resumes a killed run, which ends with the weights of an uninterrupted one.
@@ -27,6 +29,9 @@ def train(options: TrainOptions) -> None:
     with run_folder(options.out, "train"):
         from antiphase.runs.train import run
 
-        last = run(options)[-1]
+        last = run(options, typed_command())[-1]
+    if os.environ.get("RANK", "0") != "0":
+        return None
     robust = f", {last['robust_accuracy']:.4f} under PGD," if options.adversarial else ""
     print(f"accuracy {last['accuracy']:.4f}{robust} after {last['epoch']} epochs; {options.out}")
+    return last | {"out": str(options.out)}

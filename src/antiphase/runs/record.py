@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,12 @@ from antiphase.data import ImageSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
 from antiphase.errors import UserError
+from antiphase.files import write_json
 from antiphase.models.card import ModelCard, card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.runs.loading import find_device
+from antiphase.runs.options.base import Options
+from antiphase.runs.processes import this_process
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:
@@ -64,6 +69,13 @@ def run_record(
         **environment_record(next(models[0].parameters()).device),
         "warnings": warnings,
     }  # fmt: skip
+
+
+def write_training_record(options: Options, out: Path, command: str, seconds: float) -> None:
+    """Write ``run.json`` of a training: its options, which repeat it, and what it was made with."""
+    if this_process().first:
+        about = {"command": command, "options": options.record(), "seconds": round(seconds, 2)}
+        write_json(out / "run.json", about | environment_record(find_device("auto")))
 
 
 def environment_record(device: torch.device) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Training of a classifier by its options."""
 
+import time
 from typing import Any
 
 from antiphase.data import load_data
 from antiphase.runs.loading import find_device
 from antiphase.runs.options.training import TrainOptions
+from antiphase.runs.record import write_training_record
 from antiphase.training import fastest_precision, make_recipe, train_classifier
 
 _RECIPE = (
@@ -13,12 +15,17 @@ _RECIPE = (
 )  # fmt: skip
 
 
-def run(options: TrainOptions) -> list[dict[str, Any]]:
+def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
     """Load the data and train; return the metrics of each epoch.
+
+    Args:
+        options: of the training.
+        command: for the record, ``run.json``.
 
     Raises:
         UserError: the data cannot be loaded, or do not fit the model.
     """
+    began = time.monotonic()
     size, progress = options.image_size, not options.quiet
     images = load_data(options.data, split="train", image_size=size, limit=options.limit, progress=progress)
     held_out = load_data(options.data, split="test", image_size=size, progress=progress)
@@ -27,4 +34,6 @@ def run(options: TrainOptions) -> list[dict[str, Any]]:
         options.model, images, options.model_part, data=options.data, precision=precision,
         adversarial=options.adversary or None, **{name: getattr(options, name) for name in _RECIPE},
     )  # fmt: skip
-    return train_classifier(recipe, images, held_out, options.out, progress=progress)
+    metrics = train_classifier(recipe, images, held_out, options.out, progress=progress)
+    write_training_record(options, options.out, command, time.monotonic() - began)
+    return metrics

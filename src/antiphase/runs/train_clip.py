@@ -1,6 +1,7 @@
 """Training of a CLIP by its options."""
 
 import sys
+import time
 from typing import Any
 
 from antiphase.data.pair_sources import load_pairs
@@ -10,17 +11,23 @@ from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.models import CLIP
 from antiphase.runs.loading import check_compiler, find_device
 from antiphase.runs.options.clip_training import TrainClipOptions
+from antiphase.runs.record import write_training_record
 from antiphase.training.clip_recipe import make_clip_recipe
 from antiphase.training.contrastive import train_clip
 from antiphase.training.recipe import fastest_precision
 
 
-def run(options: TrainClipOptions) -> list[dict[str, Any]]:
+def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:
     """Load the pairs and train; return the metrics of each epoch.
+
+    Args:
+        options: of the training.
+        command: for the record, ``run.json``.
 
     Raises:
         UserError: the pairs cannot be loaded, or do not fit the recipe.
     """
+    began = time.monotonic()
     if options.compile:
         check_compiler(find_device("auto"))
     pairs = load_pairs(
@@ -37,10 +44,12 @@ def run(options: TrainClipOptions) -> list[dict[str, Any]]:
     def evaluate(model: CLIP) -> dict[str, float]:
         return evaluate_sets(model, tested)
 
-    return train_clip(
+    metrics = train_clip(
         recipe, pairs, options.out, evaluate=evaluate, part=options.part, compiled=options.compile,
         checkpointing=options.checkpointing, trackers=list(options.track), progress=not options.quiet,
     )  # fmt: skip
+    write_training_record(options, options.out, command, time.monotonic() - began)
+    return metrics
 
 
 def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from antiphase.errors import UserError
 from antiphase.runs.folders import check_holder
@@ -18,8 +19,8 @@ from antiphase.studies.selection import describe, select
 from antiphase.studies.store import Store
 
 
-def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> None:
-    """Run every missing cell of some studies.
+def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
+    """Run every missing cell of some studies; return how many there are, were missing and are missing now.
 
     Args:
         options: which studies, and where they run.
@@ -45,8 +46,9 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         for why in plan.damaged.values():
             say(f"damaged: {why}")
         say(describe(plan))
+    found = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
-        return
+        return found
 
     def cell_said(line: str) -> None:
         if process.first and not options.quiet:
@@ -62,10 +64,12 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     command = _command(options)
     if options.executor == "slurm":
         Slurm(options.store / "slurm", parse_settings(options.slurm))(command, options.jobs)
-        return
+        return found
     Local(here)([*command, "--quiet"], options.jobs)
+    after = make_plan(cells, store)
     if process.first:
-        say(f"{len(make_plan(cells, store).cells)} cells are there; antiphase study report draws them")
+        say(f"{len(after.cells)} cells are there; {options.next_command('report')} draws them")
+    return found | {"missing": len(after.missing)}
 
 
 def _command(options: RunOptions) -> list[str]:

@@ -1,6 +1,7 @@
 """The options of ``antiphase study …``; imports neither torch nor polars, so that --help is quick."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -73,7 +74,6 @@ Baseline = Annotated[
     ),
 ]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
-AsJson = Annotated[bool, Typed(flags=("--json",)), Field(description="Print JSON instead of a table.")]
 RowsFolder = Annotated[
     Path | None,
     Field(description="Directory of rows that ship (study pack), read in place of the store."),
@@ -108,6 +108,11 @@ class StudyOptions(Options):
         found = ["--profile", self.profile, *(["--seeds", str(self.seeds)] if self.seeds else [])]
         found += ["--models", ",".join(self.models)] if self.models else []
         return found + (["--baseline", self.baseline] if self.baseline else [])
+
+    def next_command(self, name: str) -> str:
+        """Return another command of antiphase study for the same studies, as one types it."""
+        words = ["antiphase", "study", name, *self.names, *self.words]
+        return shlex.join(words + (["--store", str(self.store)] if self.store != STORE else []))
 
 
 class AnyStudyOptions(StudyOptions):
@@ -188,7 +193,6 @@ class ClaimsOptions(AnyStudyOptions):
             description="Markdown file in which to replace the lines between <!-- claims --> and <!-- /claims -->."
         ),
     ] = None
-    json_: AsJson = False
 
 
 class PackOptions(AnyStudyOptions):
@@ -199,8 +203,6 @@ class PackOptions(AnyStudyOptions):
 
 class PowerOptions(StudyOptions):
     """Say what the stored rows can decide."""
-
-    json_: AsJson = False
 
 
 class ReportOptions(AnyStudyOptions):

@@ -1,8 +1,11 @@
 """The stored rows of one study, for export."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+from polars import selectors
 
 from antiphase.errors import UserError
 from antiphase.files import replacing
@@ -24,13 +27,28 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     rows = study_rows(chosen.cells, chosen.store)
     if not rows:
         raise UserError(
-            f"{name}: no rows in {options.study.place} under profile {options.profile}; antiphase study run makes them"
+            f"{name}: no rows in {options.study.place} under profile {options.profile}; "
+            f"{options.study.next_command('run')} makes them"
         )
     if table is not None and table not in rows:
         raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")
     if table is None and len(rows) > 1 and options.out is not None:
         raise UserError(f"{name} has several tables: name one with --table: {', '.join(rows)}")
     return {key: frame for key, frame in rows.items() if table in (None, key)}
+
+
+def shown_rows(frame: pl.DataFrame) -> str:
+    """Return the first and last rows as a table of all columns; what is the same in every row is named once."""
+    same = [name for name in frame.columns if len(frame) > 1 and frame[name].n_unique() == 1]
+    said = ", ".join(f"{name} {frame[name][0]}" for name in same)
+    with pl.Config(tbl_cols=-1, tbl_width_chars=1000, tbl_hide_dataframe_shape=True):
+        table = str(frame.drop(same))
+    return f"the same in every row: {said}\n{table}" if same else table
+
+
+def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows for JSON; what is not a finite number is null, and binary columns are left out."""
+    return json.loads(frame.drop(selectors.binary()).write_json())
 
 
 def write_rows(frame: pl.DataFrame, out: Path) -> None:

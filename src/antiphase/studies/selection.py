@@ -59,8 +59,8 @@ def _check_effect(studies: list[Study], chosen: Profile, without: Profile, name:
         raise UserError(f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}")
 
 
-def pack_studies(options: PackOptions) -> Iterator[str]:
-    """Add the finished cells of studies to rows that ship and yield what was added.
+def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
+    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added.
 
     Raises:
         UserError: None of the cells is finished.
@@ -68,13 +68,13 @@ def pack_studies(options: PackOptions) -> Iterator[str]:
     chosen, pack = select(options), Pack(options.to)
     if not any(chosen.store.done(cell) for cell in chosen.cells):
         raise UserError(
-            f"{options.place}: holds no finished cell of these studies; antiphase study run makes them"
+            f"{options.place}: holds no finished cell of these studies; {options.next_command('run')} makes them"
         )
     for study in chosen.studies:
         count = add_to_pack(
             pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store
         )
-        yield f"{study.name}: {count} cells added to {options.to}"
+        yield study.name, count
 
 
 def _command(options: StudyOptions, study: Study) -> str:

@@ -16,7 +16,7 @@ from antiphase.report.studies.axes import seeds_of
 from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.gallery import PIXELS, few_colors, gallery_figure, lighter
 from antiphase.report.studies.tables import check_sheet, plot_csv, table_note, table_sheet
-from antiphase.report.studies.wording import missing_cells, paper_title, tally
+from antiphase.report.studies.wording import PAPERS, missing_cells, paper_title, tally
 from antiphase.report.style.figures import as_pdf, as_png, as_svg, inline_svg
 from antiphase.report.style.markup import embedded
 from antiphase.report.style.prose import paragraphs, prose
@@ -59,6 +59,7 @@ def study_page(
         paper=paper_title(result.paper),
         lead=prose(blocks[:1]),
         text=prose(blocks[1:]),
+        about="The paper" if result.paper in PAPERS else "About this study",
         missing=missing_cells(result),
         plots=[
             _plot(plot, name(plot.name), place) for place, plot in enumerate(artefact.plots) if plot.panels

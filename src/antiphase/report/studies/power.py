@@ -1,7 +1,7 @@
 """The power behind the checks of studies, for a console and as JSON."""
 
-import json
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -42,21 +42,15 @@ def console_power(found: Sequence[Power]) -> Table:
     return table
 
 
-def power_json(found: Sequence[Power]) -> str:
-    """Return the power behind checks as indented JSON; differences of fractions are fractions."""
-    return json.dumps(
-        [
-            {
-                "study": each.result.name, "profile": each.result.profile, "claim": each.claim.name,
-                "check": each.check.what, "unit": each.check.unit, "verdict": each.verdict, "seeds": each.seeds,
-                "value": None if each.check.estimate is None else each.check.estimate.value, "error": each.error,
-                "error_of_seeds": each.by_seed, "error_of_images": each.by_image, "smallest_difference": each.decides,
-                "seeds_needed": each.needed, "core_minutes": each.minutes,
-            }
-            for each in found
-        ],
-        indent=2, ensure_ascii=False,
-    )  # fmt: skip
+def plain_power(each: Power) -> dict[str, Any]:
+    """Return the power behind a check for JSON; differences of fractions are fractions."""
+    return {
+        "study": each.result.name, "profile": each.result.profile, "claim": each.claim.name,
+        "check": each.check.what, "unit": each.check.unit, "verdict": each.verdict, "seeds": each.seeds,
+        "value": None if each.check.estimate is None else each.check.estimate.value, "error": each.error,
+        "error_of_seeds": each.by_seed, "error_of_images": each.by_image, "smallest_difference": each.decides,
+        "seeds_needed": each.needed, "core_minutes": each.minutes,
+    }  # fmt: skip
 
 
 def _number(each: Power, value: float | None) -> str:

@@ -82,12 +82,7 @@ def _marked(text: str) -> str:
     )
 
 
-def claims_json(results: Sequence[Result]) -> str:
-    """Return the claims as indented JSON."""
-    return json.dumps([_plain(result) for result in results], indent=2, ensure_ascii=False)
-
-
-def _plain(result: Result) -> dict[str, Any]:
+def plain_claims(result: Result) -> dict[str, Any]:
     """Return a study's claims for JSON; an interval without end is null."""
 
     def finite(value: float) -> float | None:

@@ -1,0 +1,31 @@
+"""The options of ``antiphase rerun`` and ``antiphase doctor``."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.runs.options.base import Options, Typed
+from antiphase.runs.options.fields import Directory, Quiet
+
+
+class RerunOptions(Options):
+    """Repeat a run and compare its numbers."""
+
+    run: Annotated[
+        Directory,
+        Typed(argument=True),
+        Field(
+            description="Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or train."
+        ),
+    ]
+    out: Annotated[
+        Directory | None,
+        Field(
+            description="Directory of the repetition. If not given: the name of the run with -again after it."
+        ),
+    ] = None
+    quiet: Quiet = False
+
+
+class DoctorOptions(Options):
+    """Show what is installed: there is nothing to choose."""

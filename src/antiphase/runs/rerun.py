@@ -1,0 +1,78 @@
+"""A run read back: the command and the options that it was made with, and whether another one has its numbers."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from antiphase.errors import UserError, shown
+from antiphase.runs.folders import MARKER
+
+RECORD = "run.json"
+_ROWS = "*.parquet"
+_METRICS = "metrics.jsonl"
+_WEIGHTS = "model.safetensors"
+_SPEED = "images_per_second"  # differs from run to run
+
+
+def recorded(run: Path) -> tuple[str, dict[str, Any]]:
+    """Return the command that made a run and its options.
+
+    Raises:
+        UserError: the directory holds no finished run that says with which options it was made.
+    """
+    try:
+        command = (run / MARKER).read_text(encoding="utf-8").strip()
+        options = json.loads((run / RECORD).read_text(encoding="utf-8"))["options"]
+    except (OSError, ValueError, KeyError):
+        raise UserError(
+            f"run {shown(str(run))}: no {RECORD} with options in it; expected the directory of a finished run"
+        ) from None
+    return command, options
+
+
+def compared(run: Path, again: Path) -> list[dict[str, Any]]:
+    """Compare the numbers of two runs, file by file.
+
+    Rows and weights have to be the same to the last bit; of training's metrics only the speed is left out.
+
+    Returns:
+        for each file ``file`` and ``equal``; where rows differ, ``columns`` with the number of rows that differ and
+        the largest difference of each.
+    """
+    found = [
+        _frames(one.name, pl.read_parquet(one), pl.read_parquet(again / one.name))
+        if (again / one.name).is_file()
+        else {"file": one.name, "equal": False, "columns": {}}
+        for one in sorted(run.glob(_ROWS))
+    ]
+    if (run / _METRICS).is_file():
+        found.append(_frames(_METRICS, *(pl.DataFrame(_metrics(each / _METRICS)) for each in (run, again))))
+    if (run / _WEIGHTS).is_file():
+        one, other = (hashlib.sha256((each / _WEIGHTS).read_bytes()).digest() for each in (run, again))
+        found.append({"file": _WEIGHTS, "equal": one == other, "columns": {}})
+    return found
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != _SPEED} for line in lines]
+
+
+def _frames(name: str, one: pl.DataFrame, other: pl.DataFrame) -> dict[str, Any]:
+    if one.schema != other.schema or len(one) != len(other):
+        return {"file": name, "equal": False, "columns": {}, "rows": [len(one), len(other)]}
+    columns = {}
+    for column in one.columns:
+        unequal = one[column].ne_missing(other[column])
+        if count := int(unequal.sum()):
+            numeric = one.schema[column].is_numeric()
+            largest = (
+                (one[column].cast(pl.Float64) - other[column].cast(pl.Float64)).abs().max()
+                if numeric
+                else None
+            )
+            columns[column] = {"rows": count, "largest_difference": largest}
+    return {"file": name, "equal": not columns, "columns": columns, "rows": [len(one), len(other)]}

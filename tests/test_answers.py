@@ -1,0 +1,210 @@
+"""``--json`` on every command, ``--config``, ``antiphase rerun`` and ``antiphase doctor``."""
+
+import json
+
+import polars as pl
+import pytest
+import torch
+from PIL import Image
+
+from antiphase.cli.groups import MODULES
+from antiphase.models import clip, write_model
+from antiphase.runs import doctor
+from antiphase.runs.rerun import compared
+
+SMALL = {
+    "vision": {"image_size": 16, "dim": 16, "depth": 1, "num_heads": 2, "patch_size": 8},
+    "text": {"dim": 16, "depth": 1, "num_heads": 2},
+    "embed_dim": 12,
+}
+TINY = {
+    "quickstart": "--limit 2 --eps 8/255 -q --out out",
+    "audit": "specimen:diffvit-0 --against specimen:vit-0 --limit 3 --eps 1/255 --sense-limit 0 -q --out out",
+    "attack": "specimen:vit-0 --attack fgsm --limit 3 -q --out out",
+    "sense": "specimen:vit-0 --parts alignment --limit 1 --probes 2 -q --out out",
+    "certify": "specimen:vit-0 --samples 10 --select 5 --limit 2 --sigma 0.1 --estimated 0 -q --out out",
+    "evaluate": "run --tasks zero-shot --data folder:photos -q --out out --cache features",
+    "look": "run photos/test/cat/0.png --text mug -q --out look.png",
+    "train": "--model vit --data digits --epochs 1 --limit 20 -q --out out",
+    "train-clip": "--model clip --preset openmoji --data csv:pairs.csv --held-out none --batch-size 2 --epochs 1 -q "
+    "--out out",
+    "export": "specimen:vit-0 --out out",
+    "doctor": "",
+    "study list": "",
+    "study show": "table-1 --profile smoke",
+    "study status": "table-1 --profile smoke",
+    "study new": "mine",
+}
+LONGER = {
+    "rerun",
+    "study run",
+    "study rows",
+    "study claims",
+    "study pack",
+    "study power",
+    "study report",
+}  # below
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with images, captions and a small CLIP, where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    write_model(clip(**SMALL), tmp_path / "run")
+    for at, kind in enumerate(("cat", "dog")):
+        place = tmp_path / "photos" / "test" / kind
+        place.mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (16, 16), (90 * at, 40 * number, 7)).save(place / f"{number}.png")
+    (tmp_path / "pairs.csv").write_text(
+        "image,caption\nphotos/test/cat/0.png,a cat\nphotos/test/dog/0.png,a dog\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def answer(run_cli):
+    """Run a command with ``--json`` and return what it printed, parsed."""
+
+    def ask(*words):
+        code, out, err = run_cli(*words, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return ask
+
+
+def test_every_command_is_tried():
+    assert {name.split()[0] for name in (*TINY, *LONGER)} == set(MODULES)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_a_command_prints_is_one_json_value(folder, answer, monkeypatch, name):
+    monkeypatch.setattr("antiphase.cli.attack._PAIRS", 1)
+    found = answer(*name.split(), *TINY[name].split())
+    assert found
+    if (folder / "out" / "summary.json").exists():
+        summary = json.loads((folder / "out" / "summary.json").read_text())
+        assert found.items() >= summary.items()
+    if (folder / "out" / "metrics.jsonl").exists():
+        assert found.items() >= json.loads((folder / "out" / "metrics.jsonl").read_text()).items()
+
+
+def test_every_command_of_a_study_prints_json(folder, answer):
+    size = ("table-1", "--profile", "smoke")
+    assert answer("study", "run", *size, "-q") == {"cells": 18, "missing_before": 18, "missing": 0}
+    (status,) = answer("study", "status", *size)
+    assert (status["done"], status["to_do"], status["seconds"]) == (18, 0, 0)
+    rows = answer("study", "rows", *size)["attack"]
+    stored = answer("study", "rows", *size, "--table", "attack", "--out", "rows.csv")
+    assert (stored["rows"], len(rows)) == (len(pl.read_csv("rows.csv")), len(pl.read_csv("rows.csv")))
+    assert {row["success"] for row in rows} <= {True, False}
+    assert {study["study"] for study in answer("study", "claims", *size)} == {"table-1"}
+    assert answer("study", "pack", *size)["cells_added"] == {"table-1": 18}
+    assert answer("study", "power", *size)[0]["study"] == "table-1"
+    assert answer("study", "report", *size) == {"site": "antiphase-studies/index.html"}
+
+
+def test_progress_and_mistakes_are_not_in_the_answer(folder, run_cli):
+    code, out, err = run_cli("attack", "specimen:vit-0", "--attack", "fgsm", "--limit", "3", "--json")
+    assert (code, set(json.loads(out)) >= {"results", "report"}) == (0, True)
+    assert "report: " in err
+    code, out, err = run_cli("attack", "specimen:vit-9", "--json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli):
+    (folder / "my.toml").write_text(
+        'model = "specimen:vit-0"\neps = ["1/255", 0.02]\nlimit = 3\nsense-limit = 0\nquiet = true\nnested = "off"\n'
+    )
+    code, _, err = run_cli("audit", "--config", "my.toml", "--limit", "2", "--out", "out")
+    assert code == 0, err
+    options = json.loads((folder / "out" / "run.json").read_text())["options"]
+    assert options["model"] == ["specimen:vit-0"]
+    assert (options["eps"], options["limit"], options["nested"]) == ([1 / 255, 0.02], 2, "off")
+    assert pl.read_parquet("out/rows.parquet")["sample"].n_unique() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read (No such file"),
+        ("limit = ", "cannot be read (Invalid value"),
+        ("steps = 2\nstep = 2", "'step' is no option; expected some of model, against"),
+        ("[audit]\nlimit = 2", "'audit' is no option"),
+        ("limit = 0", "'--limit': Input should be greater than or equal to 1"),
+        ('eps = ["1/0"]', "eps '1/0'"),
+    ],
+)
+def test_a_file_of_options_that_is_wrong_is_one_line(folder, run_cli, text, said):
+    if text is not None:
+        (folder / "my.toml").write_text(text)
+    code, out, err = run_cli("audit", "specimen:vit-0", "--config", "my.toml", "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("name", ["attack", "train"])
+def test_a_run_is_repeated_with_equal_numbers(folder, answer, run_cli, name):
+    answer(name, *TINY[name].split())
+    again = answer("rerun", "out", "-q")
+    assert (again["command"], again["out"], again["equal"]) == (name, "out-again", True)
+    first, second = (
+        json.loads((folder / each / "run.json").read_text())["options"] for each in ("out", "out-again")
+    )
+    assert first | {"out": "out-again"} == second
+    code, _, err = run_cli("rerun", "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds a finished run; give a new directory with --out" in err
+
+
+def test_a_number_that_differs_is_named(tmp_path):
+    rows = pl.DataFrame({"sample": [1, 2, 3], "distance": [0.5, float("nan"), 1.0], "by": ["a", None, "b"]})
+    for name, frame in {
+        "one": rows,
+        "same": rows,
+        "other": rows.with_columns(
+            distance=pl.Series([0.5, float("nan"), 1.25]), by=pl.Series(["a", "a", "b"])
+        ),
+        "short": rows.head(2),
+    }.items():
+        (tmp_path / name).mkdir()
+        frame.write_parquet(tmp_path / name / "rows.parquet")
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode()[:1])
+    found = {name: compared(tmp_path / "one", tmp_path / name) for name in ("same", "other", "short")}
+    assert [one["equal"] for one in found["same"]] == [True, False]  # the weights: "o" and "s"
+    assert found["other"][0]["columns"] == {
+        "distance": {"rows": 1, "largest_difference": 0.25},
+        "by": {"rows": 1, "largest_difference": None},
+    }
+    assert [one["equal"] for one in found["other"]] == [False, True]
+    assert (found["short"][0]["equal"], found["short"][0]["rows"]) == (False, [3, 2])
+
+
+def test_only_a_finished_run_is_repeated(folder, run_cli):
+    run_cli("export", "specimen:vit-0", "--out", "out")
+    for name in ("out", "photos", "nowhere"):
+        code, out, err = run_cli("rerun", name)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"'{name}': no run.json with options in it" in err
+
+
+def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeypatch, run_cli):
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("ANTIPHASE_NATIVE", "0")
+    found = doctor.examine()
+    assert found["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert found["kernels"] == {"ok": False, "path": None, "why": "ANTIPHASE_NATIVE=0"}
+    assert found["data"]["digits"] == {"ok": True, "fix": None, "n": 359}
+    assert not found["data"]["cifar10"]["ok"]
+    assert "put cifar-10-python.tar.gz from https://" in found["data"]["cifar10"]["fix"]
+    assert found["devices"][0]["device"] == "cpu"
+    assert found["data"]["openmoji"]["ok"] == found["extras"]["openmoji"]["ok"]
+    assert not any((tmp_path / "data").glob("*"))  # nothing was downloaded, no empty folder is left
+
+    monkeypatch.setattr("antiphase.runs.doctor._required", lambda _extra: ["no-such-package"])
+    code, out, _ = run_cli("doctor")
+    assert code == 0
+    assert "no-such-package" in out
+    assert 'pip install "antiphase[slurm]"' in out
+    assert "ANTIPHASE_NATIVE=0" in out

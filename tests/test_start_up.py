@@ -1,0 +1,65 @@
+"""How much a start imports, and that the table of commands says what the commands say of themselves."""
+
+import subprocess
+import sys
+
+import pytest
+import typer.main
+
+from antiphase.cli.app import app
+from antiphase.cli.groups import MODULES
+
+COUNT = """
+import sys
+before = set(sys.modules)
+{code}
+new = set(sys.modules) - before
+print(len(new), sorted({{name.partition(".")[0] for name in new}} & {heavy}), file=sys.stderr)
+"""
+HEAVY = {"pydantic", "rich", "pygments", "numpy", "torch", "polars", "matplotlib", "scipy"}
+
+
+def imported(code, heavy=frozenset(HEAVY)):
+    text = COUNT.format(code=code, heavy=set(heavy))
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    count, _, names = found.stderr.strip().partition(" ")
+    return int(count), names
+
+
+def called(*words):
+    return f"from antiphase import cli; sys.argv = {['antiphase', *words]}\ntry: cli.main()\nexcept SystemExit: pass"
+
+
+def test_the_help_imports_no_command():
+    count, heavy = imported(called("--help"))
+    assert heavy == "[]"
+    assert count < 250
+
+
+def test_import_antiphase_imports_next_to_nothing():
+    count, heavy = imported("import antiphase")
+    assert heavy == "[]"
+    assert count < 80
+
+
+def test_the_help_of_a_command_imports_no_other_command():
+    count, heavy = imported(
+        called("export", "--help") + "\nassert 'antiphase.cli.study' not in sys.modules",
+        HEAVY - {"rich", "pydantic", "pygments"},
+    )
+    assert heavy == "[]"
+    assert count > 250  # pydantic and rich: the count above sees what is imported
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_line_of_a_command_is_the_first_of_its_own_help(name):
+    command = typer.main.get_command(app).commands[name]
+    assert (command.name, command.help.partition("\n")[0]) == (name, MODULES[name][1])
+
+
+def test_without_a_command_the_help_is_shown(run_cli):
+    for words in ((), ("study",)):
+        bare, asked = run_cli(*words), run_cli(*words, "--help")
+        assert bare == asked
+        assert (bare[0], bare[2]) == (0, "")
+        assert "Commands" in bare[1]
