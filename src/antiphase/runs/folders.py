@@ -29,7 +29,7 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
     try:
         missing += [folder for folder in (out, *out.parents) if not folder.exists()]
         before = [] if missing else os.listdir(out)
-        check_holder(out, command)
+        checkheld_by(out, command)
         write_text(out / MARKER, f"{command}\n")
     except OSError as error:
         _remove(missing)
@@ -48,20 +48,20 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
         raise
 
 
-def check_holder(out: Path, command: str) -> None:
+def checkheld_by(out: Path, command: str) -> None:
     """Refuse a directory that holds the run of another command.
 
     Raises:
         UserError: naming that command.
     """
-    holder = _holder(out)
+    holder = held_by(out)
     if holder not in (None, command):
         raise UserError(
             f"out {shown(str(out))}: holds a run of antiphase {holder}; give antiphase {command} another directory"
         )
 
 
-def _holder(out: Path) -> str | None:
+def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none that is known."""
     if (out / MARKER).exists():
         return (out / MARKER).read_text(encoding="utf-8", errors="replace").strip()[:20]

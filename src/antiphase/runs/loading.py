@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from antiphase.errors import UserError, shown
+from antiphase.runs.given import given
 
 if TYPE_CHECKING:
     import torch
@@ -59,10 +60,15 @@ def load_lineup(
     if (source := data or own or (card.recipe or {}).get("data")) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     channels, size, _ = card.image_shape
-    images = load_data(
-        source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-        num_classes=(card.num_classes or source_of(source).classes) if source == "random" else None, progress=progress,
-    )  # fmt: skip
+    images = given(source)
+    if images is not None:
+        images = images.subset(limit, seed=0)
+    else:
+        images = load_data(
+            source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
+            num_classes=(card.num_classes or source_of(source).classes) if source == "random" else None,
+            progress=progress,
+        )  # fmt: skip
     # the preprocessing travels with the model
     if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
         images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
@@ -100,7 +106,7 @@ def load_models(
             f"--random-weights: only timm: and open_clip: models take it, not {', '.join(names)}; leave it out"
         )
     return [
-        load_model(name, random_weights=random_weights and random).to(place)
+        (given(name) or load_model(name, random_weights=random_weights and random)).to(place)
         for name, random in zip(names, able, strict=True)
     ]
 

@@ -15,6 +15,7 @@ from antiphase.report.style.wording import (
     p_text,
     percent,
     percent_range,
+    points,
     points_range,
 )
 
