@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,7 +25,8 @@ def looked_result(found: Looked) -> Result:
     """Return what was found as a result: ``maps.json``, ``maps.parquet`` and the images in ``shown.npz``."""
     stored = io.BytesIO()
     images = {f"image{at}": np.round(255 * image).astype(np.uint8) for at, image in enumerate(found.shown)}
-    np.savez_compressed(stored, **images, **{f"mask{at}": mask for at, mask in enumerate(found.masks)})
+    arrays: dict[str, Any] = images | {f"mask{at}": mask for at, mask in enumerate(found.masks)}
+    np.savez_compressed(stored, **arrays)
     rows = pl.DataFrame(found.stored["maps"], infer_schema_length=None)
     if metrics := found.stored["metrics"]:
         rows = rows.join(pl.DataFrame(metrics), on=["model", *_PLACE], maintain_order="left")
@@ -96,10 +98,10 @@ def _differences(one: Result, two: Result) -> pl.DataFrame:
         if images[0] != images[1] or not len(both) == len(mine) == len(theirs):
             raise UserError("compare: different images, texts or methods; expected the same in both")
         for (method, text), block in both.group_by("method", "text", maintain_order=True):
-            hits = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
+            hits, others = (block[name].to_numpy() for name in ("pointing_game", "pointing_game_against"))
             apart = (block["average_precision"] - block["average_precision_against"]).to_numpy()
             for metric, estimate in (
-                ("pointing_game", paired_difference(*hits)),
+                ("pointing_game", paired_difference(hits, others)),
                 ("average_precision", jackknife(apart[:, None], lambda means: means[..., 0])),
             ):
                 numbers = (estimate.value, estimate.low, estimate.high, estimate.n)

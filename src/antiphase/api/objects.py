@@ -97,8 +97,10 @@ def _named(value: Any, images: "ImageSet | None", objects: dict[str, Any], modul
                 "antiphase.data.load_data('digits')"
             )
         spec = stem = f"{PREFIX}{type(one).__name__ if card is None else card.name}"
+        number = 1
         while spec in objects and objects[spec] is not one:
-            spec = f"{stem}-{len(objects)}"
+            number += 1
+            spec = f"{stem}-{number}"
         objects[spec] = one
         modules.append(one)
         specs.append(spec)
@@ -126,4 +128,8 @@ def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")
-    with_card(model, ModelCard(name, spec, attention_kind(model), None, images.image_shape, logits.shape[1]))
+    count = logits.shape[1]
+    # labels count the outputs: there are no folders whose order could be another
+    names = images.class_names if len(images.class_names) == count else None
+    card = ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names)
+    with_card(model, card)

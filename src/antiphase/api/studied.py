@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -52,7 +53,7 @@ def open_studies(folder: Path) -> Result:
     """
     if (folder / _CHOICE).exists():
         return read_result(folder, "study run")
-    place = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
+    place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
     found: dict[str, dict[str, int]] = {}
     for profile in _PROFILES:
         chosen = select(StudyOptions(names=("all",), profile=profile, **place))

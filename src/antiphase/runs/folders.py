@@ -29,7 +29,7 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
     try:
         missing += [folder for folder in (out, *out.parents) if not folder.exists()]
         before = [] if missing else os.listdir(out)
-        checkheld_by(out, command)
+        check_holder(out, command)
         write_text(out / MARKER, f"{command}\n")
     except OSError as error:
         _remove(missing)
@@ -48,7 +48,7 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
         raise
 
 
-def checkheld_by(out: Path, command: str) -> None:
+def check_holder(out: Path, command: str) -> None:
     """Refuse a directory that holds the run of another command.
 
     Raises:
