@@ -187,8 +187,8 @@ def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
 def open_result(directory: str | Path) -> Result:
     """Read the directory of a run: of any command, or of :meth:`Result.save`.
 
-    A store of studies, or rows that ``antiphase study pack`` made, give the studies under the profile that has the
-    most finished cells.
+    A store of studies, or rows that ``antiphase study pack`` made, give the finished studies under the profile that has
+    the most finished cells; where no study is finished, those that were begun.
 
     Raises:
         UserError: the directory is missing, holds no run, or the run is not finished.

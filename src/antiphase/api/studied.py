@@ -46,7 +46,7 @@ def studied(options: StudyOptions) -> Result:
 
 
 def open_studies(folder: Path) -> Result:
-    """Return the studies in a store, in packed rows or in a saved result.
+    """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
 
     Raises:
         UserError: there is no finished cell of a study that comes with the package.
@@ -54,18 +54,25 @@ def open_studies(folder: Path) -> Result:
     if (folder / _CHOICE).exists():
         return read_result(folder, "study run")
     place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
-    found: dict[str, dict[str, int]] = {}
+    done: dict[str, int] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for profile in _PROFILES:
         chosen = select(StudyOptions(names=("all",), profile=profile, **place))
-        done = {one.name: sum(map(chosen.store.done, one.cells(chosen.profile))) for one in chosen.studies}
-        found[profile] = {name: count for name, count in done.items() if count}
-    profile = max(_PROFILES, key=lambda name: sum(found[name].values()))
-    if not found[profile]:
+        finished = {
+            one.name: [chosen.store.done(cell) for cell in one.cells(chosen.profile)]
+            for one in chosen.studies
+        }
+        done[profile] = sum(map(sum, finished.values()))
+        # studies share cells: one that was run may have made some of another's
+        whole = tuple(name for name, cells in finished.items() if all(cells))
+        names[profile] = whole or tuple(name for name, cells in finished.items() if any(cells))
+    profile = max(_PROFILES, key=lambda name: done[name])
+    if not done[profile]:
         raise UserError(
             f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
             "antiphase.study with its file and this store"
         )
-    return studied(StudyOptions(names=tuple(found[profile]), profile=profile, **place))
+    return studied(StudyOptions(names=names[profile], profile=profile, **place))
 
 
 def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
