@@ -22,6 +22,7 @@ LAYERS = (
     {"runs"},
     {"studies"},
     {"report"},
+    {"api"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -164,8 +165,8 @@ def test_our_own_models_need_neither_timm_nor_torchvision():
 
 
 def test_what_the_package_does_not_have_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'attack'"):
-        antiphase.attack  # noqa: B018 (what it does not have)
+    with pytest.raises(AttributeError, match="no attribute 'attacker'"):
+        antiphase.attacker  # noqa: B018 (what it does not have)
 
 
 def test_every_public_name_of_the_package_and_of_studies_is_there():

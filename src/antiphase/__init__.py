@@ -16,8 +16,8 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
+    from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train
     from antiphase.models import load_model
-    from antiphase.runs.functions import audit
 
 # MKL chooses kernels by shape; its strict mode makes the rounding of a row independent of the other rows, so that
 # results do not depend on the batch size. Read at the first matrix product.
@@ -31,7 +31,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 __all__ = [  # noqa: RUF022 (grouped)
     # whole commands
-    "audit",
+    "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train",
     # models and data
     "data", "load_model", "models", "training",
     # what is measured
@@ -41,12 +41,24 @@ __all__ = [  # noqa: RUF022 (grouped)
 ]  # fmt: skip
 
 
+_COMMANDS = __all__[:8]
+
+
 def __getattr__(name: str) -> Any:
     """Import submodules on first access, so that ``antiphase --help`` is fast."""
     if name == "load_model":
         return importlib.import_module("antiphase.models").load_model
-    if name == "audit":
-        return importlib.import_module("antiphase.runs.functions").audit
+    if name == "open":
+        return importlib.import_module("antiphase.api.result").open_result
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("antiphase")
+    if name in _COMMANDS:
+        return getattr(importlib.import_module("antiphase.api.calls"), name)
     if name in __all__:
         return importlib.import_module(f"antiphase.{name}")
     raise AttributeError(f"module 'antiphase' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # open is not in __all__: a star import would hide the builtin
+    return sorted([*__all__, "open", "__version__", "__doc__"])

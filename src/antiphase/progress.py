@@ -7,13 +7,49 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+def stderr_console() -> Console:
+    """Return the console of progress bars; in a notebook it is text, where rich would leave an empty output."""
+    return Console(stderr=True, force_jupyter=False)
+
+
+@contextlib.contextmanager
+def status_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float, str], None]]:
+    """Show a progress bar with a note behind it; yield a function that sets how much is done, and the note.
+
+    The bar is drawn on stderr by rich, in a notebook by tqdm, and is gone in the end.
+    """
+    if shown and Console().is_jupyter:
+        from tqdm.auto import tqdm  # huggingface-hub brings it
+
+        with tqdm(total=total, desc=title, leave=False) as drawn:
+
+            def show(completed: float, note: str) -> None:
+                drawn.set_postfix_str(note, refresh=False)
+                drawn.update(completed - drawn.n)
+
+            yield show
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=stderr_console(), disable=not shown, transient=True) as bar:
+        task = bar.add_task(title, total=total, note="")
+        yield lambda completed, note: bar.update(task, completed=completed, note=note)
+
+
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr; yield a function that advances it by a number of units."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
+    """Show a progress bar; yield a function that advances it by a number of units."""
+    done = 0.0
+    with status_bar(title, total, shown) as show:
+
+        def advance(count: float) -> None:
+            nonlocal done
+            done += count
+            show(done, "")
+
+        yield advance
 
 
 def duration(seconds: float) -> str:

@@ -1,15 +1,20 @@
 """The result of an attack: one entry per sample, every success confirmed in float32."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.attacks.threat import Threat
 
+if TYPE_CHECKING:
+    import polars as pl
 
-@dataclass(frozen=True)
+_COLUMNS = ("label", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards")
+
+
+@dataclass(frozen=True, repr=False)
 class AttackResult:
     """The result of one attack under one threat model.
 
@@ -54,3 +59,17 @@ class AttackResult:
     def asr(self) -> float:
         """Attack success rate: successes over samples, in [0, 1]."""
         return float(self.success.double().mean())
+
+    def __repr__(self) -> str:
+        warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
+        return (
+            f"<AttackResult {self.attack}, {self.threat.norm}, ε = {self.threat.eps * 255:g}/255: "
+            f"{int(self.success.sum())} of {len(self):,} samples broken, {self.seconds:.1f} s{warned}>"
+        )
+
+    def frame(self) -> "pl.DataFrame":
+        """Return a row for each sample: its id, labels and predictions, success, distance and passes."""
+        import polars as pl
+
+        columns = {name: getattr(self, name).cpu().numpy() for name in _COLUMNS}
+        return pl.DataFrame({"sample": self.ids.cpu().numpy(), **columns})

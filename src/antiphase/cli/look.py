@@ -1,7 +1,6 @@
 """``antiphase look``: what it draws and prints, and its examples."""
 
 import sys
-from dataclasses import replace
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
@@ -25,18 +24,14 @@ def look(options: LookOptions) -> Answer:
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
     """
     from antiphase.files import replacing
-    from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, look_figure
+    from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, looked_figure
     from antiphase.report.runs.look_table import mask_table
     from antiphase.runs.look import run
-    from antiphase.sensitivity.relevance import METHODS
 
     check_suffix(options.out)
     check_rows(len(options.images), len(options.text))
     found = run(options, typed_command())
-    blind = [METHODS[method].label for method in options.method if not METHODS[method].asks]
-    note = f"The same for every text: {', '.join(blind)}." if blind and len(options.text) > 1 else ""
-    drawn = [replace(column, method=METHODS[column.method].label) for column in found.columns]
-    figure = look_figure(found.shown, options.text, drawn, masks=found.masks or None, note=note)
+    figure = looked_figure(found)
     data = figure_bytes(figure, options.out)
     with replacing(options.out) as temporary:  # both files or none
         temporary.write_bytes(data)

@@ -11,7 +11,6 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from antiphase.data.decoding import Interpolation, decode, describe_transform
 from antiphase.data.members import file_size
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
+from antiphase.progress import stderr_console
 
 _WORKERS = min(16, os.cpu_count() or 1)
 _VERIFY_CHUNK = 256  # files submitted at a time when a folder is verified
@@ -231,7 +231,7 @@ class FileImages(ImageSet):
             UserError: if no file is readable.
         """
         good: list[int] = []
-        console = Console(stderr=True)
+        console = stderr_console()
         with (
             Progress(console=console, transient=True, disable=not progress) as bar,
             ThreadPoolExecutor(_WORKERS) as pool,

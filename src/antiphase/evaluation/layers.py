@@ -59,10 +59,10 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     """  # noqa: D415 (a list follows)
     found: list[tuple[Any, ...]] = []
     keys = ["model", "site", "layer", "name"]
-    for key, block in _signed(rows).group_by(keys, maintain_order=True):
-        parts = _by_sample(block)
+    for key, block in rows.group_by(keys, maintain_order=True):
+        parts = sample_parts(block)
         with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
-            for metric, statistic in _statistics(block).items():
+            for metric, statistic in statistics_of(block).items():
                 found.append((*key, metric, *_numbers(jackknife(parts, statistic), metric)))
     schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
     return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
@@ -82,12 +82,13 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _by_sample(block: pl.DataFrame) -> np.ndarray:
-    """Return (samples, parts): means over the heads."""
-    return block.group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
+def sample_parts(block: pl.DataFrame) -> np.ndarray:
+    """Return (samples, parts) of one model, site and layer: means over the heads, samples by their ids."""
+    return _signed(block).group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
 
 
-def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
+def statistics_of(block: pl.DataFrame) -> dict[str, Statistic]:
+    """Return the metrics of one model, site and layer as functions of the means of :func:`sample_parts`."""
     norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
     attention = block["attention"][0]
     one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"

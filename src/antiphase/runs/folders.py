@@ -54,14 +54,14 @@ def check_holder(out: Path, command: str) -> None:
     Raises:
         UserError: naming that command.
     """
-    holder = _holder(out)
+    holder = held_by(out)
     if holder not in (None, command):
         raise UserError(
             f"out {shown(str(out))}: holds a run of antiphase {holder}; give antiphase {command} another directory"
         )
 
 
-def _holder(out: Path) -> str | None:
+def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none that is known."""
     if (out / MARKER).exists():
         return (out / MARKER).read_text(encoding="utf-8", errors="replace").strip()[:20]

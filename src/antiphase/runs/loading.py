@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError, shown
+from antiphase.runs.given import given
 from antiphase.runs.processes import this_process
 
 if TYPE_CHECKING:
@@ -62,14 +63,17 @@ def load_lineup(
     source = data or None if isinstance(data, str) else data
     if source is None and (source := own or (card.recipe or {}).get("data")) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
-    size, channels = size_for(loaded)
     noise = isinstance(source, str) and source == "random"
-    if noise:
-        size = size or card.image_shape[1]
-    images = load_data(
-        source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-        num_classes=(card.num_classes or source_of(source).classes) if noise else None, progress=progress,
-    )  # fmt: skip
+    if (images := given(source)) is not None:
+        images = images.subset(limit, seed=0)
+    else:
+        size, channels = size_for(loaded)
+        if noise:
+            size = size or card.image_shape[1]
+        images = load_data(
+            source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
+            num_classes=(card.num_classes or source_of(source).classes) if noise else None, progress=progress,
+        )  # fmt: skip
     settle_size(loaded, images.image_shape)
     # the preprocessing travels with the model
     if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
@@ -111,7 +115,7 @@ def load_models(
         )
     _warn_of_code(names)
     loaded = [
-        with_kind_found(load_model(name, random_weights=random_weights and random).to(place))
+        (given(name) or with_kind_found(load_model(name, random_weights=random_weights and random))).to(place)
         for name, random in zip(names, able, strict=True)
     ]
     for name, model in zip(names, loaded, strict=True):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_text
 from antiphase.models import checkpoints
+from antiphase.progress import stderr_console
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -85,7 +85,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
         TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
+    with Progress(*columns, console=stderr_console(), disable=not shown, transient=True) as bar:
         total = task.epochs * task.steps_per_epoch
         line = bar.add_task("", total=total, completed=standing.step, epoch="", note="")
         for epoch in range(standing.step // task.steps_per_epoch, task.epochs):

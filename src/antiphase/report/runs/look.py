@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge
 from antiphase.report.style.figures import STYLE, as_pdf, as_png
-from antiphase.runs.look import MapColumn
+from antiphase.runs.look import Looked, MapColumn
+from antiphase.sensitivity.relevance import METHODS
 
 MOST_ROWS = 60  # viewers fail to open taller images
 _WRITERS = {".png": as_png, ".pdf": as_pdf}
@@ -88,6 +89,15 @@ def look_figure(
         shapes = [one for one in (False, True) if any((c.method in signed) is one for c in columns)]
         _footer(figure, page, shapes, words)
     return figure
+
+
+def looked_figure(found: Looked) -> Figure:
+    """Draw what ``antiphase look`` found: methods under their names in words, objects as outlines."""
+    methods, texts = found.stored["methods"], found.stored["texts"]
+    blind = [METHODS[method].label for method in methods if not METHODS[method].asks]
+    note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
+    drawn = [replace(column, method=METHODS[column.method].label) for column in found.columns]
+    return look_figure(found.shown, texts, drawn, masks=found.masks or None, note=note)
 
 
 def paint(

@@ -1,0 +1,1 @@
+"""The commands as Python functions, and their results as objects."""

@@ -1,0 +1,75 @@
+"""Results of ``antiphase certify``."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from antiphase.api.kind import Kind, listed
+from antiphase.api.pairing import combined, paired_models
+from antiphase.api.result import Result
+from antiphase.errors import UserError
+from antiphase.evaluation.statistics import paired_difference
+from antiphase.report.runs.certified import curve_figure, write_figure
+from antiphase.report.runs.stored import read_json
+from antiphase.report.style.sheets import Field, Sheet
+from antiphase.report.style.wording import percent, percent_range
+
+
+def _line(result: Result) -> str:
+    summary = result.summary
+    first, sigma = summary["models"][0], summary["smoothing"]["sigma"]
+    smoothed = first["smoothed_accuracy"]
+    return (
+        f"{listed(summary['models'])} smoothed with σ = {sigma:g}: {first['name']} is right and certified on "
+        f"{percent(smoothed['value'])} % of {smoothed['n']:,} images, mean L2 radius {first['mean_radius']:.3f}"
+    )
+
+
+def _sheets(folder: Path) -> list[Sheet]:
+    summary = read_json(folder / "summary.json", ("models", "smoothing"))
+    rows, numbers = [], []
+    for model in summary["models"]:
+        held = model["certified_accuracy"]
+        cells = (Field(percent(at["value"]), (percent_range(at["low"], at["high"]),)) for at in held)
+        rows.append((Field(model["name"], kind="name"), *cells))
+        numbers += [{"model": model["name"], **at} for at in held]
+    columns = ("model", *(f"{at['radius']:g}" for at in summary["models"][0]["certified_accuracy"]))
+    csv = pl.DataFrame(numbers).write_csv()
+    return [Sheet("certified", "Certified accuracy, %, by L2 radius", columns, tuple(rows), csv)]
+
+
+def _figure(folder: Path) -> Figure:
+    summary = read_json(folder / "summary.json", ("models", "smoothing"))
+    return curve_figure(pl.read_parquet(folder / "rows.parquet"), summary)
+
+
+def _differences(one: Result, two: Result) -> pl.DataFrame:
+    """Return the differences of certified accuracy at each radius, with Newcombe's interval."""
+    if one.summary["smoothing"] != two.summary["smoothing"]:
+        raise UserError(
+            "compare: smoothed differently; expected the same sigma, samples, alpha and seed in both"
+        )
+    rows, pairs = combined(one, two, paired_models(one, two))
+    found = []
+    for model, against in pairs:
+        mine, theirs = (rows.filter(model=name).sort("sample") for name in (model, against))
+        for radius in (at["radius"] for at in one.summary["models"][0]["certified_accuracy"]):
+            held = [
+                ((own["prediction"] == own["label"]) & (own["radius"] >= radius)).to_numpy()
+                for own in (mine, theirs)
+            ]
+            found.append(
+                {"model": model, "against": against, "radius": radius, **asdict(paired_difference(*held))}
+            )
+    return pl.DataFrame(found).rename({"value": "difference"})
+
+
+def _report(folder: Path) -> None:
+    write_figure(_figure(folder), folder)
+
+
+KIND = Kind(
+    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, _report
+)

@@ -1,0 +1,135 @@
+"""Models and images given as objects where a command takes specifications."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from antiphase.errors import UserError
+from antiphase.runs.given import PREFIX, holding
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from antiphase.data import ImageSet
+
+_MODELS = ("model", "models", "against")
+
+
+@contextmanager
+def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield options in which ``given:NAME`` stands for each object, and hold the objects for the block.
+
+    A model without a card gets one from the images and its output for one of them. In the end its modules are in the
+    mode they were in. It stays on its device unless ``device`` says otherwise.
+
+    Args:
+        values: options; ``model``, ``models`` and ``against`` may hold modules, ``data`` an image set or what
+            ``load_data`` takes.
+
+    Raises:
+        UserError: a model without a card comes without images, or does not classify them.
+    """
+    text, objects = dict(values), dict[str, Any]()
+    data = values.get("data")
+    if data is not None and not _is_text(data):
+        images = _images(data)
+        text["data"] = f"{PREFIX}{images.name}"
+        objects[text["data"]] = images
+    else:
+        images = None
+    modules: list[nn.Module] = []
+    for option in _MODELS:
+        if option in values:
+            text[option] = _named(values[option], images, objects, modules)
+    if modules and values.get("device", "auto") == "auto":
+        text["device"] = str(next((each.device for each in modules[0].parameters()), "cpu"))
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    bare = [module for module in modules if not hasattr(module, "card")]
+    try:
+        for spec, module in objects.items():
+            if module in bare:
+                assert images is not None
+                _add_card(spec, module, images)
+        for module in modules:
+            module.eval()
+        with holding(objects):
+            yield text
+    finally:
+        for part, training in modes:
+            part.training = training
+        for module in bare:
+            if hasattr(module, "card"):
+                object.__delattr__(module, "card")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+    )
+
+
+def _images(data: Any) -> "ImageSet":
+    from antiphase.data import ImageSet, load_data
+
+    return data if isinstance(data, ImageSet) else load_data(data)
+
+
+def _named(value: Any, images: "ImageSet | None", objects: dict[str, Any], modules: "list[nn.Module]") -> Any:
+    """Return the specifications of models; modules among them are added to objects and modules."""
+    if value is None or _is_text(value):
+        return value
+    from torch import nn
+
+    several = [value] if isinstance(value, nn.Module) or not isinstance(value, Sequence) else value
+    specs = []
+    for one in several:
+        if isinstance(one, str):
+            specs.append(one)
+            continue
+        if not isinstance(one, nn.Module):
+            raise UserError(
+                f"model: got a {type(one).__name__}; expected a specification or a torch.nn.Module"
+            )
+        card = getattr(one, "card", None)
+        if card is None and images is None:
+            raise UserError(
+                f"model {type(one).__name__}: says nothing of its images; give data= as an image set, such as "
+                "antiphase.data.load_data('digits')"
+            )
+        spec = stem = f"{PREFIX}{type(one).__name__ if card is None else card.name}"
+        number = 1
+        while spec in objects and objects[spec] is not one:
+            number += 1
+            spec = f"{stem}-{number}"
+        objects[spec] = one
+        modules.append(one)
+        specs.append(spec)
+    return specs[0] if isinstance(value, nn.Module) else tuple(specs)
+
+
+def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
+    import torch
+
+    from antiphase.models.card import ModelCard, with_card
+    from antiphase.models.kinds import attention_kind
+
+    model.eval()
+    place = next((each.device for each in model.parameters()), torch.device("cpu"))
+    name = spec.removeprefix(PREFIX)
+    try:
+        with torch.no_grad():
+            logits = model(images.images([0]).to(place))
+    except Exception as error:  # the user's code
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"model {name}: fails on an image of {images.name} of shape {images.image_shape} ({reason}); expected a "
+            "classifier of such images in [0, 1]"
+        ) from error
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")
+    count = logits.shape[1]
+    # labels count the outputs: there are no folders whose order could be another
+    names = images.class_names if len(images.class_names) == count else None
+    card = ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names)
+    with_card(model, card)

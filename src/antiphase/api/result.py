@@ -1,0 +1,216 @@
+"""The result of a command: the files of its run, held in memory."""
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphase.api.kind import KINDS, Kind
+from antiphase.errors import UserError, shown
+from antiphase.files import replacing
+from antiphase.registry import find
+from antiphase.runs.folders import held_by, run_folder
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+WEIGHTS = "model.safetensors"
+_READERS = {".parquet": "read_parquet", ".jsonl": "read_ndjson"}
+_HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
+_NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """What a command found.
+
+    Attributes:
+        kind: name of the command.
+        files: content of each file of the run: rows, summary, record. What only serves to resume is not among them.
+        directory: where the run is stored; None if it is held in memory only.
+    """
+
+    kind: str
+    files: Mapping[str, bytes]
+    directory: Path | None = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the report, as in ``summary.json``."""
+        return self._json("summary.json")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Settings, versions, hardware and warnings, as in ``run.json``."""
+        return self._json("run.json")
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons to doubt the numbers."""
+        return list(self.record.get("warnings", [])) if "run.json" in self.files else []
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables that :meth:`frame` returns."""
+        return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
+
+    def frame(self, table: str | None = None) -> "pl.DataFrame":
+        """Return the stored rows, one for each image, layer, epoch and so on; ``.to_pandas()`` needs pandas.
+
+        Args:
+            table: one of ``tables``; the main one if not given.
+
+        Raises:
+            UserError: there is no such table.
+        """
+        import polars as pl
+
+        names = self.tables
+        name = table or (self._kind.frame if self._kind.frame in names else names[0])
+        if name not in names:
+            raise UserError(f"table {shown(name)}: expected one of {', '.join(names)}")
+        for suffix, reader in _READERS.items():
+            if name + suffix in self.files:
+                return getattr(pl, reader)(io.BytesIO(self.files[name + suffix]))
+        raise AssertionError(name)
+
+    def plot(self) -> "Figure":
+        """Draw the figure of the report."""
+        with self.unpacked() as folder:
+            return _showable(self._kind.figure(folder))
+
+    def compare(self, other: "Result") -> "pl.DataFrame":
+        """Return how the models of this result differ from those of another, paired in their order.
+
+        The differences are paired: this result minus the other on the same images, with 95 % intervals.
+
+        Args:
+            other: of the same kind, on the same images, with as many models.
+
+        Raises:
+            UserError: the two do not fit each other, or hold nothing that can be paired.
+        """
+        if not isinstance(other, Result):
+            raise UserError(
+                f"compare: got a {type(other).__name__}; expected a result of antiphase.{self.kind}"
+            )
+        if self._kind is not other._kind:
+            raise UserError(
+                f"compare: a result of {self.kind} and one of {other.kind}; expected the same kind"
+            )
+        return self._kind.differences(self, other)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the run with its report into a directory, as the command does, and return its path.
+
+        Raises:
+            UserError: the directory cannot be written or holds the run of another command.
+        """
+        out = Path(directory)
+        with run_folder(out, self.kind):
+            self._write(out)
+            weights = None if self.directory is None else self.directory / WEIGHTS
+            if weights is not None and weights.exists() and weights != out.resolve() / WEIGHTS:
+                with replacing(out / WEIGHTS) as temporary:
+                    shutil.copyfile(weights, temporary)
+            self._kind.report(out)
+        return out
+
+    def __repr__(self) -> str:
+        return f"<antiphase {self.kind}: {self._kind.line(self)}>"
+
+    def _repr_html_(self) -> str:
+        from antiphase.api.html import page_part
+
+        with self.unpacked() as folder:
+            return page_part(
+                repr(self)[1:-1], self.warnings, self._kind.figure(folder), self._kind.sheets(folder)
+            )
+
+    @property
+    def _kind(self) -> Kind:
+        return find(KINDS, self.kind, "kind of result")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        if name not in self.files:
+            raise UserError(
+                f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
+            )
+        return json.loads(self.files[name])
+
+    def _write(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            with replacing(folder / name) as temporary:
+                temporary.write_bytes(content)
+
+    @contextmanager
+    def unpacked(self) -> Iterator[Path]:
+        """Yield a temporary directory with the files, for what reads directories."""
+        with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
+            for file, content in self.files.items():
+                if file != WEIGHTS:
+                    (Path(name) / file).write_bytes(content)
+            yield Path(name)
+
+
+def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
+    """Read the files of a run directory.
+
+    Args:
+        directory: of the run.
+        kind: name of the command.
+        stored: whether the directory stays, so that a model's weights need not be held in memory.
+
+    Raises:
+        UserError: a file is missing: the run is not finished.
+    """
+    files = {
+        path.name: path.read_bytes()
+        for pattern in _HELD
+        for path in sorted(directory.glob(pattern))
+        if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
+    }
+    found: Kind = find(KINDS, kind, "kind of result")
+    if missing := [name for name in found.needs if name not in files]:
+        raise UserError(
+            f"{directory}: has no {missing[0]}; the run is not finished: repeat its command to resume"
+        )
+    return Result(kind, files, directory.resolve() if stored else None)
+
+
+def open_result(directory: str | Path) -> Result:
+    """Read the directory of a run: of any command, or of :meth:`Result.save`.
+
+    A store of studies, or rows that ``antiphase study pack`` made, give the finished studies under the profile that has
+    the most finished cells; where no study is finished, those that were begun.
+
+    Raises:
+        UserError: the directory is missing, holds no run, or the run is not finished.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
+    kind = held_by(folder)
+    if kind == "study run" or (folder / "cells.parquet").exists():
+        from antiphase.api.studied import open_studies
+
+        return open_studies(folder)
+    if kind not in KINDS:
+        raise UserError(
+            f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(KINDS)}"
+        )
+    return read_result(folder, kind)
+
+
+def _showable(figure: "Figure") -> "Figure":
+    """Let a notebook show a figure, which it does by itself only for those of pyplot."""
+    from antiphase.report.style.figures import as_png
+
+    figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
+    return figure

@@ -1,0 +1,121 @@
+"""Results of studies: their finished rows, packed, and what the report makes of them."""
+
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from antiphase.api.kind import Kind
+from antiphase.api.pairing import nothing_paired
+from antiphase.api.result import Result, read_result
+from antiphase.errors import UserError
+from antiphase.report.studies.figures import plot_figure
+from antiphase.report.studies.forest import forest_figure, forest_lines
+from antiphase.report.studies.site import write_site
+from antiphase.report.studies.tables import claims_csv, claims_sheets, table_sheet
+from antiphase.report.studies.wording import tally
+from antiphase.report.style.sheets import Sheet
+from antiphase.studies.options import PackOptions, StudyOptions
+from antiphase.studies.pack import CELLS_FILE
+from antiphase.studies.results import Result as Study
+from antiphase.studies.selection import pack_studies, results_of, select
+
+_CHOICE = "study.json"
+_CHOSEN = ("names", "profile", "seeds", "models", "baseline")
+_PROFILES = ("paper", "laptop", "smoke")
+
+
+def studied(options: StudyOptions) -> Result:
+    """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are.
+
+    Raises:
+        UserError: none of the cells is finished.
+    """
+    chosen = options.model_dump(include=set(_CHOSEN))
+    with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
+        list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name))))
+        files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
+        claims = _claims(results_of(StudyOptions(**chosen, rows=Path(name))))
+    choice = json.dumps(options.model_dump(mode="json", include=set(_CHOSEN)))
+    return Result("study run", files | claims | {_CHOICE: choice.encode()}, options.place.resolve())
+
+
+def open_studies(folder: Path) -> Result:
+    """Return the studies in a store, in packed rows or in a saved result: the finished ones, if any is.
+
+    Raises:
+        UserError: there is no finished cell of a study that comes with the package.
+    """
+    if (folder / _CHOICE).exists():
+        return read_result(folder, "study run")
+    place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
+    done: dict[str, int] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for profile in _PROFILES:
+        chosen = select(StudyOptions(names=("all",), profile=profile, **place))
+        finished = {
+            one.name: [chosen.store.done(cell) for cell in one.cells(chosen.profile)]
+            for one in chosen.studies
+        }
+        done[profile] = sum(map(sum, finished.values()))
+        # studies share cells: one that was run may have made some of another's
+        whole = tuple(name for name, cells in finished.items() if all(cells))
+        names[profile] = whole or tuple(name for name, cells in finished.items() if any(cells))
+    profile = max(_PROFILES, key=lambda name: done[name])
+    if not done[profile]:
+        raise UserError(
+            f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
+            "antiphase.study with its file and this store"
+        )
+    return studied(StudyOptions(names=names[profile], profile=profile, **place))
+
+
+def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
+    if not any(study.claims for study in studies):
+        return {}
+    table = io.BytesIO()
+    pl.read_csv(claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
+    return {"claims.parquet": table.getvalue()}
+
+
+def _studies(folder: Path) -> list[Study]:
+    choice = json.loads((folder / _CHOICE).read_text(encoding="utf-8"))
+    return results_of(StudyOptions(**choice, rows=folder))
+
+
+def _line(result: Result) -> str:
+    with result.unpacked() as folder:
+        studies = _studies(folder)
+    names = ", ".join(study.name for study in studies[:3]) + (" …" if len(studies) > 3 else "")
+    done, total = (sum(getattr(study, name) for study in studies) for name in ("done", "total"))
+    claims = [claim for study in studies for claim in study.claims]
+    said = f"; {tally(claims)}" if claims else ""
+    return f"{names} under profile {studies[0].profile}: {done} of {total} cells{said}"
+
+
+def _sheets(folder: Path) -> list[Sheet]:
+    studies = _studies(folder)
+    tables = [table for study in studies if study.artefact for table in study.artefact.tables]
+    return [*claims_sheets(studies, [""] * len(studies)), *map(table_sheet, tables)]
+
+
+def _figure(folder: Path) -> Figure:
+    """Draw the first plot of a single study, else all claims."""
+    studies = _studies(folder)
+    plots = [plot for study in studies if study.artefact for plot in study.artefact.plots]
+    return plot_figure(plots[0]) if plots and len(studies) == 1 else forest_figure(forest_lines(studies))
+
+
+def _report(folder: Path) -> None:
+    write_site(_studies(folder), folder)
+
+
+KIND = Kind(
+    "claims", (CELLS_FILE, _CHOICE), _line, _sheets, _figure,
+    nothing_paired("studies compare models in their claims: see frame()"), _report,
+)  # fmt: skip

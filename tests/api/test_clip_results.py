@@ -1,0 +1,71 @@
+"""Results of ``evaluate`` and ``look``, of small CLIPs."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import antiphase as ap
+from antiphase.errors import UserError
+from antiphase.models import clip, diffclip, write_model
+
+SMALL = {
+    "vision": {"image_size": 32, "dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16},
+    "text": {"dim": 16, "depth": 1, "num_heads": 2},
+    "embed_dim": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    """A CLIP and a DiffCLIP as files."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind, build in (("clip", clip), ("diffclip", diffclip)):
+        write_model(build(seed=0, **SMALL), folder / kind)
+    return str(folder / "clip"), str(folder / "diffclip")
+
+
+def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
+    options = {"tasks": "zero-shot", "templates": "own", "data": "openmoji", "limit": 60, "quiet": True}
+    one, two = (ap.evaluate(spec, **options) for spec in specs)
+    assert not (tmp_path / "data" / "features").exists()
+    both = ap.evaluate(specs[0], against=specs[1], out=tmp_path / "both", **options)
+    found = one.compare(two)
+    assert found["difference"].to_list() == [each["difference"] for each in both.summary["differences"]]
+    assert found["low"].to_list() == [each["low"] for each in both.summary["differences"]]
+    assert "zero-shot" in repr(one)
+    assert "clip" in repr(both)
+    assert one.plot().axes
+    assert "zero-shot, %" in both._repr_html_()
+    assert ap.open(tmp_path / "both").frame().equals(both.frame())
+    with pytest.raises(UserError, match="evaluate takes the names of data sets"):
+        ap.evaluate(specs[0], **{**options, "data": np.zeros(3)})
+
+
+def test_maps_are_drawn_again_from_a_saved_result(specs, tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("one", "two"):
+        Image.fromarray(generator.integers(0, 256, (32, 32, 3), np.uint8)).save(tmp_path / f"{name}.png")
+        mask = np.zeros((32, 32), np.uint8)
+        mask[:16, :16] = 255
+        Image.fromarray(mask).save(tmp_path / f"{name}-mask.png")
+    images = [tmp_path / "one.png", tmp_path / "two.png"]
+    masks = [tmp_path / "one-mask.png", tmp_path / "two-mask.png"]
+    options = {"text": ["mug", "lamp"], "mask": masks, "quiet": True}
+    one, two = (ap.look(spec, images, **options) for spec in specs)
+    assert repr(one) == "<antiphase look: clip on 2 images for mug, lamp>"
+    assert one.frame().shape == (4, 7)
+    again = ap.open(one.save(tmp_path / "saved"))
+    assert again.frame().equals(one.frame())
+    assert again.plot()._repr_png_() == one.plot()._repr_png_()
+    assert "Maps against masks" in one._repr_html_()
+    found = one.compare(two)
+    precision = [each.frame().filter(text="lamp")["average_precision"].mean() for each in (one, two)]
+    row = found.filter(text="lamp", metric="average_precision").row(0, named=True)
+    assert row["difference"] == pytest.approx(precision[0] - precision[1])
+
+    single = ap.look(specs[1], images[0], "mug", out=tmp_path / "figure.png", quiet=True)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "figure.json").exists()
+    with pytest.raises(UserError, match="expected look with mask= in both"):
+        single.compare(one)
