@@ -28,4 +28,4 @@ def test_in_a_notebook_a_bar_is_text_that_is_gone_in_the_end(in_notebook, capsys
 def test_elsewhere_nothing_is_written_but_to_a_terminal(shown, capsys):
     with progress_bar("maps", 3, shown) as advance:
         advance(3)
-    assert "".join(capsys.readouterr()).strip() == ""
+    assert "".join(capsys.readouterr()) == ""

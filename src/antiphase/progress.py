@@ -33,7 +33,11 @@ def status_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float,
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns, console=stderr_console(), disable=not shown, transient=True) as bar:
+    console = stderr_console()
+    # a bar leaves an empty line where it cannot be erased
+    with Progress(
+        *columns, console=console, disable=not (shown and console.is_terminal), transient=True
+    ) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda completed, note: bar.update(task, completed=completed, note=note)
 

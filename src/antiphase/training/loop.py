@@ -85,7 +85,10 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
         TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns, console=stderr_console(), disable=not shown, transient=True) as bar:
+    console = stderr_console()
+    with Progress(
+        *columns, console=console, disable=not (shown and console.is_terminal), transient=True
+    ) as bar:
         total = task.epochs * task.steps_per_epoch
         line = bar.add_task("", total=total, completed=standing.step, epoch="", note="")
         for epoch in range(standing.step // task.steps_per_epoch, task.epochs):
