@@ -5,10 +5,13 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer.main
+from PIL import Image
 
 from antiphase.cli.app import app
+from antiphase.models import clip, diffclip, write_model
 
 VERDICTS = ("holds", "contradicted", "absent", "undecided")
 ROOT = Path(__file__).parents[1]
@@ -84,3 +87,20 @@ def test_the_python_of_the_readme_runs(capsys):
     exec(code.replace("50", "4"), names)
     assert len(names["result"].success) == 4
     assert capsys.readouterr().out.startswith(str(names["result"].asr))
+
+
+def test_the_commands_as_functions_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, build in (("clip", clip), ("diffclip", diffclip)):
+        vision = {"image_size": 32, "dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16}
+        text = {"dim": 16, "depth": 1, "num_heads": 2}
+        write_model(build(seed=0, vision=vision, text=text, embed_dim=12), tmp_path / "runs" / name)
+    Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save("desk.jpg")
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page.partition("## Attacks\n")[0], re.DOTALL)
+    code = re.sub(r"limit=\d+", "limit=4", "".join(blocks)).replace("samples=1000", "samples=20")
+    code = code.replace("epochs=5", "epochs=1")
+    names = {}
+    exec(code.replace("range(20)", "range(4)").replace("steps=20", "steps=2"), names)
+    assert names["result"].frame().shape[0] == 2 * 2 * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["desk.jpg", "my-audit", "runs"]

@@ -1,53 +1,80 @@
 """Progress bars and durations."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+@dataclass(frozen=True)
+class StatusBar:
+    """A progress bar with a note behind it.
+
+    Attributes:
+        show: sets how much is done, and the note.
+        say: writes a line above the bar.
+    """
+
+    show: Callable[[float, str], None]
+    say: Callable[[str], None]
+
+
 def stderr_console() -> Console:
-    """Return the console of progress bars; in a notebook it is text, where rich would leave an empty output."""
-    return Console(stderr=True, force_jupyter=False)
+    """Return the console of progress bars; in a notebook it is no terminal, so that rich draws nothing there."""
+    in_notebook = Console().is_jupyter
+    return Console(stderr=True, force_jupyter=False, force_terminal=False if in_notebook else None)
 
 
 @contextlib.contextmanager
-def status_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float, str], None]]:
-    """Show a progress bar with a note behind it; yield a function that sets how much is done, and the note.
+def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
+    """Show a progress bar on stderr, drawn by rich, or in a notebook by tqdm; in the end it is gone.
 
-    The bar is drawn on stderr by rich, in a notebook by tqdm, and is gone in the end.
+    Args:
+        title: in front of the bar.
+        total: number of units.
+        shown: whether there is a bar; lines are written in any case.
+        done: units that were done before.
     """
     if shown and Console().is_jupyter:
         from tqdm.auto import tqdm  # huggingface-hub brings it
 
-        with tqdm(total=total, desc=title, leave=False) as drawn:
+        with tqdm(total=total, desc=title, initial=done, leave=False) as drawn:
 
             def show(completed: float, note: str) -> None:
                 drawn.set_postfix_str(note, refresh=False)
                 drawn.update(completed - drawn.n)
 
-            yield show
+            yield StatusBar(show, lambda line: drawn.write(line, file=sys.stderr))
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns, console=stderr_console(), disable=not shown, transient=True) as bar:
-        task = bar.add_task(title, total=total, note="")
-        yield lambda completed, note: bar.update(task, completed=completed, note=note)
+    console = stderr_console()
+    # a bar leaves an empty line where it cannot be erased
+    with Progress(
+        *columns, console=console, disable=not (shown and console.is_terminal), transient=True
+    ) as bar:
+        task = bar.add_task(title, total=total, completed=done, note="")  # type: ignore[arg-type]
+        yield StatusBar(
+            lambda completed, note: bar.update(task, completed=completed, note=note),
+            lambda line: bar.console.print(line, highlight=False),
+        )
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float], None]]:
     """Show a progress bar; yield a function that advances it by a number of units."""
     done = 0.0
-    with status_bar(title, total, shown) as show:
+    with status_bar(title, total, shown) as bar:
 
         def advance(count: float) -> None:
             nonlocal done
             done += count
-            show(done, "")
+            bar.show(done, "")
 
         yield advance
 

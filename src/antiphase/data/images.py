@@ -233,7 +233,7 @@ class FileImages(ImageSet):
         good: list[int] = []
         console = stderr_console()
         with (
-            Progress(console=console, transient=True, disable=not progress) as bar,
+            Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar,
             ThreadPoolExecutor(_WORKERS) as pool,
         ):
             task = bar.add_task(f"Checking {self.name}", total=len(self))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_text
 from antiphase.models import checkpoints
-from antiphase.progress import stderr_console
+from antiphase.progress import status_bar
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -81,15 +80,10 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
     _check_together(standing, path, accelerator)
     saver = _Saver(task, path, accelerator)
     shown = progress and accelerator.is_main_process
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=stderr_console(), disable=not shown, transient=True) as bar:
-        total = task.epochs * task.steps_per_epoch
-        line = bar.add_task("", total=total, completed=standing.step, epoch="", note="")
+    total = task.epochs * task.steps_per_epoch
+    with status_bar("", total, shown, standing.step) as bar:
         for epoch in range(standing.step // task.steps_per_epoch, task.epochs):
-            bar.update(line, epoch=f"{epoch + 1}/{task.epochs}")
+            note = now = f"epoch {epoch + 1}/{task.epochs}"
             losses: list[Tensor] = []
             images, began = 0, time.monotonic()
             looked = began
@@ -98,7 +92,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
                 losses.append(loss)
                 images += count
                 standing.step += 1
-                bar.update(line, completed=standing.step)
+                bar.show(standing.step, note)
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == task.steps_per_epoch or len(losses) == _CHECK_EVERY_STEPS:
@@ -106,7 +100,8 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
                     losses.clear()
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
-                    bar.update(line, note=f"loss {mean:.4f} · {speed:.0f} images/s{task.note()}")
+                    note = f"{now} · loss {mean:.4f} · {speed:.0f} images/s{task.note()}"
+                    bar.show(standing.step, note)
                     rate = task.learning_rate(standing.step - 1)
                     numbers = {"loss": mean, "learning_rate": rate, "images_per_second": speed}
                     task.track(numbers, standing.step)
@@ -120,7 +115,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
             if accelerator.is_main_process:
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
             if shown:
-                bar.console.print(_describe(standing.metrics[-1], task.epochs), highlight=False)
+                bar.say(_describe(standing.metrics[-1], task.epochs))
             saver.save_if_due(standing, last=epoch + 1 == task.epochs)
     return standing.metrics
 

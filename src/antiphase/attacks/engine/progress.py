@@ -10,5 +10,5 @@ from antiphase.progress import status_bar
 def bar(name: str, total: int, progress: bool | str) -> Iterator[Callable[[int, int], None]]:
     """Show the number of finished samples and the success rate so far, on stderr."""
     title = progress if isinstance(progress, str) else name
-    with status_bar(title, total, bool(progress)) as show:
-        yield lambda resolved, fallen: show(resolved, f"ASR {fallen / max(1, resolved):.3f}")
+    with status_bar(title, total, bool(progress)) as drawn:
+        yield lambda resolved, fallen: drawn.show(resolved, f"ASR {fallen / max(1, resolved):.3f}")
