@@ -1,7 +1,10 @@
 """How much a start imports, and that the table of commands says what the commands say of themselves."""
 
+import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -55,6 +58,35 @@ def test_the_help_of_a_command_imports_no_other_command():
 def test_the_line_of_a_command_is_the_first_of_its_own_help(name):
     command = typer.main.get_command(app).commands[name]
     assert (command.name, command.help.partition("\n")[0]) == (name, MODULES[name][1])
+
+
+def test_words_are_completed():
+    for typed, expected in (("antiphase stu", "study"), ("antiphase study run --prof", "--profile")):
+        asked = {
+            "_ANTIPHASE_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(typed.count(" ")),
+        }
+        found = subprocess.run(
+            [Path(sys.executable).with_name("antiphase")],
+            capture_output=True,
+            text=True,
+            env=os.environ | asked,
+        )
+        assert found.stdout.split() == [expected]
+
+
+def test_verbose_shows_where_a_mistake_was_found(run_cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before = logging.getLogger("antiphase").level
+    try:
+        code, _, err = run_cli("attack", "specimen:vit-99", "-v")
+    finally:
+        logging.getLogger("antiphase").setLevel(before)
+    last = err.splitlines()[-1]
+    assert (code, last.startswith("antiphase: specimen 'vit-99'")) == (2, True)
+    assert "Traceback" in err
+    assert run_cli("attack", "specimen:vit-99") == (2, "", f"{last}\n")
 
 
 def test_without_a_command_the_help_is_shown(run_cli):

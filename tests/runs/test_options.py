@@ -76,6 +76,13 @@ def test_a_new_option_is_one_field(monkeypatch):
         Wider(model="specimen:vit-0", patience=1)
 
 
+def test_json_has_no_nan():
+    app = typer.Typer()
+    command(app, Wider, "audit")(lambda _: {"a": [float("nan"), (float("inf"), 0.5)], "b": True})
+    printed = CliRunner().invoke(app, ["specimen:vit-0", "--json"]).stdout
+    assert "".join(printed.split()) == '{"a":[null,[null,0.5]],"b":true}'
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import math
 import os
 import sys
 import tomllib
@@ -50,7 +51,7 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
             with contextlib.redirect_stdout(sys.stderr):
                 found = body(given)
             if found is not None and os.environ.get("RANK", "0") == "0":  # under torchrun one process answers
-                print(json.dumps(found, indent=2, allow_nan=False))
+                print(json.dumps(_finite(found), indent=2, allow_nan=False))
 
         fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
@@ -63,6 +64,15 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
         return body
 
     return register
+
+
+def _finite(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shared(fields: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:

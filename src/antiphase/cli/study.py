@@ -166,7 +166,7 @@ def rows(options: RowsOptions) -> Answer:
         write_rows(frame, options.out)
         return {"out": str(options.out), "rows": len(frame)}
     for key, frame in found.items():
-        print(f"{key}: {len(frame):,} rows\n{shown_rows(frame)}")
+        print(f"{key}: {len(frame):,} rows\n{shown_rows(frame, Console().width)}")
     return {key: plain_rows(frame) for key, frame in found.items()}
 
 

@@ -37,13 +37,29 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     return {key: frame for key, frame in rows.items() if table in (None, key)}
 
 
-def shown_rows(frame: pl.DataFrame) -> str:
-    """Return the first and last rows as a table of all columns; what is the same in every row is named once."""
+def shown_rows(frame: pl.DataFrame, width: int) -> str:
+    """Return the first and last rows with all columns, in tables of at most ``width`` characters if they can be.
+
+    What is the same in every row is named once.
+    """
     same = [name for name in frame.columns if len(frame) > 1 and frame[name].n_unique() == 1]
     said = ", ".join(f"{name} {frame[name][0]}" for name in same)
-    with pl.Config(tbl_cols=-1, tbl_width_chars=1000, tbl_hide_dataframe_shape=True):
-        table = str(frame.drop(same))
-    return f"the same in every row: {said}\n{table}" if same else table
+    blocks: list[list[str]] = [[]]
+    for name in frame.columns:
+        if name in same:
+            continue
+        if blocks[-1] and len(_table(frame, [*blocks[-1], name]).splitlines()[0]) > width:
+            blocks.append([])
+        blocks[-1].append(name)
+    head = [f"the same in every row: {said}"] if same else []
+    return "\n".join([*head, *(_table(frame, block) for block in blocks)])
+
+
+def _table(frame: pl.DataFrame, columns: list[str]) -> str:
+    with pl.Config(
+        tbl_cols=-1, tbl_width_chars=1000, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True
+    ):
+        return str(frame.select(columns))
 
 
 def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
