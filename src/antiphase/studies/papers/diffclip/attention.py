@@ -2,7 +2,8 @@
 
 The paper (Figures 2 and 6) matches images against two queries each ("Mug", "Lamp"; "Flower", "Dog") and says that CLIP
 allocates attention to irrelevant background where DiffCLIP centres on the object that is asked about; Appendix C, that
-A1 highlights the object and A2 captures the background. It prints no number: Appendix A holds that a map cannot be
+A1 highlights the object and A2 captures the background. It does not say which
+models the maps are of; here those trained on CC12M. It prints no number: Appendix A holds that a map cannot be
 measured against a mask without choosing a threshold.
 
 Three measures need none. *Mask average precision* uses the values of a map as scores for the pixels of the object; the

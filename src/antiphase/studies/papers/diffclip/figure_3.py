@@ -1,7 +1,8 @@
 """Zero-shot accuracy on ImageNet and under shifts of its distribution.
 
 The paper (Section 4.3, Figure 3) says that DiffCLIP outperforms CLIP by 2.1 points on average over ImageNet-V2, A, R
-and Sketch. Its bars are only drawn; of ImageNet itself Table 2 gives the numbers (percent).
+and Sketch. The text does not say for which training set this holds; by Section 4.5 it is CC12M. Its bars are only
+drawn; of ImageNet itself Table 2 gives the numbers (percent).
 
 | task | pretraining | model | imagenet |
 |---|---|---|---|

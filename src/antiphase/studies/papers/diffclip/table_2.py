@@ -23,8 +23,8 @@ image and text retrieval, with CC3M by 1.2 and 1.8 points on average, and in zer
 | zero-shot | CC12M | DiffCLIP | 33.8 |
 
 Image retrieval ranks the images for a caption, text retrieval the captions for an image, over a whole Karpathy test
-split. The paper does not state its prompts: here OpenAI's 80 templates, and SLIP's seven for comparison. The captions
-of an image count as one sample in the intervals.
+split, as in CLIP_benchmark; the paper names no split. The paper does not state its prompts: here OpenAI's 80
+templates, and SLIP's seven for comparison. The captions of an image count as one sample in the intervals.
 
 | profile | models | cost |
 |---|---|---|

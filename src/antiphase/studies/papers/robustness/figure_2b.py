@@ -2,8 +2,9 @@
 
 The paper (Section 5.2, Figure 2(b); the authors' CLIP and DiffCLIP, COCO and ImageNet) says that on COCO DiffCLIP is
 the more vulnerable one at every budget, and slightly so on ImageNet. The numbers are only drawn. PGD lowers the cosine
-of the image to the prompt "a photo of <class>" (Appendix C.2.1); an image of COCO stands under the class of its largest
-object, since how the paper gave it one label is not said. There is one model of each kind: intervals are over images.
+of the image to the prompt "a photo of <class>" (Appendix C.2.1); an image of COCO has the class of its largest object;
+the paper does not say how it chose one. 1,000 of the 40,000 and 50,000 images are attacked, with one random start.
+There is one model of each kind: intervals are over images.
 
 The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
 

@@ -3,7 +3,8 @@
 The paper (Section 5.2, Figure 2(d); the authors' CLIP and DiffCLIP, COCO and ImageNet) says that on COCO DiffCLIP is
 the more vulnerable one at every patch size, and that on ImageNet "CLIP marginally outperforms DiffCLIP", which is read
 here as CLIP having the slightly higher ASR. The numbers are only drawn and the widths not given: 8, 16 and 32 of 224
-pixels here, 2, 4 and 8 of 64, as in Table 2. ε = 1 in a square at a random place, objective as in Figure 2(b).
+pixels here, 2, 4 and 8 of 64, as in Table 2. ε = 1 in a square at a random place, objective as in Figure 2(b). 1,000
+of the 40,000 and 50,000 images are attacked, with one random start.
 
 The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
 

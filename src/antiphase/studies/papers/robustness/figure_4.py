@@ -5,7 +5,7 @@ than baselines, with maxima at layers using larger λ. Interestingly, later laye
 earlier ones"; "the wider spread of values in DA models highlights their more variable sensitivity across layers". The
 numbers are only drawn. Its estimator is the sampled maximum, see :mod:`~.figure_3d`; the claims are tested with it and
 with power iteration. The steepest layer is that of each model and image, and the spread is the standard deviation over
-the layers of a model, for each image.
+the layers of a model, for each image. The paper does not say at which images the CLIPs are measured; here ImageNet's.
 
 The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
 

@@ -2,7 +2,8 @@
 
 The paper (Section 5.4, Figure 5): "For perturbations ξ bounded by ‖ξ‖ ≤ 8/255, we compute cosine similarity between
 gradients ∇_ξ A1 and ∇_ξ A2, and record the frequency of cos < 0." Negative alignment dominates already in one-layer
-DiffViTs; in DiffCLIP it is strongest in the first layer. The text leaves open
+DiffViTs; in DiffCLIP it is strongest in the first layer. The CLIPs are
+measured at images of ImageNet; the paper does not name any. The text leaves open
 
 - what is differentiated, as a map is no scalar: here the cosine is that of the Jacobians of the maps in the Frobenius
   inner product, at the pixels (by random directions) and at the layer's tokens (exactly), for each image and head;

@@ -1,9 +1,10 @@
 """What makes a layer of DiffViT more sensitive than the same layer of ViT, and whether the subtraction cancels.
 
 The paper (Section 4) gives no numbers for this. It derives ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2),
-with ρ = ‖J2‖ / ‖J1‖ and γ = ‖J1‖ / ‖J_base‖, attributes a ratio above 1 to cosθ < 0 (Theorem 3), bounds the ratio of
-local Lipschitz constants by it (Lemma 2), and says that the subtraction attenuates perturbations, more so in deeper
-models (Section 4.2). J are Jacobians by the pixels.
+with ρ = ‖J2‖ / ‖J1‖ and γ = ‖J1‖ / ‖J_base‖, finds a ratio above 1 just where cosθ < (1 + λ²ρ² − γ⁻²) / (2λρ) (Theorem
+3), bounds the ratio of local Lipschitz constants by it (Lemma 2), and says that the subtraction attenuates
+perturbations, more so in deeper models (Section 4.2). J are Jacobians by the pixels; Lipschitz estimates are within
+8/255, cancellation is at 1/255.
 
 In logarithms the ratio is an exact sum of three parts: ln γ (the gradient of A1 alone), ½·ln(1 + λ²ρ²) (the size of A2)
 and the rest (the angle). Cancellation is ‖ΔA1 − λ·ΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²): below 1 the two changes cancel, above 1
