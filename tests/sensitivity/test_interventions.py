@@ -22,7 +22,7 @@ from antiphase.sensitivity.interventions import (
 
 @pytest.fixture(scope="module")
 def images():
-    return load_data("fashion-mnist", split="test", limit=5).images(range(5))
+    return load_data("specimen-fashion-mnist", limit=5).images(range(5))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from antiphase.sensitivity.margins import MarginGradients, margins_of, right_ang
 
 @pytest.fixture(scope="module")
 def images():
-    return load_data("fashion-mnist", split="test", limit=4).images(range(4)).double()
+    return load_data("specimen-fashion-mnist", limit=4).images(range(4)).double()
 
 
 def test_a_linear_model_has_a_closed_form():

@@ -59,7 +59,7 @@ def study_page(
         paper=paper_title(result.paper),
         lead=prose(blocks[:1]),
         text=prose(blocks[1:]),
-        about="The paper" if result.paper in PAPERS else "About this study",
+        about="The paper" if result.paper in PAPERS and result.paper != "own" else "About this study",
         missing=missing_cells(result),
         plots=[
             _plot(plot, name(plot.name), place) for place, plot in enumerate(artefact.plots) if plot.panels
