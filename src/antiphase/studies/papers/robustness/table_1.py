@@ -13,7 +13,7 @@ of λ_init changes this factor, too. The paper does not say whether its DiffViT 
 | profile | models | cost |
 |---|---|---|
 | paper | 18, CIFAR-10 | not run |
-| laptop | 96, Fashion-MNIST | 40 core-minutes, 32 of them training |
+| laptop | 96, Fashion-MNIST | 51 core-minutes, 40 of them training |
 
 antiphase study run table-1 --profile laptop
 """
