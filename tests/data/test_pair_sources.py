@@ -51,6 +51,7 @@ def test_every_source_of_pairs_has_a_one_line_description():
         "openmoji",
         "noto-emoji",
         "emoji-scenes",
+        "emoji-objects",
         "shards:PATTERN",
         "coco",
         "coco-single-label",
@@ -122,7 +123,7 @@ def test_paths_may_begin_at_home(data, monkeypatch):
         ("coco:2017", "did you mean coco"),
         (
             "zzz",
-            "unknown source of pairs 'zzz': expected one of openmoji, noto-emoji, emoji-scenes, shards:PATTERN, ",
+            "unknown source of pairs 'zzz': expected one of openmoji, noto-emoji, emoji-scenes, emoji-objects, ",
         ),
         ("", "unknown source of pairs '': expected one of"),
         ("here/pairs.tsv", "for that file use 'csv:here/pairs.tsv'"),

@@ -63,10 +63,17 @@ def _scenes(ask: _Request) -> PairSet:
     return emoji_scenes(ask.split, ask.root, ask.progress)
 
 
+def _objects(ask: _Request) -> PairSet:
+    from antiphase.data.emoji_objects import emoji_objects
+
+    return emoji_objects(ask.split, ask.root, ask.progress)
+
+
 _SOURCES = {
     "openmoji": _Source("OpenMoji's emoji with their names", _openmoji),
     "noto-emoji": _Source("the emoji of the Noto font with their names", _noto),
     "emoji-scenes": _Source("two emoji of OpenMoji in each image, with their names and masks", _scenes),
+    "emoji-objects": _Source("scenes of two to four common objects, with their names and masks", _objects),
     "shards:PATTERN": _Source(
         "tar files in img2dataset's layout, as a stream: PATTERN is a path or URL with braces, such as "
         "cc3m/{00000..00331}.tar, in the working directory or the data folder",

@@ -1,0 +1,262 @@
+"""POPE: questions about objects in images, half of them about objects that are not there.
+
+Source: "Evaluating Object Hallucination in Large Vision-Language Models", Li et al., EMNLP 2023 (Section 5), and
+``main.py`` and ``utils.py`` of https://github.com/RUCAIBox/POPE, whose rules :func:`pope_questions` follows.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+import torch
+
+from antiphase.data.folders import missing_files
+from antiphase.data.pairs import FilePairs, PairSet
+from antiphase.data.root import data_root
+from antiphase.errors import UserError
+from antiphase.files import digest
+from antiphase.streams import generator, key
+
+SAMPLINGS = ("random", "popular", "adversarial")
+"""How the absent objects are chosen, in the paper's order."""
+
+IMAGES, OBJECTS = 500, 3  # of POPE: images, and objects that are there for each
+POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
+_KEYS = ("question_id", "image", "text", "label")
+
+
+@dataclass(frozen=True)
+class PopeQuestion:
+    """A question with its answer.
+
+    Attributes:
+        sampling: one of ``SAMPLINGS``.
+        number: the question's number within its sampling.
+        image: name of the image.
+        text: the question.
+        yes: whether "yes" is right.
+    """
+
+    sampling: str
+    number: int
+    image: str
+    text: str
+    yes: bool
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PopeSet:
+    """Images with questions.
+
+    Attributes:
+        name: of the set.
+        pictures: the images.
+        names: name of each image in the questions.
+        questions: of all samplings.
+    """
+
+    name: str
+    pictures: PairSet
+    names: tuple[str, ...]
+    questions: tuple[PopeQuestion, ...]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def __repr__(self) -> str:
+        return f"<PopeSet {self.name}: {len(self.names):,} images, {len(self):,} questions>"
+
+    def position(self) -> dict[str, int]:
+        """Return the position of each image by its name."""
+        return {name: at for at, name in enumerate(self.names)}
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Return every pair of image and question once: samplings share the questions about objects that are there."""
+        return list(dict.fromkeys((one.image, one.text) for one in self.questions))
+
+    def subset(self, limit: int | None) -> "PopeSet":
+        """Return the questions about the first ``limit`` images."""
+        if limit is None or limit >= len(self.names):
+            return self
+        kept = self.names[:limit]
+        of_these = tuple(one for one in self.questions if one.image in set(kept))
+        return replace(self, pictures=self.pictures.take(range(limit)), names=kept, questions=of_these)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of images, questions and answers."""
+        told = [
+            f"{one.sampling}\x1f{one.number}\x1f{one.image}\x1f{one.text}\x1f{one.yes}"
+            for one in self.questions
+        ]
+        return digest("pope", self.pictures.fingerprint(), *self.names, *told)
+
+
+def pope_questions(
+    labelled: Mapping[str, Sequence[str]],
+    ask: str = "Is there {} in the image?",
+    *,
+    images: int = IMAGES,
+    objects: int = OBJECTS,
+    seed: int = 0,
+) -> dict[str, list[PopeQuestion]]:
+    """Make the three sets of questions for labelled images by POPE's rules.
+
+    Images with at least ``objects`` labels are drawn. Each gets that many pairs of questions: about the next object in
+    the order of its labels, answer yes, and about an object that is not there, answer no. The absent object is
+
+    - *random*: drawn from all objects of the drawn images;
+    - *popular*: the most frequent one over the drawn images;
+    - *adversarial*: the one that occurs most often together with the object just asked about;
+
+    which is neither in the image nor was asked about before. Ties go to the object met first. If none is left, it is
+    drawn, as for *random*.
+
+    Args:
+        labelled: objects of each image by its name.
+        ask: the question, with ``{}`` for the object and its article. POPE's program turns every "a" of the question
+            into "an" before a vowel ("in the imange"); this writes what the published files say.
+        images: how many images.
+        objects: how many objects that are there.
+        seed: of the draws.
+
+    Raises:
+        UserError: fewer images have enough objects, or too few objects are left to ask about.
+    """
+    able = [name for name, own in labelled.items() if len(own) >= objects]
+    if len(able) < images:
+        raise UserError(
+            f"POPE of {images} images: {len(able)} have {objects} objects or more; expected as many as are asked for"
+        )
+    order = torch.randperm(len(able), generator=generator(seed, "pope", "images"))[:images].tolist()
+    chosen = {able[at]: list(labelled[able[at]]) for at in order}
+    frequency = Counter(name for own in chosen.values() for name in own)
+    together: dict[str, Counter[str]] = {name: Counter() for name in frequency}
+    for own in chosen.values():
+        for one in own:
+            together[one].update(other for other in own if other != one)
+    ranked = {
+        "random": lambda present: [],
+        "popular": lambda present: [name for name, _ in frequency.most_common()],
+        "adversarial": lambda present: [name for name, _ in together[present].most_common()],
+    }
+    every = list(frequency)
+    found: dict[str, list[PopeQuestion]] = {}
+    for sampling, candidates in ranked.items():
+        questions: list[PopeQuestion] = []
+        for image, own in chosen.items():
+            used = set(own)
+            for present in own[:objects]:
+                free = [name for name in every if name not in used]
+                if not free:
+                    raise UserError(
+                        f"POPE: {image} shows all {len(every)} objects; expected some that it does not show"
+                    )
+                at = key(seed, "pope", sampling, image, present) % len(free)
+                absent = next((name for name in candidates(present) if name not in used), free[at])
+                used.add(absent)
+                for name, yes in ((present, True), (absent, False)):
+                    text = ask.format(with_article(name))
+                    questions.append(PopeQuestion(sampling, len(questions) + 1, image, text, yes))
+        found[sampling] = questions
+    return found
+
+
+def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
+    """Read POPE's published files and find the images of COCO's validation split of 2014.
+
+    A file has a JSON object on each line, with ``question_id``, ``image``, ``text`` and ``label`` ("yes" or "no").
+
+    Args:
+        folder: with ``coco_pope_random.json``, ``_popular`` and ``_adversarial`` (any of them, and any word in the
+            place of ``coco``); None: ``pope`` below the data folder. The images are in it, or in COCO's folder below
+            the data folder.
+        name: of the set in tables.
+
+    Raises:
+        UserError: files or images are missing, or naming the line that is invalid.
+    """
+    place = data_root() / "pope" if folder is None else folder
+    files = {sampling: sorted(place.glob(f"*pope_{sampling}.json")) for sampling in SAMPLINGS}
+    if not any(files.values()):
+        raise UserError(
+            f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder ({POPE_PAGE}), "
+            "or give another folder, pope:PATH"
+        )
+    questions = tuple(
+        question
+        for sampling, found in files.items()
+        for file in found[:1]
+        for question in read_pope(file, sampling)
+    )
+    names = tuple(dict.fromkeys(question.image for question in questions))
+    root = _images(place, names)
+    pictures = FilePairs(
+        name=name, split="val", ids=torch.arange(len(names)), captions=tuple((one,) for one in names), root=root,
+        files=names,
+    )  # fmt: skip
+    return PopeSet(name=name, pictures=pictures, names=names, questions=questions)
+
+
+def read_pope(file: Path, sampling: str) -> list[PopeQuestion]:
+    """Return the questions of one of POPE's files.
+
+    Raises:
+        UserError: naming the line that is invalid, or asks the same of the same image with another answer.
+    """
+    questions: list[PopeQuestion] = []
+    answers: dict[tuple[str, str], bool] = {}
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file} ({error}): give an existing, readable file of POPE") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            told = json.loads(line)
+            index, image, text, label = (told[name] for name in _KEYS)
+            if not (isinstance(index, int) and isinstance(image, str) and isinstance(text, str)):
+                raise TypeError("not of the expected types")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"line {number} of {file}: expected JSON with {', '.join(_KEYS)} ({error}): download it again"
+            ) from error
+        if label not in ("yes", "no"):
+            raise UserError(
+                f"line {number} of {file}: label {label!r}: expected yes or no: download it again"
+            )
+        yes = label == "yes"
+        if answers.setdefault((image, text), yes) != yes:
+            raise UserError(
+                f"line {number} of {file}: {text!r} of {image} is answered both yes and no: correct it"
+            )
+        questions.append(PopeQuestion(sampling, index, image, text, yes))
+    if not questions:
+        raise UserError(f"{file} has no questions: download it again")
+    return questions
+
+
+def _images(place: Path, names: tuple[str, ...]) -> Path:
+    """Return the folder of the images."""
+    places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
+    absent: list[str] = []
+    for each in places:
+        if not (absent := missing_files(each, names)):
+            return each
+    raise UserError(
+        f"pope: {places[-2] / absent[0]} is missing, as are {len(absent) - 1:,} more of {len(names):,} images: unpack "
+        f"COCO's val2014 there, or put the images into {place}"
+    )
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with its indefinite article, chosen by its first letter as in POPE.
+
+    >>> with_article("owl"), with_article("fish")
+    ('an owl', 'a fish')
+    """
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

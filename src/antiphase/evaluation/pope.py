@@ -1,0 +1,62 @@
+"""POPE's score: what counts as yes, and answers joined with their questions.
+
+Source: "Evaluating Object Hallucination in Large Vision-Language Models", Li et al., EMNLP 2023, and ``evaluate.py`` of
+https://github.com/RUCAIBox/POPE.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from antiphase.data.pope import PopeQuestion
+from antiphase.errors import UserError
+
+_NEGATIONS = frozenset({"No", "no", "not"})
+
+
+def says_yes(answer: str) -> bool:
+    """Return whether POPE's script counts an answer as yes: everything that does not deny.
+
+    It keeps the text before the first full stop, drops the commas, splits at single spaces, and looks for the words
+    ``No``, ``no`` and ``not``. So "NO" and "No!" count as yes, as does every answer about something else; see
+    :func:`is_parsed`.
+
+    >>> [says_yes(answer) for answer in ("No, there is not.", "Yes. There is no doubt.", "NO", "")]
+    [False, True, True, True]
+    """
+    return not _NEGATIONS & set(_first_sentence(answer).split(" "))
+
+
+def is_parsed(answer: str) -> bool:
+    """Return whether an answer says yes or no in the script's own terms, rather than counting as yes by default.
+
+    A denial is one that the script sees; a yes is the word "yes", in any case, before the first full stop.
+
+    >>> [is_parsed(answer) for answer in ("no", "YES!", "NO", "There is a dog.")]
+    [True, True, False, False]
+    """
+    return not says_yes(answer) or re.search(r"\byes\b", _first_sentence(answer), re.IGNORECASE) is not None
+
+
+def join_answers(questions: Sequence[PopeQuestion], answers: Mapping[tuple[str, str], str]) -> list[str]:
+    """Return the answer to each question, found by image and text.
+
+    POPE's script pairs the lines of two files by their order, which is wrong as soon as one is sorted differently.
+
+    Args:
+        questions: in any order.
+        answers: by image and text of the question.
+
+    Raises:
+        UserError: a question has no answer.
+    """
+    missing = [one for one in questions if (one.image, one.text) not in answers]
+    if missing:
+        raise UserError(
+            f"{len(missing):,} of {len(questions):,} questions have no answer, the first is {missing[0].text!r} of "
+            f"{missing[0].image}: expected an answer for every image and question"
+        )
+    return [answers[one.image, one.text] for one in questions]
+
+
+def _first_sentence(answer: str) -> str:
+    return answer.partition(".")[0].replace(",", "")
