@@ -1,5 +1,7 @@
 """The documents: links lead somewhere, commands and options exist, the README is short and agrees with the findings."""
 
+import doctest
+import importlib.util
 import re
 import shlex
 import tomllib
@@ -52,6 +54,23 @@ def test_every_command_has_its_line_in_the_readme():
         assert f"| `antiphase {name}` |" in text
 
 
+def test_links_of_the_repository_become_links_of_the_site():
+    spec = importlib.util.spec_from_file_location("links", ROOT / "docs/site/links.py")
+    links = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(links)
+    assert doctest.testmod(links).failed == 0
+    for uri, before, after in (
+        ("index.md", "[a](docs/data.md#images-with-labels)", "[a](data.md#images-with-labels)"),
+        ("index.md", '<img src="docs/claims.svg">', '<img src="claims.svg">'),
+        ("dev/data.md", "[a](../docs/data.md) `[b](../docs/x.md)`", "[a](../data.md) `[b](../docs/x.md)`"),
+        ("data.md", "[a](../dev/README.md), [b](python.md)", "[a](dev/README.md), [b](python.md)"),
+        ("data.md", "[a](../LICENSE)", "[a](https://github.com/antiphase/antiphase/blob/main/LICENSE)"),
+        ("data.md", "[a](https://a.b/c.md)", "[a](https://a.b/c.md)"),
+        ("data.md", "[a](nowhere.md)", "[a](nowhere.md)"),  # mkdocs names it
+    ):
+        assert links.moved(before, uri) == after
+
+
 def test_every_data_source_is_on_its_page():
     from antiphase.data import PAIR_SOURCES, SOURCES
 
@@ -59,8 +78,10 @@ def test_every_data_source_is_on_its_page():
     assert [name for name in (*SOURCES, *PAIR_SOURCES) if f"`{name}`" not in text] == []
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_and_address_are_of_this_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (site,) = re.findall(r'ANTIPHASE_SITE_URL, "(.*)"', (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert project["urls"]["Documentation"] == site
     assert f"version: {project['version']}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 

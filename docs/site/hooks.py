@@ -1,0 +1,68 @@
+"""Hooks of the site: pages that are written from the code, pages of dev/, and links between them."""
+
+from typing import Any
+
+from commands import command_pages
+from links import ROOT, moved
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
+from mkdocs.structure.pages import Page
+from reference import python_pages
+from vendored import mathjax
+
+_pages: dict[str, str] = {}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the places of the navigation that stand for many pages."""
+    _pages.clear()
+    _pages["index.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
+    _pages.update(
+        {f"dev/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "dev").glob("*.md"))}
+    )
+    python, commands = list(python_pages()), list(command_pages())
+    _pages.update({uri: text for _, uri, text in (*python, *commands)})
+    listed = _listed(config.nav)
+    others = [uri for uri in _pages if uri.startswith("dev/") and uri not in listed]
+    others.sort(key=lambda uri: uri != "dev/README.md")
+    reference = [
+        {"Python": [{title: uri} for title, uri, _ in python]},
+        {"Commands": [{title: uri} for title, uri, _ in commands]},
+    ]
+    config.nav = _filled(config.nav, {"dev/*": others, "reference/*": reference})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages and MathJax."""
+    for uri, text in _pages.items():
+        files.append(File.generated(config, uri, content=text))
+    files.append(File.generated(config, "assets/mathjax/tex-svg.js", abs_src_path=str(mathjax())))
+    return files
+
+
+def on_nav(nav: Navigation, files: Files, **_: Any) -> Navigation:
+    """Tell the theme which page the logo leads to: it looks only for one outside all sections."""
+    home = files.get_file_from_path("index.md")
+    nav.homepage = home.page if home else None
+    return nav
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Point links where the site has the page, else to the repository."""
+    return moved(markdown, page.file.src_uri)
+
+
+def _listed(nav: Any) -> set[str]:
+    if isinstance(nav, str):
+        return {nav}
+    return set().union(*map(_listed, nav.values() if isinstance(nav, dict) else nav))
+
+
+def _filled(nav: Any, parts: dict[str, list[Any]]) -> Any:
+    if isinstance(nav, dict):
+        return {title: _filled(below, parts) for title, below in nav.items()}
+    if isinstance(nav, str):
+        return parts.get(nav, nav)
+    return [_filled(each, parts) for each in nav]

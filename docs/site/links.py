@@ -1,0 +1,60 @@
+"""Pages are read on GitHub and on the site: links between files of the repository, as the site has them."""
+
+import os
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_GITHUB = "https://github.com/antiphase/antiphase"
+_MARKDOWN = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?(?:\s[^)]*)?\))")
+_HTML = re.compile(r"""((?:src|srcset|href)=")([^"#:]+)((?:#[^"]*)?")""")
+_CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)\s*?$|^(?: {4}).*?$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+
+
+def of_repository(uri: str) -> str:
+    """Return where a page of the site is in the repository.
+
+    >>> of_repository("index.md"), of_repository("dev/data.md"), of_repository("how-to/clip.md")
+    ('README.md', 'dev/data.md', 'docs/how-to/clip.md')
+    """
+    if uri == "index.md":
+        return "README.md"
+    return uri if uri.startswith("dev/") else f"docs/{uri}"
+
+
+def of_site(path: str) -> str | None:
+    """Return the place in the site of a file of the repository, None if it has none."""
+    if path == "README.md":
+        return "index.md"
+    if path in ("dev", "docs"):
+        return {"dev": "dev/README.md", "docs": "index.md"}[path]
+    if path == "docs/README.md":
+        return "index.md"
+    if path.startswith("dev/") and path.endswith(".md"):
+        return path
+    return path.removeprefix("docs/") if path.startswith("docs/") and not path.endswith(".ipynb") else None
+
+
+def moved(text: str, uri: str) -> str:
+    """Return a page's text with its links as the site needs them."""
+    place = posixpath.dirname(of_repository(uri))
+
+    def link(found: re.Match[str]) -> str:
+        before, target, after = found.groups()
+        if re.match(r"[a-z]+:", target):
+            return found.group()
+        path = posixpath.normpath(posixpath.join(place, target))
+        if (inside := of_site(path)) is not None:
+            return before + os.path.relpath(inside, posixpath.dirname(uri) or ".") + after
+        if (ROOT / path).exists():
+            kind = "tree" if (ROOT / path).is_dir() else "blob"
+            return f"{before}{_GITHUB}/{kind}/main/{path}{after}"
+        return found.group()
+
+    return _outside_code(text, lambda part: _HTML.sub(link, _MARKDOWN.sub(link, part)))
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    return "".join(part if at % 2 else change(part) for at, part in enumerate(_CODE.split(text)))

@@ -1,0 +1,44 @@
+"""The reference of Python names: a page for each public package, with what its ``__all__`` lists."""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+
+PACKAGES = (
+    "antiphase", "antiphase.attacks", "antiphase.attention", "antiphase.data", "antiphase.evaluation",
+    "antiphase.models", "antiphase.sensitivity", "antiphase.studies", "antiphase.training",
+)  # fmt: skip
+"""The packages whose names are for users."""
+
+_RESULT = ("antiphase.api.result.Result", "antiphase.api.result.open_result")
+
+
+def python_pages() -> Iterator[tuple[str, str, str]]:
+    """Yield (title, path in the site, Markdown) of each page."""
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        lines = [f"# `{package}`", "", inspect.getdoc(module).partition("\n")[0], ""]  # type: ignore[union-attr]
+        names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
+        parts = sorted(set(module.__all__) - set(names))
+        if parts:
+            lines += ["Packages: " + ", ".join(f"[`{name}`]({name}.md)" for name in parts) + ".", ""]
+        for name in sorted(names, key=str.lower):
+            lines += [f"::: {_place(package, name)}", ""]
+        if package == "antiphase":
+            lines += [
+                "## Results",
+                "",
+                "What the functions above return, and `ap.open(DIR)`, which reads a run.",
+                "",
+            ]
+            lines += [f"::: {name}\n    options:\n      heading_level: 3\n" for name in _RESULT]
+        short = package.rpartition(".")[2]
+        yield package, f"reference/python/{short}.md", "\n".join(lines)
+
+
+def _place(package: str, name: str) -> str:
+    """Return where a name is defined: a package may have a module of the same name."""
+    found = getattr(importlib.import_module(package), name)
+    if inspect.isclass(found) or inspect.isfunction(found):
+        return f"{found.__module__}.{found.__qualname__}"
+    return f"{package}.{name}"

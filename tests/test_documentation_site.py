@@ -1,0 +1,118 @@
+"""The built documentation site: links lead somewhere; in a browser every page loads, fits and needs no other host.
+
+ANTIPHASE_SITE names the directory of the site; `.ci/run` builds it.
+"""
+
+import functools
+import http.server
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin
+
+import pytest
+
+from tests import needs
+
+SITE = Path(os.environ.get("ANTIPHASE_SITE", "/nowhere"))
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+built = pytest.mark.skipif(not PAGES, reason="no site: ANTIPHASE_SITE=DIR uv run --group docs mkdocs build")
+pytestmark = [built, pytest.mark.thorough]
+
+
+def test_every_link_leads_to_a_page_and_a_heading():
+    texts = {page: (SITE / page).read_text(encoding="utf-8") for page in PAGES}
+    named = {page: set(re.findall(r'\s(?:id|name)="?([^\s">]+)', text)) for page, text in texts.items()}
+    dead = []
+    for page, text in texts.items():
+        if page == "404.html":  # it is shown at any address, so that its links are absolute
+            continue
+        for link in re.findall(r'\s(?:href|src)="([^"]*)"', text):
+            target, heading = urldefrag(urljoin(page, unquote(link.replace("&amp;", "&"))))
+            if re.match(r"[a-z]+:", target):
+                continue
+            if not (SITE / target).is_file() or (heading and heading not in named[target]):
+                dead.append(f"{page}: {link}")
+    assert dead == []
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = needs.CHROMIUM
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--no-first-run",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(needs.CHROMEDRIVER))
+    driver.set_script_timeout(60)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+READY = """
+const done = arguments[0];
+(window.typeset ?? Promise.resolve()).then(() => requestAnimationFrame(() => done()));
+"""
+MISTAKES = """
+const wide = [...document.querySelectorAll(".md-content img, .md-content p, .md-content dt, .md-content li")]
+    .filter(each => each.getBoundingClientRect().right > innerWidth + 1 && !each.closest("table, pre, .arithmatex"))
+    .map(each => each.tagName + " " + each.textContent.slice(0, 60));
+return {
+    page: Math.max(0, document.documentElement.scrollWidth - innerWidth),
+    wide,
+    equations: document.querySelectorAll(".arithmatex").length
+        - document.querySelectorAll(".arithmatex mjx-container svg").length,
+    broken: document.querySelectorAll("mjx-merror, [data-mml-node=merror]").length,
+    pictures: [...document.images].filter(each => !each.complete || !each.naturalWidth).map(each => each.src),
+};
+"""
+
+
+@needs.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_loads_fits_and_asks_no_other_host(browser, address, width):
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    nothing = {"page": 0, "wide": [], "equations": 0, "broken": 0, "pictures": []}
+    wrong = {}
+    for page in PAGES:
+        if page == "404.html":
+            continue
+        for log in ("browser", "performance"):
+            browser.get_log(log)  # reading empties it
+        browser.get(f"{address}/{page}")
+        browser.execute_async_script(READY)
+        found = browser.execute_script(MISTAKES)
+        events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        found["elsewhere"] = [url for url in urls if not url.startswith((address, "data:", "blob:"))]
+        found["console"] = [entry["message"] for entry in browser.get_log("browser")]
+        if found != {**nothing, "elsewhere": [], "console": []}:
+            wrong[page] = {key: value for key, value in found.items() if value}
+    assert wrong == {}
