@@ -72,7 +72,7 @@ def our_step(model: nn.Module, share: Share, bf16: bool) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        accumulate(model, share, accelerator, kind="clip", bf16=bf16, part=None)  # pyright: ignore[reportArgumentType]
+        accumulate(model, share, accelerator, kind="clip", precision="bf16" if bf16 else "float32", part=None)  # pyright: ignore[reportArgumentType]
         optimizer.step()
 
     return step

@@ -10,6 +10,7 @@ from hypothesis import settings
 
 # One thread for each of xdist's workers, and for what they start: said before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ANTIPHASE_EMULATE_BF16", "1")  # tests of bf16 mean it on every processor
 
 # The workers keep what they compile: else each process compiles torch's modules anew, half of the time it starts in.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

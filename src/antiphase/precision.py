@@ -1,5 +1,39 @@
 """The number format of forward passes."""
 
-from typing import Literal
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 Precision = Literal["float32", "bf16"]
+EMULATE = "ANTIPHASE_EMULATE_BF16"
+"""Environment variable: if it is 1, bf16 is emulated where the hardware lacks it, as ``torch.autocast`` does."""
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device multiplies bf16 matrices in hardware."""
+    import torch  # the command line names precisions without it
+
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+    return False
+
+
+def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:
+    """Return the context of forward passes in a precision.
+
+    A device without bf16 computes ``"bf16"`` in float32: emulation takes some 25 times as long there (a processor with
+    AVX2 only), and float32 is the more exact of the two. ``ANTIPHASE_EMULATE_BF16=1`` emulates it all the same.
+    """
+    import torch
+
+    if precision == "float32" or not (multiplies_bf16(device) or os.environ.get(EMULATE) == "1"):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)

@@ -7,6 +7,7 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.report.studies.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
+from antiphase.report.studies.markdown import markdown_summary
 from antiphase.report.studies.summary import counted, headlines, sentence, summary
 from antiphase.report.studies.written import replace_findings, write_findings
 from antiphase.studies.claims import Check, Claim
@@ -18,7 +19,7 @@ HEADLINE = Claim(
     [Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)), Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000))],
 )  # fmt: skip
 OPEN = Claim(
-    "causes", "ours", "The angle matters more than the size.",
+    "angle-raises-asr", "ours", "The angle matters more than the size.",
     [Check("angle − size", over_seeds(0.1, -0.1, 0.3, 50), "")], seconds=90.0,
 )  # fmt: skip
 
@@ -88,20 +89,47 @@ def test_its_text_is_text():
     assert len(svg) < 60_000
 
 
-def test_the_paragraphs_count_tell_and_price():
-    first, second, third = summary(results())
+def test_three_questions_are_answered_with_numbers_and_prices():
+    told = summary(results())
     claims = [claim for result in results() for claim in result.claims]
-    assert first.startswith(counted(claims))
-    assert "16 training seeds" in first
-    assert second == (
-        "“DiffViT is more fragile at λ_init 0.8” **holds** (+5.0 points [4.0, 6.0]; +3.0 points [2.0, 4.0])."
+    assert [line for line in told if line.startswith("## ")] == [
+        "## Is differential attention more fragile?", "## Why?", "## How sure is that?",
+    ]  # fmt: skip
+    fragile, why, sure = (told[told.index(f"## {question}") + 1] for question in (
+        "Is differential attention more fragile?", "Why?", "How sure is that?",
+    ))  # fmt: skip
+    assert fragile == (
+        "- DiffViT is more fragile at λ_init 0.8: **yes** (+5.0 points [4.0, 6.0]; +3.0 points [2.0, 4.0])."
     )
-    assert "“The angle matters more than the size” **is undecided** (+0.10 [−0.10, 0.30]);" in third
-    assert "seeds, " in third
-    assert "core-minutes are expected to bring a verdict." in third
+    assert why.startswith("- The angle matters more than the size: **undecided** (+0.10 [−0.10, 0.30]; ")
+    assert why.endswith("core-minutes would decide it).")
+    assert sure.startswith(counted(claims))
+    assert "16 training seeds" in sure
+    assert "core-minutes are expected to bring a verdict." in told[-1]
     assert summary([made_up.empty()]) == []
-    assert headlines(results(), 1) == [sentence(HEADLINE)]
+    assert headlines(results(), 1) == [sentence(OPEN)]
+    assert headlines(results(), 2) == [sentence(HEADLINE), sentence(OPEN)]
     assert counted([HEADLINE, OPEN]) == "Of 2 claims, 1 holds and 1 is undecided."
+
+
+def test_the_parts_of_the_difference_are_told_once_they_can_be_judged():
+    causes = results()[-1]
+    assert causes.artefact
+    noted = replace(causes, artefact=replace(causes.artefact, notes=["It is mostly the margins."]))
+    told = summary([noted])
+    assert told[told.index("## Why?") + 1] == "It is mostly the margins."
+    early = replace(noted, claims=[replace(OPEN, checks=[Check("angle − size", None)])])
+    assert summary([early]) == []
+
+
+def test_an_unfinished_study_is_a_line_of_a_list():
+    begun = replace(
+        made_up.table_1(), done=3, total=248, claims=[replace(HEADLINE, checks=[Check("", None)])]
+    )
+    text = markdown_summary([begun, made_up.table_1()])
+    assert text.count("## Table 1") == 1
+    assert "## Not finished\n\n- Table 1: " in text
+    assert text.endswith("(3 of 248 cells)\n")
 
 
 def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
@@ -111,8 +139,10 @@ def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
     text = page.read_text(encoding="utf-8")
     order = [
         "# What the studies found",
+        "## Is differential",
+        "- DiffViT is more",
+        "## How sure",
         "Of 7 claims",
-        "“DiffViT is",
         "<picture>",
         "## Claims",
         "| claim |",

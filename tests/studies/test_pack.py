@@ -41,7 +41,7 @@ def test_rows_come_back_without_what_is_left_out(tmp_path):
         assert_frame_equal(
             after.select(before.columns).sort(keys),
             before.sort(keys),
-            rel_tol=1e-6,
+            rel_tol=2.0**-cell.shipped_bits,
             abs_tol=0,
             check_dtypes=True,
         )

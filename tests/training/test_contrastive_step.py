@@ -42,7 +42,7 @@ def test_parts_give_the_gradient_of_the_whole(kind, part):
     loss.backward()
     expected = gradients(model)
     model.zero_grad()
-    found = accumulate(model, share_of(), Accelerator(cpu=True), kind=kind, bf16=False, part=part)
+    found = accumulate(model, share_of(), Accelerator(cpu=True), kind=kind, precision="float32", part=part)
     torch.testing.assert_close(found, loss.detach())
     close(gradients(model), expected)
 
@@ -53,14 +53,17 @@ def test_places_of_bad_samples_take_no_part():
     valid[[2, 7]] = False
     twin = copy.deepcopy(model)
     plain_loss(twin, "clip", valid.nonzero().squeeze(1)).backward()
-    accumulate(model, share_of(valid), Accelerator(cpu=True), kind="clip", bf16=False, part=3)
+    accumulate(model, share_of(valid), Accelerator(cpu=True), kind="clip", precision="float32", part=3)
     close(gradients(model), gradients(twin), share=1e-11)
 
 
 def test_a_batch_of_bad_samples_alone_moves_nothing():
     model = model_of("siglip")
     share = share_of(torch.zeros(COUNT, dtype=torch.bool))
-    assert float(accumulate(model, share, Accelerator(cpu=True), kind="siglip", bf16=False, part=4)) == 0
+    assert (
+        float(accumulate(model, share, Accelerator(cpu=True), kind="siglip", precision="float32", part=4))
+        == 0
+    )
     assert all(not gradient.any() for gradient in gradients(model).values())
 
 
@@ -84,7 +87,7 @@ def test_memory_grows_with_the_part_and_not_with_the_batch():
         model = model_of("clip")
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-            accumulate(model, share_of(), Accelerator(cpu=True), kind="clip", bf16=False, part=part)
+            accumulate(model, share_of(), Accelerator(cpu=True), kind="clip", precision="float32", part=part)
         return most
 
     whole, one, two = peak(None), peak(1), peak(2)
@@ -130,7 +133,7 @@ images = torch.cat([whole.images, torch.zeros_like(whole.images[:1])])[rank::wor
 tokens = torch.cat([whole.tokens, whole.tokens[:1]])[rank::world]
 model = model_of(sys.argv[1])
 share = Share(images, tokens, valid[rank::world], None, 12)
-accumulate(model, share, accelerator, kind=sys.argv[1], bf16=False, part=4)
+accumulate(model, share, accelerator, kind=sys.argv[1], precision="float32", part=4)
 save_file(gradients(model), f"{sys.argv[2]}/{rank}.safetensors")
 """
 

@@ -22,6 +22,7 @@ from antiphase.data.openmoji import NOTO_FONT
 from antiphase.data.pair_sources import load_pairs
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
+from antiphase.precision import multiplies_bf16
 from antiphase.runs.loading import check_compiler, find_device
 
 _DRAWN = ("openmoji", "noto-emoji", "emoji-scenes")
@@ -85,6 +86,8 @@ def _extras() -> dict[str, Any]:
 
 def _devices() -> list[dict[str, Any]]:
     capability = torch.backends.cpu.get_cpu_capability()
+    if not multiplies_bf16(torch.device("cpu")):
+        capability += ", without bf16 (computed in float32)"
     found: list[dict[str, Any]] = [
         {"device": "cpu", "threads": torch.get_num_threads(), "name": f"{platform.machine()}, {capability}"}
     ]

@@ -21,7 +21,7 @@ from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
-from antiphase.precision import Precision
+from antiphase.precision import Precision, autocast
 from antiphase.progress import progress_bar
 from antiphase.runs.cache import missing
 from antiphase.runs.processes import Process
@@ -80,7 +80,7 @@ class FeatureStore:
             )
             for of_part in batches:
                 yield torch.cat(
-                    [self._forward(tower.features, next(ready).to(place), place.type) for _ in of_part]
+                    [self._forward(tower.features, next(ready).to(place), place) for _ in of_part]
                 )
 
         return self._parts(identity, len(data), compute, f"{card_of(model).name}: {data.name} ({data.split})")
@@ -102,13 +102,13 @@ class FeatureStore:
     def text_vectors(self, model: nn.Module, texts: Sequence[str], title: str) -> Float[Tensor, "n embed"]:
         """Return unit vectors of texts, in float32 on the CPU."""
         encoder = as_dual_encoder(model)
-        kind = next(model.parameters()).device.type
+        place = next(model.parameters()).device
         identity = digest("texts", str(_VERSION), self._fingerprint(model), *texts, self.precision)
 
         def compute(parts: Sequence[range]) -> Iterator[Tensor]:
             for rows in parts:
                 some = [
-                    self._forward(encoder.encode_text, [texts[row] for row in batch], kind)
+                    self._forward(encoder.encode_text, [texts[row] for row in batch], place)
                     for batch in self._batches(rows)
                 ]
                 yield F.normalize(torch.cat(some), dim=-1)
@@ -138,8 +138,10 @@ class FeatureStore:
             self._known[id(model)] = (model, fingerprint(model))
         return self._known[id(model)][1]
 
-    def _forward(self, function: Callable[..., Tensor], inputs: Tensor | list[str], kind: str) -> Tensor:
-        with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16"):
+    def _forward(
+        self, function: Callable[..., Tensor], inputs: Tensor | list[str], place: torch.device
+    ) -> Tensor:
+        with torch.no_grad(), autocast(place, self.precision):
             return function(inputs).float().cpu()
 
     def _parts(self, identity: str, count: int, compute: Compute, title: str) -> Tensor:

@@ -16,6 +16,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_json
 from antiphase.models.card import ModelCard, card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.precision import multiplies_bf16
 from antiphase.runs.loading import find_device
 from antiphase.runs.options.base import Options
 from antiphase.runs.processes import this_process
@@ -81,7 +82,8 @@ def write_training_record(options: Options, out: Path, command: str, seconds: fl
 def environment_record(device: torch.device) -> dict[str, Any]:
     """Return what hardware and which libraries a result was made with."""
     cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
-    on_cpu = f"{cpu}, {torch.get_num_threads()} threads"
+    lacking = "" if multiplies_bf16(torch.device("cpu")) else "no bf16, "
+    on_cpu = f"{cpu}, {lacking}{torch.get_num_threads()} threads"
     return {
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
         "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},

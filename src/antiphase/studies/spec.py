@@ -66,6 +66,9 @@ class Cell(ABC):
     """
 
     version: ClassVar[int]  # increase when the same fields give another result
+    shipped_bits: ClassVar[int] = (
+        24  # significant bits of its numbers in rows that ship: 24 is float32, 12 four digits
+    )
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.factories import build
 from antiphase.models.lambdas import mean_lambdas
+from antiphase.precision import autocast
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
@@ -69,7 +70,7 @@ def train_classifier(
     orders: dict[int, Tensor] = {}  # this sweep's order of the samples
 
     def logits(images: Tensor, network: nn.Module = bare) -> Tensor:
-        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+        with autocast(accelerator.device, recipe.precision):
             return network(images).float()
 
     def update() -> None:

@@ -86,8 +86,7 @@ def train_clip(
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         share = stream.at(epoch, within)
-        bf16 = recipe.precision == "bf16"
-        loss = accumulate(model, share, accelerator, kind=recipe.loss, bf16=bf16, part=part)
+        loss = accumulate(model, share, accelerator, kind=recipe.loss, precision=recipe.precision, part=part)
         return loss, share.size
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from antiphase.models.clip import CLIP
+from antiphase.precision import Precision, autocast
 from antiphase.training.contrastive_loss import FeatureGradients, Kind, at_least_float32, feature_gradients
 
 
@@ -33,7 +34,7 @@ class Share:
 
 
 def accumulate(
-    model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, bf16: bool, part: int | None
+    model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, precision: Precision, part: int | None
 ) -> Float[Tensor, ""]:
     """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
@@ -50,14 +51,14 @@ def accumulate(
         share: this process's samples.
         accelerator: accelerator of the run.
         kind: the loss.
-        bf16: run the towers in bfloat16.
+        precision: precision of the towers.
         part: samples per part; None: one part.
     """
     size = part or len(share.images)
     parts = list(_parts(share, size, accelerator.device, model.logit_scale.dtype))
 
     def features(images: Tensor, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=bf16):
+        with autocast(accelerator.device, precision):
             image, text = model(images, tokens, keep)
         return at_least_float32(image), at_least_float32(text)
 

@@ -17,7 +17,7 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.factories import VitConfig, configure
 from antiphase.models.towers import attention_of
-from antiphase.precision import Precision
+from antiphase.precision import Precision, multiplies_bf16
 from antiphase.training.adversarial import Adversary
 
 
@@ -99,12 +99,7 @@ def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float
 
 def fastest_precision(device: torch.device) -> Precision:
     """Return ``"bf16"`` if the device multiplies bf16 matrices in hardware, otherwise ``"float32"``."""
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    if device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        return "bf16" if able.get("amx_bf16") or able.get("avx512_bf16") else "float32"
-    return "float32"
+    return "bf16" if multiplies_bf16(device) else "float32"
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:

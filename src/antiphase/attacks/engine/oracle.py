@@ -14,7 +14,7 @@ from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
-from antiphase.precision import Precision
+from antiphase.precision import Precision, autocast
 
 Classifier = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor], Tensor]  # from logits to one number per row
@@ -52,7 +52,7 @@ class Oracle:
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         self.device = (device or torch.device("cpu")) if parameter is None else parameter.device
         self.weights = None if parameter is None else parameter.dtype
-        self.precision = precision
+        self.precision: Precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
         self.seen: Counter[str] = Counter()
 
@@ -116,9 +116,7 @@ class Oracle:
         return values, logits.detach(), gradients
 
     def _autocast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
-        if self.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(x.device.type, dtype=torch.bfloat16)
+        return autocast(x.device, self.precision)
 
     def _ask(self, model: Classifier, x: Tensor) -> Tensor:
         answers: list[Tensor] = []

@@ -54,10 +54,17 @@ def _verdict(claim: Claim) -> str:
 def markdown_summary(results: Sequence[Result]) -> str:
     """Return the tables of each study under a heading, with the paper's numbers next to ours.
 
-    A study without tables shows the points of its plots instead.
+    A study without tables shows the points of its plots instead. Unfinished studies are a list at the end.
     """
     parts = []
+    unfinished = [
+        f"- {escaped(f'{each.label}: {each.title}')} ({each.done:,} of {each.total:,} cells)"
+        for each in results
+        if _begun(each)
+    ]
     for result in results:
+        if _begun(result):
+            continue
         parts.append(f"## {escaped(result.label)}: {escaped(result.title)}")
         seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
         parts.append(f"Profile {escaped(result.profile)}, {seeds}. `{result.command}`")
@@ -69,7 +76,15 @@ def markdown_summary(results: Sequence[Result]) -> str:
             for plot in result.artefact.plots if not result.artefact.tables else ():
                 parts += _of_plot(plot)
             parts += [escaped(note) for note in result.artefact.notes]
+    if unfinished:
+        parts += ["## Not finished", "\n".join(unfinished)]
     return _joined(parts)
+
+
+def _begun(result: Result) -> bool:
+    """Whether cells are missing and nothing can be said yet: its numbers, if any, are those of other studies."""
+    unjudged = bool(result.claims) and all(claim.verdict == "not run" for claim in result.claims)
+    return bool(missing_cells(result)) and (result.artefact is None or unjudged)
 
 
 def _of_table(table: Table) -> list[str]:

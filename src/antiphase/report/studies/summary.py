@@ -1,6 +1,6 @@
-"""What the studies found, in three paragraphs: every number is computed, and a study without verdicts is left out.
+"""What the studies found, as answers to three questions; every number is computed.
 
-The lists of headlines say which claims answer which question; the words of a claim are its statement in its study.
+The lists say which claims answer which question; the words of a claim are its statement in its study.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,35 +17,63 @@ FRAGILE = (
 )  # fmt: skip
 """Claims that say when, and by how much, differential attention is more fragile."""
 WHY = (
-    ("causes", ""), ("layer-sensitivity", "angle-amplifies"), ("layer-sensitivity", "subtraction-cancels"),
+    ("causes", "margins-raise-asr"), ("causes", "remains-at-equal-margins"), ("causes", "norm-raises-asr"),
+    ("causes", "fragile-at-equal-margins"), ("causes", "angle-raises-asr"), ("causes", "other-initial-weights"),
+    ("layer-sensitivity", "angle-amplifies"), ("layer-sensitivity", "subtraction-cancels"),
     ("figure-5", "opposed-everywhere"), ("figure-4", "da-is-steeper-truly"), ("table-1", "asr-peaks"),
 )  # fmt: skip
-"""Claims that say why; an empty name stands for all claims of a study."""
+"""Claims that say why."""
+PARTS = "causes"
+"""The study whose first note says how the difference in ASR falls into parts."""
 
+_WORDS = (
+    "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
+    "attack success rate, is the share of images whose prediction the attack changes."
+)
 _ANSWERS: dict[Verdict, str] = {
-    "holds": "holds",
-    "contradicted": "is contradicted: the opposite is found",
-    "absent": "is absent: the difference is smaller than what matters",
-    "undecided": "is undecided",
+    "holds": "Yes",
+    "contradicted": "No, the opposite",
+    "absent": "No difference that matters",
+    "undecided": "Undecided",
 }
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """Return the paragraphs: what was tested, whether differential attention is more fragile, why and how sure."""
+    """Return a paragraph on what was compared, then a question as a heading and its answers for each of three."""
     claims = [claim for result in results for claim in result.claims if claim.verdict in _ANSWERS]
     if not claims:
         return []
-    found = [
-        _tested(results, claims),
-        _told(results, FRAGILE),
-        " ".join(filter(None, [_told(results, WHY), _sure(claims)])),
-    ]
-    return [paragraph for paragraph in found if paragraph]
+    found = {
+        "Is differential attention more fragile?": _bullets(_chosen(results, FRAGILE)),
+        "Why?": [*_parts(results), *_bullets(_chosen(results, WHY))],
+        "How sure is that?": [_tested(results, claims), _sure(claims)],
+    }
+    answered = ([f"## {question}", *answers] for question, answers in found.items() if answers)
+    return [_WORDS, *(each for section in answered for each in section)]
 
 
 def headlines(results: Sequence[Result], most: int) -> list[str]:
-    """Return the first answers on fragility and its causes, a sentence each."""
-    return [sentence(claim) for claim in [*_chosen(results, FRAGILE), *_chosen(results, WHY)]][:most]
+    """Return the first answers: on fragility, the parts of the difference, then its causes, a sentence each."""
+    fragile, why = (list(map(sentence, _chosen(results, claims))) for claims in (FRAGILE, WHY))
+    first = [*_parts(results), *why[:3]]
+    return [*fragile[: most - len(first)], *first][:most]
+
+
+def _bullets(claims: Sequence[Claim]) -> list[str]:
+    """Return one Markdown list."""
+    return ["\n".join(f"- {sentence(claim)}" for claim in claims)] if claims else []
+
+
+def _parts(results: Sequence[Result]) -> list[str]:
+    """Return the sentence that takes the difference apart, if enough seeds are finished for a verdict."""
+    return [
+        note
+        for result in results
+        if result.name == PARTS
+        and result.artefact
+        and any(claim.verdict in _ANSWERS for claim in result.claims)
+        for note in result.artefact.notes[:1]
+    ]
 
 
 def counted(claims: Sequence[Claim]) -> str:
@@ -66,11 +94,14 @@ def counted(claims: Sequence[Claim]) -> str:
 
 
 def sentence(claim: Claim) -> str:
-    """Return a claim with its answer and its differences, those that decide it first."""
-    numbers = "" if deciding(claim) is None else f" ({estimates_line(claim)})"
+    """Return a claim, the answer, and its differences, starting with those that decide it."""
     paid = price(claim)
-    open_ = f"; {paid}" + (" would decide it" if "seeds" in paid else "") if paid else ""
-    return f"“{claim.statement.rstrip('.')}” **{_ANSWERS[claim.verdict]}**{numbers}{open_}."
+    told = "" if deciding(claim) is None else estimates_line(claim)
+    asked = f"{paid} would decide it" if "seeds" in paid else paid
+    numbers = "; ".join(filter(None, [told, asked]))
+    return (
+        f"{claim.statement.rstrip('.')}: **{_ANSWERS[claim.verdict]}**{f' ({numbers})' if numbers else ''}."
+    )
 
 
 def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
@@ -83,13 +114,10 @@ def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
     of = f" on {data}" if data else ""
     return (
         f"{counted(claims)} They were tested under the profile {profiles}{of}, with {seeds} training seeds of each "
-        f"model and {images} images. Each claim is one difference or several that have to be above 0, with 95 % "
-        "intervals over both."
+        f"model and {images} images. A claim is one difference or several that should all be above 0, with 95 % "
+        "intervals over seeds and images. A difference whose interval lies within a margin, by default ±2 points, does "
+        "not matter."
     )
-
-
-def _told(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> str:
-    return " ".join(map(sentence, _chosen(results, chosen)))
 
 
 def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> list[Claim]:
@@ -104,10 +132,7 @@ def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> lis
 def _sure(claims: Sequence[Claim]) -> str:
     """Say how often the verdicts may be wrong, and what the undecided claims would take."""
     open_ = [claim for claim in claims if claim.verdict == "undecided"]
-    words = (
-        "A claim that is wrong holds by chance in at most 2.5 % of the cases, and one that is right is contradicted as "
-        "rarely."
-    )
+    words = "A wrong claim holds by chance in at most 2.5 % of the cases, and a right one is contradicted as rarely."
     known = [(claim.seeds_needed, claim.seconds) for claim in open_]
     prices = [seeds * seconds / 60 for seeds, seconds in known if seeds is not None and seconds is not None]
     if prices:

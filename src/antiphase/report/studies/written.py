@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -75,6 +76,12 @@ def _replace(into: Path, mark: str, text: str) -> None:
     write_text(into, f"{before}{begin}\n{text}{end}{after}")
 
 
+def _told(text: str) -> str:
+    """Escape a paragraph, heading or list of the summary."""
+    lines = (re.fullmatch(r"(#+ |- |)(.*)", line) for line in text.splitlines())
+    return "\n".join(f"{line[1]}{_marked(line[2])}" for line in lines if line)
+
+
 def _marked(text: str) -> str:
     """Escape a sentence of the summary except for its bold words."""
     return "**".join(
@@ -112,7 +119,7 @@ def plain_claims(result: Result) -> dict[str, Any]:
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
-    """Write what the studies found as one Markdown page: three paragraphs, a picture of all claims, then the tables.
+    """Write what the studies found as one Markdown page: three questions, a picture of all claims, then the tables.
 
     The picture is written next to the page, once for wide and once for narrow screens.
     """
@@ -123,8 +130,9 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
     )
     drawn = _write_pictures(shown, path.parent)
     parts = [
-        "# What the studies found", *map(_marked, summary(shown)), *([_picture(""), _CAPTION] if drawn else []),
-        "## Claims", preface, f"<!-- claims -->\n{markdown_claims(shown)}<!-- /claims -->", markdown_summary(shown),
+        "# What the studies found", *map(_told, summary(shown)),
+        *(["## All claims at a glance", _picture(""), _CAPTION] if drawn else []), "## Claims", preface,
+        f"<!-- claims -->\n{markdown_claims(shown)}<!-- /claims -->", markdown_summary(shown),
     ]  # fmt: skip
     write_text(path, "\n\n".join(parts))
 

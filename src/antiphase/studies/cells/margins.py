@@ -2,62 +2,45 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import polars as pl
 import torch
 import torch.nn.functional as F
 
 from antiphase.sensitivity.margins import MarginGradients, Margins, margins_of
-from antiphase.studies.cells.models import Model, data_content, ready
+from antiphase.studies.cells.models import Measurement, data_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.spec import Cell
 
 _PASSES = 10  # forward passes' worth for each image: four with a gradient, in float64
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Margin(Cell):
+class Margin(Measurement):
     """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.margins`.
 
     Attributes:
-        model: trained or given model.
-        data: source of images.
         limit: at most this many images.
-        split: split of the source; ``"train"`` for training losses.
         gradients: whether to measure the gradients; otherwise their columns are null.
     """
 
     version: ClassVar[int] = 1
-    model: Model
-    data: str
+    shipped_bits: ClassVar[int] = 12
     limit: int | None = None
-    split: str = "test"
     gradients: bool = True
 
     @property
     def table(self) -> str:
-        """The name of its rows."""
         return "margin" if self.split == "test" else f"margin-{self.split}"
 
     @property
     def label(self) -> str:
-        """What it is."""
         return f"margins of {self.model.label}, {self.split} images"
 
-    def needs(self) -> tuple[Cell, ...]:
-        """Return the training of its model."""
-        return self.model.needed()
-
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
         found = data_content(self.data, self.split)
         return {"data": found} if found else {}
-
-    def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart."""
-        return self.model.factors() | {"data": self.data}
 
     def work(self) -> float:
         """Return the operations of the passes over the images."""

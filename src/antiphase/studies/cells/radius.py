@@ -2,61 +2,43 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import polars as pl
 
 from antiphase.runs.radii import measure_radii
 from antiphase.runs.sense import BATCH_SIZE
-from antiphase.studies.cells.models import Model, image_content, ready
+from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
-from antiphase.studies.spec import Cell
 from antiphase.studies.store import WORK_FOLDER
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Radius(Cell):
+class Radius(Measurement):
     """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B); see :mod:`antiphase.runs.radii`.
 
     Attributes:
-        model: trained or given model.
-        data: source of images.
         limit: at most this many images.
-        split: split of the source.
         steps: steps of power iteration.
         seed: random seed of its start.
     """
 
     version: ClassVar[int] = 1
-    model: Model
-    data: str
     limit: int
-    split: str = "test"
     steps: int = 20
     seed: int = 0
 
     @property
     def table(self) -> str:
-        """The name of its rows."""
         return "radius"
 
     @property
     def label(self) -> str:
-        """What it is."""
         return f"radius of {self.model.label}"
 
-    def needs(self) -> tuple[Cell, ...]:
-        """Return the training of its model."""
-        return self.model.needed()
-
     def content(self) -> dict[str, str]:
-        """Return what its data are, where they lie in a folder."""
         return image_content(self.data, self.split)
-
-    def factors(self) -> dict[str, Any]:
-        """Return what sets the model apart."""
-        return self.model.factors() | {"data": self.data}
 
     def work(self) -> float:
         """Return the operations, about: a step costs two backward passes."""

@@ -30,6 +30,7 @@ class Sense(Measurement):
     """
 
     version: ClassVar[int] = 1
+    shipped_bits: ClassVar[int] = 12
     part: str
     limit: int
     settings: dict[str, Any] = field(default_factory=dict)

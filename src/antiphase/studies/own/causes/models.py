@@ -11,6 +11,7 @@ from antiphase.studies.spec import Cell, Profile
 
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4))
 _TRAINING_IMAGES = 10_000  # of the training loss
+_SEEDS = 12  # of the laptop profile: 3 gave +4.6 points [−0.1, 9.4] for the difference at 1/255
 _NEAREST = 3  # classes that FAB-T steps towards
 
 VIT, DIFFVIT = "ViT", "DiffViT"
@@ -69,7 +70,7 @@ def cells(profile: Profile) -> list[Cell]:
     own = bench(profile)
     found: list[Cell] = []
     for data in own.data:
-        for seed in profile.seeds:
+        for seed in profile.seeds_or(_SEEDS if profile.name == "laptop" else len(profile.seeds)):
             models = trained(own, seed, data)
             twin = models[DIFFVIT]
             assert isinstance(twin, TrainVit)
