@@ -31,10 +31,10 @@ _WORDS = (
     "attack success rate, is the share of images whose prediction the attack changes."
 )
 _ANSWERS: dict[Verdict, str] = {
-    "holds": "Yes",
-    "contradicted": "No, the opposite",
-    "absent": "No difference that matters",
-    "undecided": "Undecided",
+    "holds": "yes",
+    "contradicted": "no, the opposite",
+    "absent": "no difference that matters",
+    "undecided": "undecided",
 }
 
 
