@@ -39,11 +39,16 @@ def brighten(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fresh_cli(monkeypatch):
-    """Return the command line as a new process would build it."""
-    for name in [name for name in sys.modules if name.startswith("antiphase.cli")]:
-        monkeypatch.delitem(sys.modules, name)
+    """Return the command line as a new process would build it, and leave none of its modules behind."""
+
+    def taken_out():
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("antiphase.cli")}
+
+    before = taken_out()
     monkeypatch.setattr(antiphase, "cli", None, raising=False)
-    return importlib.import_module("antiphase.cli")
+    yield importlib.import_module("antiphase.cli")
+    taken_out()
+    sys.modules.update(before)
 
 
 def test_an_attack_is_one_file_and_one_line(brighten):
