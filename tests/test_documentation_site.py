@@ -87,7 +87,8 @@ return {
     page: Math.max(0, document.documentElement.scrollWidth - innerWidth),
     wide,
     equations: document.querySelectorAll(".arithmatex").length
-        - document.querySelectorAll(".arithmatex mjx-container svg").length,
+        - [...document.querySelectorAll(".arithmatex mjx-container svg")]
+            .filter(each => each.getBoundingClientRect().width > 2).length,
     broken: document.querySelectorAll("mjx-merror, [data-mml-node=merror]").length,
     pictures: [...document.images].filter(each => !each.complete || !each.naturalWidth).map(each => each.src),
 };

@@ -1,13 +1,17 @@
 """Hooks of the site: pages that are written from the code, pages of dev/, and links between them."""
 
+import hashlib
+import posixpath
 from typing import Any
 
 from commands import command_pages
+from executed import executed
 from links import ROOT, moved
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
+from notebook import notebook_page
 from reference import python_pages
 from vendored import mathjax
 
@@ -18,6 +22,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the places of the navigation that stand for many pages."""
     _pages.clear()
     _pages["index.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
+    _pages["notebook.md"] = notebook_page(ROOT / "docs/notebooks/first.ipynb")
     _pages.update(
         {f"dev/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "dev").glob("*.md"))}
     )
@@ -49,8 +54,17 @@ def on_nav(nav: Navigation, files: Files, **_: Any) -> Navigation:
     return nav
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Point links where the site has the page, else to the repository."""
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Run the page's code if it says ``run: true``, and point its links to the site or to the repository."""
+    if page.meta.get("run"):
+        stem = page.file.src_uri.removesuffix(".md")
+
+        def keep(picture: bytes) -> str:
+            uri = f"{stem}-{hashlib.sha256(picture).hexdigest()[:12]}.png"
+            files.append(File.generated(config, uri, content=picture))
+            return posixpath.basename(uri)
+
+        return executed(moved(markdown, page.file.src_uri), keep)
     return moved(markdown, page.file.src_uri)
 
 

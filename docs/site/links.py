@@ -11,6 +11,14 @@ _GITHUB = "https://github.com/antiphase/antiphase"
 _MARKDOWN = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?(?:\s[^)]*)?\))")
 _HTML = re.compile(r"""((?:src|srcset|href)=")([^"#:]+)((?:#[^"]*)?")""")
 _CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)\s*?$|^(?: {4}).*?$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_MOVED = {
+    "README.md": "index.md",
+    "docs/notebooks/first.ipynb": "notebook.md",
+    "docs/README.md": "index.md",
+    "docs": "index.md",
+    "dev": "dev/README.md",
+}
+"""Files and folders of the repository that have another place in the site."""
 
 
 def of_repository(uri: str) -> str:
@@ -19,22 +27,18 @@ def of_repository(uri: str) -> str:
     >>> of_repository("index.md"), of_repository("dev/data.md"), of_repository("how-to/clip.md")
     ('README.md', 'dev/data.md', 'docs/how-to/clip.md')
     """
-    if uri == "index.md":
-        return "README.md"
+    if uri in _MOVED.values():
+        return next(path for path, moved_to in _MOVED.items() if moved_to == uri)
     return uri if uri.startswith("dev/") else f"docs/{uri}"
 
 
 def of_site(path: str) -> str | None:
     """Return the place in the site of a file of the repository, None if it has none."""
-    if path == "README.md":
-        return "index.md"
-    if path in ("dev", "docs"):
-        return {"dev": "dev/README.md", "docs": "index.md"}[path]
-    if path == "docs/README.md":
-        return "index.md"
+    if path in _MOVED:
+        return _MOVED[path]
     if path.startswith("dev/") and path.endswith(".md"):
         return path
-    return path.removeprefix("docs/") if path.startswith("docs/") and not path.endswith(".ipynb") else None
+    return path.removeprefix("docs/") if path.startswith("docs/") and Path(ROOT, path).is_file() else None
 
 
 def moved(text: str, uri: str) -> str:
