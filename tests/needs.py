@@ -31,7 +31,7 @@ def _package(module: str, requirement: str) -> pytest.MarkDecorator:
 
 if PRETEND_BARE:
     arrays.DEBIAN_FASHION_MNIST = openmoji.NOTO_FONT = Path("/nowhere")
-    sys.modules.update(dict.fromkeys(_PACKAGES))  # None: importing it fails
+    sys.modules.update(dict.fromkeys([*_PACKAGES, "pycocoevalcap"]))  # None: importing it fails
     which = shutil.which
     shutil.which = lambda cmd, *more, **options: None if cmd in _PROGRAMS else which(cmd, *more, **options)
 
@@ -44,6 +44,7 @@ clip_benchmark = _package("clip_benchmark", "clip-benchmark==1.6.2")
 torchattacks = _package("torchattacks", "torchattacks==3.5.1")
 
 browser = _needs(CHROMIUM and CHROMEDRIVER, "Chromium", "apt-get install chromium chromium-driver")
+pycocoevalcap = _package("pycocoevalcap", "pycocoevalcap==1.2")  # its other dependencies are for SPICE
 curl = _needs(shutil.which("curl"), "curl, with which webdataset reads http", "apt-get install curl")
 fashion_mnist = _needs(
     arrays.DEBIAN_FASHION_MNIST.is_dir(), "Debian's Fashion-MNIST", "apt-get install dataset-fashion-mnist"

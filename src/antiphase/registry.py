@@ -33,6 +33,8 @@ TASKS: Table = {
     "probe": "antiphase.evaluation.tasks.probe:TASK",
     "few-shot": "antiphase.evaluation.tasks.few_shot:TASK",
     "mmvp": "antiphase.evaluation.tasks.mmvp:TASK",
+    "pope": "antiphase.evaluation.tasks.pope:TASK",
+    "caption": "antiphase.evaluation.tasks.caption:TASK",
 }
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
@@ -99,7 +101,7 @@ def find(table: Table, name: str, kind: str) -> Any:
 
     >>> find(TASKS, "prob", "task")
     Traceback (most recent call last):
-    antiphase.errors.UserError: task 'prob': expected one of retrieval, zero-shot, probe, few-shot, mmvp
+    antiphase.errors.UserError: task 'prob': expected one of retrieval, zero-shot, probe, few-shot, mmvp, pope, caption
     """
     if name not in table:
         raise UserError(f"{kind} {name!r}: expected one of {', '.join(table)}")

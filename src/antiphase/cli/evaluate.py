@@ -10,7 +10,7 @@ from antiphase.runs.options.evaluate import EvaluateOptions
 
 @command(app, EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Answer:
-    """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, as DiffCLIP does.
+    """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, as DiffCLIP does.
 
     Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
     images, captions, episodes or pairs; the spread over seeds is reported separately. With --against, every model is
@@ -25,6 +25,8 @@ def evaluate(options: EvaluateOptions) -> Answer:
     antiphase evaluate diffclip:cc12m.pt#lambda_init=0.8 --against diffclip:cc12m-clip.pt --data paper
 
     antiphase evaluate open_clip:ViT-B-32/laion2b_s34b_b79k --tasks zero-shot --data imagenet,imagenet-v2
+
+    antiphase evaluate runs/vlm-diffclip --against runs/vlm-clip --tasks pope --data emoji-pope
 
     antiphase evaluate specimen:diffvit-0 --against specimen:vit-0 --tasks probe,few-shot --data fashion-mnist
     """

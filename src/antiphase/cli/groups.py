@@ -33,8 +33,8 @@ MODULES = {
     ),
     "evaluate": (
         "evaluate",
-        "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, as "
-        "DiffCLIP does.",
+        "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, "
+        "as DiffCLIP does.",
     ),
     "look": (
         "look",

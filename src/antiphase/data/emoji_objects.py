@@ -126,6 +126,15 @@ def _drawings(root: Path | None, progress: bool) -> _Drawings:
     return _Drawings(found)
 
 
+def theme_of(name: str) -> int:
+    """Return the number of the theme of an object.
+
+    >>> theme_of("pig") == theme_of("tractor") != theme_of("dog")
+    True
+    """
+    return next(number for number, theme in enumerate(_THEMES) if name in theme)
+
+
 def caption_of(names: list[str]) -> str:
     """Return the caption of a scene.
 

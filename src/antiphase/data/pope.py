@@ -23,6 +23,9 @@ from antiphase.streams import generator, key
 SAMPLINGS = ("random", "popular", "adversarial")
 """How the absent objects are chosen, in the paper's order."""
 
+ASK = "Is there {} in the image?"
+"""POPE's question, with a place for an object and its article."""
+
 IMAGES, OBJECTS = 500, 3  # of POPE: images, and objects that are there for each
 POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
 _KEYS = ("question_id", "image", "text", "label")
@@ -97,7 +100,7 @@ class PopeSet:
 
 def pope_questions(
     labelled: Mapping[str, Sequence[str]],
-    ask: str = "Is there {} in the image?",
+    ask: str = ASK,
     *,
     images: int = IMAGES,
     objects: int = OBJECTS,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from antiphase.evaluation.clustered import mcnemar_clustered
 from antiphase.evaluation.statistics import (
     Estimate,
     jackknife,
@@ -28,6 +29,8 @@ class Metric:
         by_group: whether every group counts alike.
         clustered: whether the units of a group are no independent draws: the captions of an image.
         seeds_alike: whether the same unit occurs under every seed, as an image does and an episode does not.
+        tested: whether a difference of clustered hits has an exact p, see
+            :func:`~antiphase.evaluation.clustered.mcnemar_clustered`.
     """
 
     setting: str
@@ -36,6 +39,7 @@ class Metric:
     by_group: bool = False
     clustered: bool = False
     seeds_alike: bool = True
+    tested: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
 
     For hits of one seed the interval is Newcombe's for paired proportions, else Student's t over the differences. For
     hits of one seed whose mean counts all units alike, groups of one size included, the second value is the exact
-    McNemar p. The captions of an image are one draw together: over the images by Student's t, without a p.
+    McNemar p. The captions of an image are one draw together, as are the questions about one: over the images by
+    Student's t, without a p, or if the metric is tested, with an exact one over the images.
 
     Raises:
         ValueError: the two were not measured on the same units.
@@ -122,6 +127,8 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     hits = both["seed"].n_unique() == 1 and bool((np.isin(one, (0, 1)) & np.isin(two, (0, 1))).all())
     even = not metric.by_group or both["group"].value_counts()["count"].n_unique() == 1
     p = mcnemar_exact(one > 0.5, two > 0.5) if hits and even and not metric.clustered else None
+    if hits and metric.clustered and metric.tested:
+        p = mcnemar_clustered(one > 0.5, two > 0.5, both["group"].to_numpy())
     if hits and not metric.by_group and not metric.clustered:
         return paired_difference(one > 0.5, two > 0.5), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))

@@ -1,4 +1,4 @@
-"""POPE's score: what counts as yes, and answers joined with their questions.
+"""POPE's score: what counts as yes, answers joined with their questions, and the rows that keep them.
 
 Source: "Evaluating Object Hallucination in Large Vision-Language Models", Li et al., EMNLP 2023, and ``evaluate.py`` of
 https://github.com/RUCAIBox/POPE.
@@ -7,8 +7,14 @@ https://github.com/RUCAIBox/POPE.
 import re
 from collections.abc import Mapping, Sequence
 
+import polars as pl
+
 from antiphase.data.pope import PopeQuestion
 from antiphase.errors import UserError
+from antiphase.evaluation.outcomes import outcome_rows
+
+NO, YES, UNPARSED = 0, 1, 2
+"""The column ``prediction``: the last says neither, which the script counts as yes."""
 
 _NEGATIONS = frozenset({"No", "no", "not"})
 
@@ -56,6 +62,40 @@ def join_answers(questions: Sequence[PopeQuestion], answers: Mapping[tuple[str, 
             f"{missing[0].image}: expected an answer for every image and question"
         )
     return [answers[one.image, one.text] for one in questions]
+
+
+def pope_rows(
+    sampling: str, questions: Sequence[PopeQuestion], answers: Sequence[str], yes: Sequence[float],
+    images: Sequence[int],
+) -> pl.DataFrame:  # fmt: skip
+    """Return a row of ``ROW_SCHEMA`` for each question.
+
+    ``unit`` is the question's number, ``group`` its image, ``prediction`` one of ``NO``, ``YES`` and ``UNPARSED``.
+    ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
+    two is right, else 1 (at ½, no).
+
+    Args:
+        sampling: becomes the setting.
+        questions: of this sampling.
+        answers: in words, one for each.
+        yes: probabilities of yes.
+        images: id of each question's image.
+    """
+    said = [(YES if is_parsed(text) else UNPARSED) if says_yes(text) else NO for text in answers]
+    wrong = [int((probability > 0.5) != one.yes) for one, probability in zip(questions, yes, strict=True)]
+    return outcome_rows(
+        setting=sampling, seed=0, unit=[one.number for one in questions], group=list(images), prediction=said,
+        rank=wrong, score=list(yes),
+    )  # fmt: skip
+
+
+def read_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return what rows of :func:`pope_rows` say: columns ``said_yes``, ``truth`` and ``unparsed``, of booleans."""
+    return rows.select(
+        said_yes=pl.col("prediction") != NO,
+        truth=(pl.col("score") > 0.5) == (pl.col("rank") == 0),
+        unparsed=pl.col("prediction") == UNPARSED,
+    )
 
 
 def _first_sentence(answer: str) -> str:

@@ -13,8 +13,10 @@ import polars as pl
 from torch import nn
 
 from antiphase.data.mmvp import MmvpSet
+from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
+from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.summary import summarise_tasks
@@ -128,9 +130,11 @@ def warm(
     task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore
 ) -> None:
     """Compute this process's parts of the image features that a task needs; texts are quick."""
+    if task.answers:
+        return
     learned = (source.train, source.validation) if task.learns else ()
     for data in (source.test, *learned):
-        if data is not None and not isinstance(data, MmvpSet):
+        if data is not None and not isinstance(data, MmvpSet | PopeSet):
             store.image_features(model, data)
 
 
@@ -146,16 +150,26 @@ def _cells(
             ):
                 continue
             task = find_task(name)
+            able = [fits(task, model) for model in models]
+            if not any(able):
+                continue
             if why := task.too_small(source, protocol):
                 if tasks is not None:
                     raise UserError(why)
                 print(f"antiphase: left out: {why}", file=sys.stderr)
                 continue
             told = _identity(task, source, protocol)
-            for model, title, own in zip(models, names, prints, strict=True):
-                if not task.reads_text or is_dual_encoder(model):
+            for model, title, own, fit in zip(models, names, prints, able, strict=True):
+                if fit:
                     identity = digest(str(_VERSION), task.name, own, *told, precision)
                     yield _Cell(task, model, title, source, out / "cells" / f"{identity[:16]}.parquet")
+
+
+def fits(task: EvaluationTask, model: nn.Module) -> bool:
+    """Return whether a task can be measured of a model: some ask questions, all others need features."""
+    if task.answers or answers_questions(model):
+        return task.answers and answers_questions(model)
+    return not task.reads_text or is_dual_encoder(model)
 
 
 def _identity(task: EvaluationTask, source: Source, protocol: Protocol) -> list[str]:
@@ -164,7 +178,7 @@ def _identity(task: EvaluationTask, source: Source, protocol: Protocol) -> list[
     settings |= task.resolved(source, protocol)
     learned = (source.train, source.validation) if task.learns else ()
     data = [
-        part.fingerprint() if isinstance(part, MmvpSet) else content_key(part)
+        part.fingerprint() if isinstance(part, MmvpSet | PopeSet) else content_key(part)
         for part in (source.test, *learned)
         if part is not None
     ]
@@ -178,7 +192,7 @@ def _doubts(
     behind = [
         f"{name}: its features are taken behind its projection, before which it cannot be cut"
         for name, model in zip(names, models, strict=True)
-        if protocol.space == "raw" and not image_tower(model).raw
+        if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
     ]
     return [*doubts, *behind]
 
@@ -191,7 +205,7 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
             for result in results
             if (result["task"], result["data"], result["metric"]) == ("zero-shot", source.name, "top-1")
         ]
-        if own and not isinstance(source.test, MmvpSet):
+        if own and not isinstance(source.test, MmvpSet | PopeSet):
             classes = len(source.test.class_names)
             found += not_above_chance(pl.DataFrame(own), {result["model"]: classes for result in own})
     return found
@@ -205,12 +219,16 @@ def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source
             able = any(
                 task in source.tasks() and source.name in (names or (source.name,)) for source in sources
             )
-            why = "the models encode no text" if able else f"{shown} cannot serve it"
+            lack = "answer no questions in words" if find_task(task).answers else "encode no text"
+            why = f"the models {lack}" if able else f"{shown} cannot serve it"
             raise UserError(
                 f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can"
             )
     if not cells:
-        raise UserError("nothing to measure: the models encode no text and the data have no training images")
+        raise UserError(
+            "nothing to measure: the data serve no task of these models; expected training images or a model that "
+            "encodes text, and for a vision-language model --data pope, emoji-pope or captions"
+        )
 
 
 def _stored(path: Path) -> pl.DataFrame | None:

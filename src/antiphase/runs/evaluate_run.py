@@ -36,7 +36,7 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
     place, process = find_device(options.device), this_process()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        loaded = load_models([*models, *against], place, options.random_weights)
+        loaded = load_models([*models, *against], place, options.random_weights, answering=True)
         if protocol.templates and not any(map(is_dual_encoder, loaded)):
             raise UserError(
                 f"templates {', '.join(map(repr, protocol.templates))}: none of the models is a CLIP; leave out "
@@ -73,4 +73,5 @@ def _protocol(options: EvaluateOptions) -> Protocol:
         templates=tuple(dict.fromkeys((*options.templates, *own))), captions=options.captions, space=options.features,
         objectives=tuple(dict.fromkeys(options.objective)), iterations=options.iterations, seeds=options.seeds,
         episodes=options.episodes, ways=options.ways, shots=options.shots, queries=options.queries,
+        suffix=options.suffix,
     )  # fmt: skip

@@ -19,7 +19,8 @@ def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, lis
     """Return the tasks with the data sets that each is for, None where none was named, and all the data sets.
 
     ``probe:openmoji`` is for that set, ``probe`` for all. ``paper`` among the data stands for the paper's sets of each
-    task. Where no data are named they are those of the tasks, else openmoji; MMVP's own where it is the only task.
+    task; those for vision-language models only if their task is named. Where no data are named they are those of the
+    tasks, else openmoji; MMVP's own where it is the only task.
 
     Raises:
         UserError: an unknown task, or one for a set that is not among the data.
@@ -39,7 +40,9 @@ def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, lis
         found[task] = None if known is None or not only else [*known, only]
     if PAPER in data:
         learned_first = sorted(all_tasks(), key=lambda task: not task.learns)  # as stored rows are ordered
-        of_paper = {task.name: task.paper_data for task in learned_first if task.paper_data}
+        of_paper = {
+            task.name: task.paper_data for task in learned_first if task.paper_data and not task.answers
+        }
         others = [name for name in data if name != PAPER]
         wanted = found or dict.fromkeys(of_paper)
         found = {task: names or [*find_task(task).paper_data, *others] for task, names in wanted.items()}
@@ -70,7 +73,7 @@ def load_source(
     Args:
         name: as of ``--data``.
         split: that is measured.
-        limit: at most so many of it; MMVP is always whole.
+        limit: at most so many of it: images of POPE with all their questions; MMVP is always whole.
         train_limit: at most so many images to learn from.
         learned: whether images to learn from are needed; None takes them where they can be had, and says so on
             stderr where they cannot.
@@ -83,7 +86,10 @@ def load_source(
     from antiphase.data import PAIR_SOURCES, PairSet, load_data, load_pairs
     from antiphase.data.emoji_mmvp import NAME as EMOJI_MMVP
     from antiphase.data.emoji_mmvp import emoji_mmvp
+    from antiphase.data.emoji_pope import NAME as EMOJI_POPE
+    from antiphase.data.emoji_pope import emoji_pope
     from antiphase.data.mmvp import load_mmvp
+    from antiphase.data.pope import load_pope
     from antiphase.data.wds import has_captions
     from antiphase.evaluation.tasks import Source, all_tasks
 
@@ -92,6 +98,10 @@ def load_source(
         return Source(load_mmvp(Path(path).expanduser() if path else None, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
+    if kind == "pope":
+        return Source(load_pope(Path(path).expanduser() if path else None, name).subset(limit))
+    if name == EMOJI_POPE:
+        return Source(emoji_pope(progress=progress).subset(limit))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())

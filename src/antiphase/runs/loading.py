@@ -91,7 +91,7 @@ def load_lineup(
 
 
 def load_models(
-    specs: Sequence[str], place: "torch.device", random_weights: bool = False
+    specs: Sequence[str], place: "torch.device", random_weights: bool = False, answering: bool = False
 ) -> list["nn.Module"]:
     """Load models onto a device.
 
@@ -99,10 +99,13 @@ def load_models(
         specs: specifications.
         place: the device.
         random_weights: whether the models of other libraries among them are built without a download.
+        answering: whether models that answer questions in words are of use.
 
     Raises:
-        UserError: if a model cannot be loaded, or random weights are asked for and none of them can have them.
+        UserError: if a model cannot be loaded or is of no use, or random weights are asked for and none of them can
+            have them.
     """
+    from antiphase.evaluation.answers import answers_questions
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import load_model, scheme_of
 
@@ -119,6 +122,13 @@ def load_models(
         for name, random in zip(names, able, strict=True)
     ]
     for name, model in zip(names, loaded, strict=True):
+        if answers_questions(model):
+            if not answering:
+                raise UserError(
+                    f"{name}: a vision-language model, which answers questions; use antiphase evaluate --tasks pope or "
+                    "antiphase attack-pope"
+                )
+            continue
         card = getattr(model, "card", None)
         if card is not None and not card.num_classes and not is_dual_encoder(model):
             raise UserError(

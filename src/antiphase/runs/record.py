@@ -12,6 +12,7 @@ from torch import nn
 from antiphase.data import ImageSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
+from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.files import write_json
 from antiphase.models.card import ModelCard, card_of
@@ -53,8 +54,9 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def run_record(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet | MmvpSet, settings: dict[str, Any],
-    warnings: list[str], command: str, seconds: float, options: Mapping[str, Any] | None = None,
+    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet | MmvpSet | PopeSet,
+    settings: dict[str, Any], warnings: list[str], command: str, seconds: float,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
     return {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
+from antiphase.data.pope import PopeSet
 from antiphase.evaluation.metrics import Metric
 from antiphase.evaluation.probe import Objective
 from antiphase.evaluation.retrieval import Captions
@@ -30,6 +31,7 @@ class Protocol:
         seeds: number of seeds of the probe and of few-shot: 0, 1, …
         episodes: number of few-shot episodes for each seed.
         ways, shots, queries: classes of an episode; support and query images of each class.
+        suffix: put behind every question that a model answers in words, on a line of its own.
     """
 
     templates: tuple[str, ...] = ()
@@ -42,6 +44,7 @@ class Protocol:
     ways: int = 5
     shots: int = 5
     queries: int = 6
+    suffix: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,12 @@ class Source:
     """A data set as the tasks see it: images to evaluate on and, where the set has them, images to learn from.
 
     Attributes:
-        test: labelled images, pairs, or MMVP-VLM's pairs of images.
+        test: labelled images, pairs, MMVP-VLM's pairs of images, or POPE's images and questions.
         train: images of the same classes.
         validation: a published validation split. Without one, the probe holds out a part of ``train``.
     """
 
-    test: ImageSet | PairSet | MmvpSet
+    test: ImageSet | PairSet | MmvpSet | PopeSet
     train: ImageSet | PairSet | None = None
     validation: ImageSet | PairSet | None = None
 
@@ -69,6 +72,11 @@ class Source:
 
 class Features(typing.Protocol):
     """Features of images and vectors of texts, computed once for each model; ``runs.features`` keeps them on disk."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images through the model at once."""
+        ...
 
     @property
     def progress(self) -> bool:
@@ -116,6 +124,7 @@ class EvaluationTask:
         resolved: protocol fields whose meaning depends on the data set, as values for the identity of stored rows.
         too_small: says why a data set that it serves has too few classes or images; None if it has enough.
         reads_text: whether the model has to encode text.
+        answers: whether the model has to answer questions about images in words.
         learns: whether it learns from training images.
         dependent_units: what its intervals are over, if these share images: such intervals are too narrow, so the
             headline counts their differences apart. Empty otherwise.
@@ -138,6 +147,7 @@ class EvaluationTask:
     resolved: Callable[[Source, Protocol], dict[str, Any]] = lambda source, protocol: {}
     too_small: Callable[[Source, Protocol], str | None] = lambda source, protocol: None
     reads_text: bool = False
+    answers: bool = False
     learns: bool = False
     dependent_units: str = ""
     radar: bool = False
@@ -162,7 +172,7 @@ def all_tasks() -> list[EvaluationTask]:
 
 def has_labels(source: Source) -> bool:
     """Return whether the test images are labelled."""
-    return not isinstance(source.test, MmvpSet) and source.test.labels is not None
+    return not isinstance(source.test, MmvpSet | PopeSet) and source.test.labels is not None
 
 
 def can_learn(source: Source) -> bool:
@@ -170,10 +180,10 @@ def can_learn(source: Source) -> bool:
     return has_labels(source) and source.train is not None
 
 
-def labelled(data: ImageSet | PairSet | MmvpSet | None) -> tuple[ImageSet | PairSet, Tensor]:
+def labelled(data: ImageSet | PairSet | MmvpSet | PopeSet | None) -> tuple[ImageSet | PairSet, Tensor]:
     """Return a data set and its labels, which ``serves`` has found there."""
     assert data is not None
-    assert not isinstance(data, MmvpSet)
+    assert not isinstance(data, MmvpSet | PopeSet)
     assert data.labels is not None
     return data, data.labels
 

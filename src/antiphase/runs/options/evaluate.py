@@ -41,8 +41,8 @@ class EvaluateOptions(Options):
         Field(
             description="Data sets, separated by commas: openmoji, noto-emoji, flickr8k, flickr30k, coco-karpathy, "
             "csv:PATH, wds:PATH, imagenet, imagenet-v2, -a, -r, -sketch, the nine probe sets, folder:PATH, mmvp, "
-            "mmvp:PATH, emoji-mmvp; paper stands for the DiffCLIP paper's data sets of each task. If not given: "
-            "openmoji."
+            "mmvp:PATH, emoji-mmvp, pope, pope:PATH, emoji-pope; paper stands for the DiffCLIP paper's data sets of "
+            "each task. If not given: openmoji."
         ),
     ] = ()
     split: Split = "test"
@@ -93,6 +93,13 @@ class EvaluateOptions(Options):
     queries: Annotated[
         int, Field(ge=1, description="Query images per class of an episode; fewer if the class has fewer.")
     ] = 6
+    suffix: Annotated[
+        str,
+        Field(
+            description="Put behind every question to a vision-language model, on a line of its own; LLaVA's is "
+            "'Answer the question using a single word or phrase.'"
+        ),
+    ] = ""
     iterations: Annotated[
         int, Field(ge=1, description="Maximum number of L-BFGS iterations of the probe.")
     ] = 1000

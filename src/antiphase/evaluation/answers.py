@@ -1,0 +1,90 @@
+"""Models that answer questions about images in words, and their answers to many questions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from antiphase.data import PairSet
+from antiphase.data.decoding import Square
+from antiphase.data.preprocess import model_images
+from antiphase.progress import progress_bar
+
+Question = tuple[int, str]
+"""Position of an image, and what is asked about it."""
+
+
+class Answering(Protocol):
+    """Interface of a vision-language model, such as :class:`antiphase.models.vlm.VisionLanguageModel`."""
+
+    square: Square  # resizes and crops an image to the model's size
+
+    def generate(
+        self, images: Float[Tensor, "batch 3 height width"], questions: Sequence[str], max_new_tokens: int
+    ) -> list[str]: ...
+
+    def answer_logits(
+        self, images: Float[Tensor, "batch 3 height width"], questions: Sequence[str]
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of the first token of the answers no and yes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says to a question.
+
+    Attributes:
+        text: its answer.
+        yes: probability of yes among yes and no as the first token; NaN if that was not asked for.
+    """
+
+    text: str
+    yes: float = float("nan")
+
+
+def answers_questions(model: nn.Module) -> bool:
+    """Return whether a model answers questions about images in words."""
+    return all(hasattr(model, name) for name in ("generate", "answer_logits"))
+
+
+def answer_all(
+    model: nn.Module, pictures: PairSet, asked: Sequence[Question], *, max_new_tokens: int, batch_size: int,
+    suffix: str = "", first_token: bool = False, title: str = "",
+) -> list[Answer]:  # fmt: skip
+    """Return the answer to every question.
+
+    Questions of the same text go through the model together, so that their prompts are of the same length.
+
+    Args:
+        model: one that answers questions.
+        pictures: the images.
+        asked: the questions.
+        max_new_tokens: longest answer, in tokens.
+        batch_size: questions at once; affects answers by rounding only.
+        suffix: put behind every question, on a line of its own.
+        first_token: whether to return the probability of yes, too.
+        title: of the progress bar; empty: none.
+
+    Raises:
+        UserError: an image cannot be read, or a question is empty.
+    """
+    answering, place = cast(Answering, model), next(model.parameters()).device
+    order = sorted(range(len(asked)), key=lambda at: (asked[at][1], asked[at][0]))
+    found: dict[int, Answer] = {}
+    with progress_bar(title, len(asked), bool(title)) as advance, torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            some = order[start : start + batch_size]
+            images = model_images(pictures, [asked[at][0] for at in some], answering.square).to(place)
+            questions = [f"{asked[at][1]}\n{suffix}" if suffix else asked[at][1] for at in some]
+            texts = answering.generate(images, questions, max_new_tokens)
+            yes = [float("nan")] * len(some)
+            if first_token:
+                logits = answering.answer_logits(images, questions).double()
+                yes = (logits[:, 1] - logits[:, 0]).sigmoid().tolist()
+            found |= {at: Answer(text, one) for at, text, one in zip(some, texts, yes, strict=True)}
+            advance(len(some))
+    return [found[at] for at in range(len(asked))]
