@@ -68,6 +68,8 @@ def test_links_of_the_repository_become_links_of_the_site():
         ("index.md", '<img src="docs/claims.svg">', '<img src="claims.svg">'),
         ("dev/data.md", "[a](../docs/data.md) `[b](../docs/x.md)`", "[a](../data.md) `[b](../docs/x.md)`"),
         ("data.md", "[a](../dev/README.md), [b](python.md)", "[a](dev/README.md), [b](python.md)"),
+        ("dev/README.md", "[a](../docs)", "[a](../index.md)"),
+        ("data.md", "[a](notebooks/first.ipynb)", "[a](notebook.md)"),
         ("data.md", "[a](../LICENSE)", "[a](https://github.com/antiphase/antiphase/blob/main/LICENSE)"),
         ("data.md", "[a](https://a.b/c.md)", "[a](https://a.b/c.md)"),
         ("data.md", "[a](nowhere.md)", "[a](nowhere.md)"),  # mkdocs names it

@@ -27,8 +27,9 @@ def of_repository(uri: str) -> str:
     >>> of_repository("index.md"), of_repository("dev/data.md"), of_repository("how-to/clip.md")
     ('README.md', 'dev/data.md', 'docs/how-to/clip.md')
     """
-    if uri in _MOVED.values():
-        return next(path for path, moved_to in _MOVED.items() if moved_to == uri)
+    for path, place in _MOVED.items():
+        if place == uri and posixpath.splitext(path)[1]:  # a file, not the folder it stands for
+            return path
     return uri if uri.startswith("dev/") else f"docs/{uri}"
 
 
