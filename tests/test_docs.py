@@ -78,10 +78,11 @@ def test_links_of_the_repository_become_links_of_the_site():
 
 
 def test_every_data_source_is_on_its_page():
-    from antiphase.data import PAIR_SOURCES, SOURCES
+    from antiphase.data import CONVERSATION_SOURCES, PAIR_SOURCES, SOURCES
 
     text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-    assert [name for name in (*SOURCES, *PAIR_SOURCES) if f"`{name}`" not in text] == []
+    names = (*SOURCES, *PAIR_SOURCES, *CONVERSATION_SOURCES)
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_citation_and_address_are_of_this_project():

@@ -1,5 +1,6 @@
-"""Sources of labelled images and of image–caption pairs by name; pixels in [0, 1], not normalised."""
+"""Sources of labelled images, image–caption pairs and conversations by name; pixels in [0, 1], not normalised."""
 
+from antiphase.data.conversations import CONVERSATION_SOURCES, Conversation, load_conversations
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
 from antiphase.data.load import load_data
 from antiphase.data.pair_sources import PAIR_SOURCES, load_pairs
@@ -8,15 +9,18 @@ from antiphase.data.shards import ShardStream
 from antiphase.data.sources import SOURCES
 
 __all__ = [
+    "CONVERSATION_SOURCES",
     "PAIR_SOURCES",
     "SOURCES",
     "ArrayImages",
     "ArrayPairs",
+    "Conversation",
     "FileImages",
     "FilePairs",
     "ImageSet",
     "PairSet",
     "ShardStream",
+    "load_conversations",
     "load_data",
     "load_pairs",
 ]

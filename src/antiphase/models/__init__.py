@@ -1,5 +1,6 @@
 """Models: transformers with exchangeable attention modules, and loaders for other classifiers and dual encoders."""
 
+from antiphase.models import vlm
 from antiphase.models.card import ModelCard
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.clip_factories import clip, clip_vit_b16, diffclip, diffclip_vit_b16
@@ -29,6 +30,7 @@ __all__ = [
     "mean_lambdas",
     "push",
     "vit",
+    "vlm",
     "write_model",
     "zero_shot_classifier",
 ]

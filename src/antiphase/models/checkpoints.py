@@ -25,7 +25,13 @@ def save(
 ) -> None:
     """Write the recipe, then the weights rounded to ``dtype``; in this order, weights never lack a recipe."""
     write_json(directory / RECIPE_FILE, recipe)
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
+    save_tensors(
+        {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}, directory
+    )
+
+
+def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write contiguous tensors that share no memory, with their digest."""
     with replacing(directory / WEIGHTS_FILE) as temporary:
         save_file(tensors, temporary, {_DIGEST: _digest(tensors)})
 

@@ -109,7 +109,7 @@ def _released_file(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _quiet_logging() -> Iterator[None]:
+def quiet_logging() -> Iterator[None]:
     """Silence open_clip's message that a model was built without pretrained weights."""
     root = logging.getLogger()
     level = root.level
@@ -142,7 +142,7 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
     # some weights were trained with QuickGELU; open_clip would only warn and use GELU
     known = {} if random_weights else open_clip.get_pretrained_cfg(base, tag)
     try:
-        with torch.random.fork_rng(devices=[]), _quiet_logging():
+        with torch.random.fork_rng(devices=[]), quiet_logging():
             torch.manual_seed(seed)  # open_clip draws from the global generator; fork_rng restores it
             model: Any = open_clip.create_model(
                 base,

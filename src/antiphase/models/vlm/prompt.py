@@ -1,0 +1,174 @@
+"""Conversation formats: from questions and answers to token ids and training targets."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from antiphase.errors import UserError, shown
+
+IMAGE = -200
+"""Id in the place of an image, as in LLaVA; no token has it."""
+IGNORED = -100
+"""Label of a token that is no target, as in PyTorch and transformers."""
+
+Style = Literal["chat", "llava"]
+Turns = Sequence[tuple[str, str]]
+Ids = Int64[Tensor, " length"]
+
+_PLACE = "<image>"
+_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+
+class Prompt:
+    r"""Write conversations as a language model expects them, and mark the answers as targets.
+
+    ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
+    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, without a system message of ours.
+    Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The image precedes the first question. Targets are
+    the tokens of the answers and the end-of-sequence token behind each; all others have the label ``IGNORED``.
+
+    The text is split at the image and each side is tokenised as a whole, as in LLaVA, so that a token never depends on
+    where a question ends.
+
+    Source: H. Liu et al., *Improved Baselines with Visual Instruction Tuning*, CVPR 2024, and its code
+    (``preprocess_v1``, ``preprocess_plain``, ``tokenizer_image_token``).
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        style: ``chat`` or ``llava``; None: ``chat`` if the tokenizer has a chat template.
+
+    Raises:
+        UserError: if the tokenizer is not a fast one, has no end-of-sequence token, or no chat template for ``chat``.
+    """
+
+    def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"{type(tokenizer).__name__}: not a fast tokenizer; save it as tokenizer.json, which has offsets"
+            )
+        if not tokenizer.eos_token:
+            raise UserError(
+                f"{type(tokenizer).__name__}: no end-of-sequence token; set its eos_token and save it again"
+            )
+        template = bool(getattr(tokenizer, "chat_template", None))
+        self.style: Style = style or ("chat" if template else "llava")
+        if self.style == "chat" and not template:
+            raise UserError("prompt chat: the tokenizer has no chat template; use --prompt llava")
+        self.tokenizer = tokenizer
+
+    def question(self, question: str, *, image: bool = True) -> Ids:
+        """Return the ids of a question, up to where the answer begins; ``IMAGE`` stands for the image."""
+        (text, _), *_ = self._pieces([(question, "")], image)
+        return self._tokenised([(text, False)], image, special=self.style == "llava")[0]
+
+    def conversation(self, turns: Turns, *, image: bool = True) -> tuple[Ids, Ids]:
+        """Return the ids and labels of questions with answers.
+
+        Args:
+            turns: pairs of a question and an answer, without a placeholder for the image.
+            image: whether an image precedes the first question.
+        """
+        return self._tokenised(self._pieces(turns, image), image, special=self.style == "llava")
+
+    def caption(self, caption: str) -> tuple[Ids, Ids]:
+        """Return the ids and labels of an image with its caption, for stage 1."""
+        return self._tokenised([(_PLACE, False), (f"{caption.strip()}\n", True)], True, special=True)
+
+    def first_ids(self, question: str, answers: Sequence[str], *, image: bool = True) -> list[int]:
+        """Return the first token's id of each of several answers to a question.
+
+        Raises:
+            UserError: if two answers begin with the same token.
+        """
+        found = []
+        for answer in answers:
+            ids, labels = self.conversation([(question, answer)], image=image)
+            found.append(int(ids[labels != IGNORED][0]))
+        if len(set(found)) < len(found):
+            raise UserError(
+                f"answers {', '.join(map(repr, answers))}: they begin with the same token; expected others"
+            )
+        return found
+
+    def _pieces(self, turns: Turns, image: bool) -> list[tuple[str, bool]]:
+        """Return the text in pieces, each with whether it is a target."""
+        asked = [
+            (f"{_PLACE}\n{question.strip()}" if image and not at else question.strip(), answer.strip())
+            for at, (question, answer) in enumerate(turns)
+        ]
+        return self._chat(asked) if self.style == "chat" else self._llava(asked)
+
+    def _llava(self, turns: Turns) -> list[tuple[str, bool]]:
+        pieces = [(f"{_SYSTEM} ", False)]
+        for question, answer in turns:
+            pieces.append((pieces.pop()[0] if len(pieces) == 1 else "", False))
+            pieces[-1] = (f"{pieces[-1][0]}USER: {question} ASSISTANT:", False)
+            pieces.append((f" {answer}{self.tokenizer.eos_token}", True))
+        return pieces
+
+    def _chat(self, turns: Turns) -> list[tuple[str, bool]]:
+        pieces: list[tuple[str, bool]] = []
+        messages: list[dict[str, str]] = []
+        written = ""
+        end = self.tokenizer.eos_token
+        for question, answer in turns:
+            messages.append({"role": "user", "content": question})
+            before = self._rendered(messages, opened=True)
+            messages.append({"role": "assistant", "content": answer})
+            after = self._rendered(messages, opened=False)
+            if not before.startswith(written) or not after.startswith(before + answer):
+                raise UserError(
+                    f"chat template: a conversation of {len(messages)} messages does not begin with the one before; "
+                    "use --prompt llava"
+                )
+            said, ended, rest = after[len(before) :].partition(end)
+            pieces += [(before[len(written) :], False), (said + ended, True), (rest, False)]
+            written = after
+        return pieces
+
+    def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
+
+    def _tokenised(
+        self, pieces: Sequence[tuple[str, bool]], image: bool, *, special: bool
+    ) -> tuple[Ids, Ids]:
+        text, spans = "", []
+        for piece, target in pieces:
+            spans += [(len(text), len(text) + len(piece))] if target else []
+            text += piece
+        sides = text.split(_PLACE, 1) if image else [text]
+        ids: list[int] = []
+        labels: list[int] = []
+        start = 0
+        for number, side in enumerate(sides):
+            if number:
+                ids.append(IMAGE)
+                labels.append(IGNORED)
+                start += len(_PLACE)
+            # only the first side gets the token that begins a sequence
+            found = self.tokenizer(
+                side, add_special_tokens=special and not number, return_offsets_mapping=True, verbose=False
+            )
+            for one, (first, last) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+                inside = any(start + last > low and start + first < high for low, high in spans)
+                ids.append(one)
+                labels.append(one if inside and last > first else IGNORED)
+            start += len(side)
+        return torch.tensor(ids), torch.tensor(labels)
+
+
+def check_question(question: object) -> str:
+    """Return the question.
+
+    Raises:
+        UserError: if it is not a string, or empty.
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f"question {shown(question)}: expected a string that is not empty")
+    return question

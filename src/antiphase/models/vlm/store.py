@@ -1,0 +1,196 @@
+"""Vision-language models on disk: what was trained and the image tower; a pretrained language model by name."""
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from antiphase.errors import UserError
+from antiphase.files import digest, write_json
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
+from antiphase.models.vlm.language import import_transformers, load_language
+from antiphase.models.vlm.lora import add_lora, is_lora
+from antiphase.models.vlm.model import VisionLanguageModel
+from antiphase.models.vlm.projector import Kind, Projector
+from antiphase.models.vlm.prompt import Style
+from antiphase.models.vlm.towers import Tower, build_tower
+from antiphase.streams import key
+
+LANGUAGE_FOLDER = "language"
+
+
+class VlmConfig(BaseModel):
+    """Architecture of a vision-language model; stored in its recipe.
+
+    Attributes:
+        tower_spec: from where the image tower came, as given to ``load_model``.
+        tower: from what :func:`~antiphase.models.vlm.towers.build_tower` builds it.
+        tower_sha256: digest of the tower's weights.
+        projector: ``linear`` or ``mlp2x``.
+        merge: side of the squares of image tokens that become one.
+        language: name of the language model, as given to ``load_language``.
+        language_sha256: digest of its pretrained weights.
+        prompt: conversation format.
+        lora: rank of the adapters; None: none.
+        tuned: whether all weights of the language model were trained and are stored.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tower_spec: str
+    tower: dict[str, Any]
+    tower_sha256: str
+    projector: Kind = "linear"
+    merge: int = Field(default=1, ge=1)
+    language: str
+    language_sha256: str
+    prompt: Style
+    lora: int | None = Field(default=None, ge=1)
+    tuned: bool = False
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Return the SHA-256 of a module's parameters and persistent buffers; tied weights count once."""
+    parts: list[bytes | str] = []
+    for name, tensor in sorted(named_weights(module).items()):
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), raw.numpy().tobytes()]
+    return digest(*parts)
+
+
+def named_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name; tied weights are there once."""
+    parameters = dict(module.named_parameters())
+    held = module.state_dict()
+    return parameters | {name: buffer for name, buffer in module.named_buffers() if name in held}
+
+
+def make_projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) -> Projector:
+    """Return a projector that fits, with weights drawn from ``seed`` by PyTorch's default rule, as LLaVA's."""
+    width = language.get_input_embeddings().embedding_dim
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "projector") & (2**63 - 1))
+        return Projector(config.projector, tower.width, tower.count, width, config.merge)
+
+
+def save_vlm(
+    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | os.PathLike[str], dtype: torch.dtype
+) -> None:
+    """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration.
+
+    Args:
+        vlm: the model.
+        recipe: has the model's :class:`VlmConfig` under ``model``.
+        directory: created if missing.
+        dtype: to which a tuned language model is rounded; all else is kept as it is.
+    """
+    folder = Path(directory)
+    config = VlmConfig.model_validate(recipe["model"])
+    write_json(folder / checkpoints.RECIPE_FILE, recipe)
+    tensors = {f"tower.{name}": value for name, value in named_weights(cast(nn.Module, vlm.tower)).items()}
+    tensors |= {f"projector.{name}": value for name, value in named_weights(vlm.projector).items()}
+    for name, value in named_weights(vlm.language).items():
+        if config.tuned:
+            tensors[f"language.{name}"] = value.to(dtype)
+        elif is_lora(name):
+            tensors[f"language.{name}"] = value
+    if config.tuned:
+        vlm.language.config.save_pretrained(folder / LANGUAGE_FOLDER)
+        vlm.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
+    checkpoints.save_tensors({n: value.detach().cpu().contiguous() for n, value in tensors.items()}, folder)
+
+
+def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
+    """Load what ``antiphase train-vlm`` wrote, in evaluation mode.
+
+    The directory has all weights except those of a language model that was not trained, which is loaded by its name.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        UserError: if a file is missing or damaged, it is not a vision-language model, or the language model cannot be
+            loaded or has other weights than in training.
+    """
+    folder = Path(path)
+    recipe = checkpoints.read_recipe(folder)
+    source = folder / checkpoints.RECIPE_FILE
+    if recipe.get("kind") != "vlm":
+        raise UserError(
+            f"{folder}: not a vision-language model; expected a directory written by antiphase train-vlm"
+        )
+    try:
+        config = VlmConfig.model_validate(recipe.get("model"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{source}: {'.'.join(map(str, ('model', *first['loc'])))}: {first['msg']}") from None
+    file = folder / checkpoints.WEIGHTS_FILE
+    tensors = checkpoints.read_weights(file)
+    tower = build_tower(config.tower)
+    if config.tuned:
+        language, tokenizer = _bare_language(folder / LANGUAGE_FOLDER)
+    else:
+        language, tokenizer = load_language(config.language)
+        check_language(language, config)
+        if config.lora:
+            add_lora(language, config.lora)
+    vlm = VisionLanguageModel(
+        tower, make_projector(config, tower, language), language, tokenizer, config.prompt
+    )
+    _fill(vlm, tensors, config.tuned, str(file))
+    kind = attention_kind(cast(nn.Module, tower))
+    name = folder.resolve().name
+    return with_card(vlm, ModelCard(name, str(path), kind, recipe.get("seed"), vlm.image_shape, 0, recipe))
+
+
+def check_language(language: nn.Module, config: VlmConfig) -> None:
+    """Check that a language model has the weights that it had in training.
+
+    Raises:
+        UserError: if not.
+    """
+    if (found := weights_digest(language)) != config.language_sha256:
+        raise UserError(
+            f"language {config.language}: its weights have the digest {found[:12]}…, those in training had "
+            f"{config.language_sha256[:12]}…; expected the same model, in the same version"
+        )
+
+
+def _bare_language(folder: Path) -> tuple[Any, Any]:
+    transformers = import_transformers(str(folder))
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{folder}: cannot be read ({reason}); copy it again or retrain") from None
+    with torch.random.fork_rng(devices=[]):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer
+
+
+def _fill(vlm: VisionLanguageModel, tensors: dict[str, Tensor], tuned: bool, source: str) -> None:
+    """Copy tensors into the model's weights.
+
+    Raises:
+        UserError: if one is missing, is not in the model, has another shape, or is not finite.
+    """
+    own = named_weights(vlm)
+    stored = {name for name in own if not name.startswith("language.") or is_lora(name) or tuned}
+    for name in sorted(stored ^ tensors.keys()):
+        place = "not in the file" if name in stored else "not in the model"
+        raise UserError(f"{source}: parameter {name!r} is {place}; the architecture does not match")
+    for name, value in tensors.items():
+        if own[name].shape != value.shape:
+            raise UserError(
+                f"{source}: {name!r} has shape {tuple(value.shape)}, expected {tuple(own[name].shape)}; "
+                "the architecture does not match"
+            )
+    checkpoints.check_finite(tensors, source)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value)
