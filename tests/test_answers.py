@@ -11,6 +11,7 @@ from antiphase.cli.groups import MODULES
 from antiphase.models import clip, write_model
 from antiphase.runs import doctor
 from antiphase.runs.rerun import compared
+from tests.models.vlm.tiny import tiny_language, tiny_tokenizer
 
 SMALL = {
     "vision": {"image_size": 16, "dim": 16, "depth": 1, "num_heads": 2, "patch_size": 8},
@@ -28,6 +29,8 @@ TINY = {
     "train": "--model vit --data digits --epochs 1 --limit 20 -q --out out",
     "train-clip": "--model clip --preset openmoji --data csv:pairs.csv --held-out none --batch-size 2 --epochs 1 -q "
     "--out out",
+    "train-vlm": "--stage 1 --tower run --language language --data llava:said.json?images=photos --batch-size 2 "
+    "--epochs 1 -q --out out",
     "export": "specimen:vit-0 --out out",
     "doctor": "",
     "study list": "",
@@ -56,6 +59,11 @@ def folder(tmp_path, monkeypatch):
         place.mkdir(parents=True)
         for number in range(2):
             Image.new("RGB", (16, 16), (90 * at, 40 * number, 7)).save(place / f"{number}.png")
+    tiny_language().save_pretrained(tmp_path / "language")
+    tiny_tokenizer().save_pretrained(tmp_path / "language")
+    said = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
+    records = [{"id": n, "image": "test/cat/0.png", "conversations": said} for n in range(2)]
+    (tmp_path / "said.json").write_text(json.dumps(records))
     (tmp_path / "pairs.csv").write_text(
         "image,caption\nphotos/test/cat/0.png,a cat\nphotos/test/dog/0.png,a dog\n"
     )

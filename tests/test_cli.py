@@ -34,7 +34,7 @@ def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):
 
 def test_version_and_help(run_cli):
     assert run_cli("--version")[1].startswith("antiphase 0.")
-    commands = "quickstart audit attack train train-clip evaluate export look sense certify"
+    commands = "quickstart audit attack train train-clip train-vlm evaluate export look sense certify"
     for command in commands.split():
         code, out, _ = run_cli(command, "--help")
         assert code == 0

@@ -16,7 +16,7 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
-    from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train
+    from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
     from antiphase.models import load_model
 
 # MKL chooses kernels by shape; its strict mode makes the rounding of a row independent of the other rows, so that
@@ -31,7 +31,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 __all__ = [  # noqa: RUF022 (grouped)
     # whole commands
-    "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train",
+    "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm",
     # models and data
     "data", "load_model", "models", "training",
     # what is measured
@@ -41,7 +41,7 @@ __all__ = [  # noqa: RUF022 (grouped)
 ]  # fmt: skip
 
 
-_COMMANDS = __all__[:8]
+_COMMANDS = __all__[:9]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.options.training import TrainOptions
+from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.runs.processes import this_process
 from antiphase.studies.options import RunOptions
 
@@ -185,6 +186,24 @@ def train(model: str, data: str, **options: Any) -> Result:
     return _run("train", TrainOptions, values, lambda chosen, _: run(chosen))
 
 
+def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
+    """Train one stage of a vision-language model, as ``antiphase train-vlm`` does.
+
+    Args:
+        stage: 1 or 2.
+        data: source of conversations.
+        out: directory to write, which ``antiphase.models.vlm.load_vlm`` takes.
+        **options: fields of :class:`~antiphase.runs.options.vlm_training.TrainVlmOptions`.
+
+    Raises:
+        UserError: an option is not known or not valid, or the data do not fit the stage.
+    """
+    from antiphase.runs.train_vlm import run
+
+    values = {"stage": str(stage), "data": data, "out": out, **options}
+    return _run("train-vlm", TrainVlmOptions, values, lambda chosen, _: run(chosen))
+
+
 def study(names: Any, **options: Any) -> Result:
     """Run every cell of some studies that is not in the store yet, as ``antiphase study run`` does.
 
@@ -269,6 +288,7 @@ def _teller(quiet: bool) -> Callable[[str], None] | None:
 
 for _function, _options in (
     (audit, AuditOptions), (attack, AttackOptions), (sense, SenseOptions), (certify, CertifyOptions),
-    (evaluate, EvaluateOptions), (look, LookOptions), (train, TrainOptions), (study, RunOptions),
+    (evaluate, EvaluateOptions), (look, LookOptions), (train, TrainOptions), (train_vlm, TrainVlmOptions),
+    (study, RunOptions),
 ):  # fmt: skip
     _function.__signature__ = inspect.signature(_options)  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ KINDS: Table = {
     "look": "antiphase.api.looked:KIND",
     "train": "antiphase.api.trained:KIND",
     "train-clip": "antiphase.api.trained:KIND",
+    "train-vlm": "antiphase.api.trained:KIND",
     "study run": "antiphase.api.studied:KIND",
 }
 """The ``Kind`` of each command's results, by the name in the marker of its directory."""

@@ -1,4 +1,4 @@
-"""Results of ``antiphase train`` and ``train-clip``."""
+"""Results of ``antiphase train``, ``train-clip`` and ``train-vlm``."""
 
 import json
 import math

@@ -48,6 +48,10 @@ MODULES = {
         "clip_training",
         "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
     ),
+    "train-vlm": (
+        "vlm_training",
+        "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
+    ),
     "study": (
         "study",
         "The papers' tables and figures, and studies of your own.",

@@ -11,7 +11,7 @@ from antiphase.errors import UserError, shown
 from antiphase.runs.options.rerun import RerunOptions
 
 _AS = {"quickstart": "audit"}  # a quickstart stores the options of its audit
-_REPEATED = ("audit", "attack", "sense", "certify", "evaluate", "train", "train-clip")
+_REPEATED = ("audit", "attack", "sense", "certify", "evaluate", "train", "train-clip", "train-vlm")
 
 
 @command(app, RerunOptions)

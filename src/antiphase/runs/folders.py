@@ -69,7 +69,8 @@ def held_by(out: Path) -> str | None:
     if (out / "log.jsonl").exists() and (out / "cells").exists():
         return "study run"
     if (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists():
-        return "train-clip" if _read(out / "recipe.json").get("kind") == "clip" else "train"
+        kind = str(_read(out / "recipe.json").get("kind"))
+        return {"clip": "train-clip", "vlm": "train-vlm"}.get(kind, "train")
     words = str(_read(out / "run.json").get("command", "")).split()
     return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
 

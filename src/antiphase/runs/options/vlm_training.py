@@ -1,0 +1,134 @@
+"""The options of ``antiphase train-vlm``."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from antiphase.errors import UserError
+from antiphase.runs.options.base import Options
+from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed
+from antiphase.runs.options.read import given
+
+_OF_STAGE_1 = ("tower", "language", "projector", "merge", "prompt")
+
+
+class TrainVlmOptions(Options):
+    """Train a vision-language model, one of its two stages."""
+
+    stage: Annotated[
+        Literal["1", "2"],
+        Field(
+            description="Stage: 1 trains the projector on captions, 2 also the language model on conversations."
+        ),
+    ]
+    data: Annotated[
+        str, Field(description="Source of conversations: llava:JSON?images=DIR and others, see docs/data.md.")
+    ]
+    out: Out
+    tower: Annotated[
+        str | None,
+        Field(
+            description="Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, "
+            "diffclip:PATH and so on. With --pretrained: that model's."
+        ),
+    ] = None
+    language: Annotated[
+        str | None,
+        Field(
+            description="Language model: smollm2, a name on the Hugging Face hub, or a directory of save_pretrained. "
+            "If not given: smollm2."
+        ),
+    ] = None
+    pretrained: Annotated[
+        Path | None, Field(description="Directory of stage 1, from which stage 2 starts.")
+    ] = None
+    preset: Annotated[
+        Literal["diffclip", "emoji"],
+        Field(description="Recipe: DiffCLIP's, or a laptop's for emoji scenes (dev/vlm.md)."),
+    ] = "diffclip"
+    projector: Annotated[
+        Literal["linear", "mlp2x"] | None, Field(description="Kind of projector. If not given: linear.")
+    ] = None
+    merge: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Side of the squares of image tokens that become one position. If not given: the preset's.",
+        ),
+    ] = None
+    prompt: Annotated[
+        Literal["chat", "llava"] | None,
+        Field(
+            description="Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the "
+            "tokenizer has a template."
+        ),
+    ] = None
+    lora: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Rank of LoRA adapters: stage 2 trains them in place of the language model's weights.",
+        ),
+    ] = None
+    limit: Annotated[int | None, Field(ge=1, description="Train on at most N conversations.")] = None
+    epochs: Annotated[
+        int | None, Field(ge=1, description="Passes over the data. If not given: the preset's.")
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MOST_AT_ONCE,
+            description="Conversations per step, over all processes. If not given: the preset's.",
+        ),
+    ] = None
+    part: Annotated[
+        int | None,
+        Field(
+            ge=1, description="Conversations of a process that pass through the model at a time: less memory."
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None, Field(description="Peak learning rate. If not given: the preset's for the stage.")
+    ] = None
+    warmup: Annotated[
+        float | None, Field(description="Share of the steps with linear warm-up. If not given: 0.03.")
+    ] = None
+    precision: AutoPrecision = "auto"
+    store: Annotated[
+        Literal["float32", "bfloat16"],
+        Field(description="Type in which a language model that was trained is stored."),
+    ] = "float32"
+    checkpointing: Annotated[
+        bool,
+        Field(
+            description="Compute the language model's layers again in the backward pass: slower, less memory."
+        ),
+    ] = False
+    seed: Seed = 0
+    quiet: Quiet = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainVlmOptions":
+        if self.pretrained is not None:
+            for name in _OF_STAGE_1:
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} {getattr(self, name)}: --pretrained has one; leave out --{name}")
+            if self.stage == "1":
+                raise UserError("pretrained: stage 1 starts from a tower; give --tower, or --stage 2")
+        elif self.tower is None:
+            raise UserError(
+                "tower: is missing; expected --tower, or --pretrained with a directory of stage 1"
+            )
+        if self.lora is not None and self.stage == "1":
+            raise UserError(
+                f"lora {self.lora}: stage 1 trains the projector alone; leave out --lora, or use --stage 2"
+            )
+        return self
+
+    @property
+    def recipe_part(self) -> dict[str, Any]:
+        """The fields of the recipe that were given."""
+        names = ("epochs", "batch_size", "learning_rate", "warmup", "store", "seed")
+        return given(**{name: getattr(self, name) for name in names})

@@ -1,0 +1,142 @@
+"""Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.data.conversations import Conversations
+from antiphase.data.prefetch import in_threads
+from antiphase.errors import UserError
+from antiphase.files import digest, write_json
+from antiphase.models import checkpoints
+from antiphase.models.vlm import VisionLanguageModel, save_vlm
+from antiphase.models.vlm.lora import is_lora
+from antiphase.streams import generator
+from antiphase.training import loop
+from antiphase.training.processes import start_processes
+from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
+from antiphase.training.vlm_step import Sample, accumulate, prepare
+
+
+def train_vlm(
+    recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, out: Path, *,
+    part: int | None = None, checkpointing: bool = False, progress: bool = True,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Train one stage and write a directory that :func:`~antiphase.models.vlm.load_vlm` takes.
+
+    The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector,
+    and the adapters or the language model if they were trained). Calling it again resumes an interrupted run at the
+    step that was saved last, and returns the log of a finished one. Under torchrun the processes share every batch;
+    the gradient is that of the whole batch.
+
+    Args:
+        recipe: model, data and hyperparameters.
+        vlm: the model before training; changed in place.
+        conversations: captions for stage 1, instructions for stage 2.
+        out: output directory, created if missing.
+        part: samples of a process that pass through the model at a time; None: all. Affects the result only by
+            rounding.
+        checkpointing: recompute the language model's layers in the backward pass, to save memory.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The log, one entry per epoch.
+
+    Raises:
+        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, an image is
+            unreadable, or the loss is not finite.
+    """
+    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
+        return log
+    accelerator = start_processes()
+    world = accelerator.num_processes
+    if recipe.batch_size % world:
+        raise UserError(
+            f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
+        )
+    if len(conversations) < recipe.batch_size:
+        raise UserError(
+            f"batch size {recipe.batch_size}: expected 1 to {len(conversations)}, the number of conversations"
+        )
+    steps_per_epoch = len(conversations) // recipe.batch_size
+    vlm.to(accelerator.device).eval()  # without dropout, so that a step depends on nothing but its number
+    trained = trained_parameters(vlm, recipe)
+    if checkpointing:
+        vlm.language.gradient_checkpointing_enable({"use_reentrant": False})
+        vlm.language.train()  # transformers recomputes in training mode only
+    prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
+    stream = _Stream(recipe, vlm, conversations, accelerator.process_index, world)
+    if accelerator.is_main_process:
+        write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
+
+    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
+        bf16 = recipe.precision == "bf16"
+        loss = accumulate(vlm, stream.at(epoch, within), accelerator, bf16=bf16, part=part)
+        torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
+        return loss, recipe.batch_size
+
+    optimizer = torch.optim.AdamW(
+        list(trained.values()), lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon,
+        weight_decay=recipe.weight_decay, fused=True,
+    )  # fmt: skip
+    # holds what is trained and nothing else: a saved state needs no frozen weights
+    parts = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
+    task = loop.Task(
+        parts, optimizer, digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
+        lambda step: vlm_learning_rate(recipe, step, steps_per_epoch), backward, dict,
+    )  # fmt: skip
+    metrics = loop.run(task, out, accelerator, progress=progress)
+    vlm.eval()
+    if accelerator.is_main_process:
+        save_vlm(vlm, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
+        (out / loop.STATE_FILE).unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+    return metrics
+
+
+def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
+    """Return what a stage trains by name; all other parameters no longer require a gradient.
+
+    Stage 1 trains the projector; stage 2 also the adapters, or else the whole language model.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in vlm.named_parameters():
+        language = name.startswith("language.") and recipe.stage == 2
+        own = language and (is_lora(name) if recipe.model.lora else True)
+        parameter.requires_grad_(own or name.startswith("projector."))
+        if parameter.requires_grad:
+            found[name] = parameter
+    return found
+
+
+class _Stream:
+    """This process's share of each step; a request for a step other than the next restarts the stream there."""
+
+    def __init__(
+        self, recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, rank: int, world: int
+    ) -> None:
+        self.recipe, self.vlm, self.conversations = recipe, vlm, conversations
+        self.rank, self.world = rank, world
+        self.next: tuple[int, int] | None = None
+        self.samples: Iterator[Sample] = iter(())
+
+    def at(self, epoch: int, within: int) -> list[Sample]:
+        size = self.recipe.batch_size
+        if self.next != (epoch, within):
+            draw = generator(self.recipe.seed, "order", epoch)
+            order = torch.randperm(len(self.conversations), generator=draw).tolist()
+            steps = range(within, len(order) // size)
+            rows = [
+                row
+                for step in steps
+                for row in order[step * size : (step + 1) * size][self.rank :: self.world]
+            ]
+            self.samples = in_threads(self._prepared, rows, ahead=2 * size)
+        self.next = (epoch, within + 1)
+        return [next(self.samples) for _ in range(size // self.world)]
+
+    def _prepared(self, row: int) -> Sample:
+        return prepare(self.vlm, self.conversations[row], self.recipe.stage, self.recipe.max_length)

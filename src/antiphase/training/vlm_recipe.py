@@ -1,0 +1,81 @@
+"""Recipe of a vision-language model's training: every field that affects the weights, and no others."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from antiphase.errors import UserError
+from antiphase.models.vlm import VlmConfig
+from antiphase.precision import Precision
+
+
+class VlmRecipe(BaseModel):
+    """Hyperparameters of one stage of a vision-language model's training; stored next to its weights.
+
+    Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
+    tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
+    decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: Literal["vlm"] = "vlm"
+    stage: Literal[1, 2]
+    model: VlmConfig
+    pretrained_sha256: str | None = None
+    data: str
+    data_fingerprint: str
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=192, ge=1)
+    learning_rate: float = Field(gt=0)
+    warmup: float = Field(default=0.03, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = Field(default=1e-8, gt=0)
+    gradient_norm: float = Field(default=1.0, gt=0)
+    max_length: int = Field(default=2048, ge=8)
+    precision: Precision = "float32"
+    store: Literal["float32", "bfloat16"] = "float32"
+
+
+# by preset and stage; diffclip: shared/protocols.md; emoji: tuned by hand on emoji-objects (dev/vlm.md)
+VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
+    "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
+    "emoji": {
+        1: {"learning_rate": 2e-3, "batch_size": 16, "epochs": 1},
+        2: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1},
+    },
+}
+MERGE = {"diffclip": 1, "emoji": 2}
+"""Side of the squares of image tokens that become one, by preset."""
+
+
+def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
+    """Build the recipe of a stage.
+
+    Args:
+        stage: 1 or 2.
+        preset: a key of ``VLM_PRESETS``.
+        model: the architecture.
+        **fields: other fields of the recipe; they override the preset's.
+
+    Raises:
+        UserError: naming the field that is out of range.
+    """
+    try:
+        return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{'.'.join(map(str, first['loc']))} {first['input']!r}: {first['msg']}") from None
+
+
+def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step (from 0), as transformers' cosine schedule: warm-up from 0, half a cosine."""
+    total = recipe.epochs * steps_per_epoch
+    warmup = math.ceil(recipe.warmup * total)
+    if step < warmup:
+        return recipe.learning_rate * step / warmup
+    progress = (step - warmup) / max(1, total - warmup)
+    return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))

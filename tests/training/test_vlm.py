@@ -1,0 +1,214 @@
+"""Training of a vision-language model: what each stage changes, resume after a kill, processes, mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from PIL import Image
+
+from antiphase.data.conversations import Conversation
+from antiphase.models import clip, write_model
+from antiphase.models.vlm import load_vlm
+from antiphase.models.vlm.prompt import IGNORED
+from antiphase.models.vlm.store import named_weights, weights_digest
+from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
+from antiphase.training.vlm_step import accumulate, prepare
+from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
+from tests.test_answers import SMALL
+
+KILLED = Path(__file__).with_name("kills_itself.py")
+QUESTIONS = ("Is there a cat in the image ?", "Is there a dog in the image ?")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A CLIP, a language model and conversations with images, on disk."""
+    folder = tmp_path_factory.mktemp("parts")
+    write_model(clip(**SMALL), folder / "clip")
+    tiny_language().save_pretrained(folder / "language")
+    tiny_tokenizer().save_pretrained(folder / "language")
+    captions, talks = [], []
+    for number in range(8):
+        Image.new("RGB", (20, 17), (30 * number, 90, 7)).save(folder / f"{number}.png")
+        shared = {"id": number, "image": f"{number}.png"}
+        said = [
+            {"from": "human", "value": "<image>"},
+            {"from": "gpt", "value": ("cat", "dog , sun")[number % 2]},
+        ]
+        captions.append(shared | {"conversations": said})
+        answers = ("Yes", "No") if number % 2 else ("No", "Yes")
+        turns = [
+            [
+                {"from": "human", "value": ("<image>\n" if not at else "") + question},
+                {"from": "gpt", "value": answer},
+            ]
+            for at, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True))
+        ]
+        talks.append(shared | {"conversations": [*turns[0], *turns[1]]})
+    talks.append(
+        {"id": 8, "conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "tree"}]}
+    )
+    for name, records in (("captions", captions), ("talks", talks)):
+        (folder / f"{name}.json").write_text(json.dumps(records))
+    return folder
+
+
+def words(parts, stage, out, *more):
+    data = f"llava:{parts / ('captions', 'talks')[stage - 1]}.json?images={parts}"
+    common = [
+        "train-vlm",
+        "--stage",
+        stage,
+        "--data",
+        data,
+        "--batch-size",
+        4,
+        "--precision",
+        "float32",
+        "-q",
+    ]
+    return [*map(str, [*common, "--out", out, *more])]
+
+
+def begin(parts):
+    return ["--tower", str(parts / "clip"), "--language", str(parts / "language"), "--epochs", "2"]
+
+
+def parts_of(vlm):
+    return {name: weights_digest(getattr(vlm, name)) for name in ("tower", "projector", "language")}
+
+
+def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(parts, tmp_path, run_cli):
+    before = run_cli(*words(parts, 1, tmp_path / "0", *begin(parts), "--learning-rate", "1e-30"))
+    assert before[0] == 0, before[2]
+    assert run_cli(*words(parts, 1, tmp_path / "1", *begin(parts), "--learning-rate", "0.01"))[0] == 0
+    start, first = parts_of(load_vlm(tmp_path / "0")), parts_of(load_vlm(tmp_path / "1"))
+    assert {name for name in start if start[name] != first[name]} == {"projector"}
+    assert not (tmp_path / "1" / "state.safetensors").exists()
+
+    pretrained = ["--pretrained", str(tmp_path / "1"), "--learning-rate", "0.01", "--epochs", "6"]
+    for name, more in (("all", []), ("lora", ["--lora", "2"])):
+        code, _, err = run_cli(*words(parts, 2, tmp_path / name, *pretrained, *more))
+        assert code == 0, err
+        vlm = load_vlm(tmp_path / name)
+        last = parts_of(vlm)
+        assert {part for part in first if first[part] != last[part]} == {"projector", "language"}
+        losses = [
+            json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        assert losses[-1] < 0.7 * losses[0]
+        assert vlm.answer_logits(torch.rand(2, 3, 16, 16), QUESTIONS).isfinite().all()
+    frozen = named_weights(load_vlm(tmp_path / "lora").language)
+    own = named_weights(tiny_language())
+    kept = {name.replace(".base_layer", ""): value for name, value in frozen.items() if ".lora_" not in name}
+    assert kept.keys() == own.keys()
+    assert all(torch.equal(kept[name], own[name]) for name in own)
+    assert run_cli(*words(parts, 2, tmp_path / "x", "--pretrained", tmp_path / "all"))[2].count(
+        "a model of stage 2"
+    )
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path, run_cli, stage):
+    more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01"]
+    whole, killed = (
+        words(parts, stage, tmp_path / "whole", *more),
+        words(parts, stage, tmp_path / "killed", *more),
+    )
+    found = subprocess.run([sys.executable, KILLED, *killed], capture_output=True, text=True)
+    assert found.returncode == -9, found.stderr
+    assert (tmp_path / "killed" / "state.safetensors").exists()
+    for one in (whole, killed):
+        code, _, err = run_cli(*one)
+        assert code == 0, err
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
+        tmp_path / "killed/model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.thorough
+def test_two_processes_train_as_one(parts, tmp_path, run_cli):
+    more = [*begin(parts), "--learning-rate", "0.01"]
+    assert run_cli(*words(parts, 2, tmp_path / "one", *more, "--part", "3"))[0] == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = subprocess.run(
+        [*torchrun, "-m", "antiphase", *words(parts, 2, tmp_path / "two", *more)],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    one, two = (named_weights(load_vlm(tmp_path / name)) for name in ("one", "two"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
+
+
+def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
+    vlm, images = tiny_vlm(), tiny_images(3)
+    talks = [
+        Conversation("a", images[0], ((QUESTIONS[0], "Yes ."), (QUESTIONS[1], "No"))),
+        Conversation("b", None, (("what is this ?", "A tree ."),)),
+        Conversation("c", images[2], ((QUESTIONS[1], "Yes"),)),
+    ]
+    samples = [prepare(vlm, one, 2, 200) for one in talks]
+    losses = []
+    for one in samples:
+        image = None if one.image is None else one.image[None]
+        output = vlm(image, one.ids[None], one.labels[None])
+        _, labels, _ = vlm.embed(image, one.ids[None], one.labels[None])
+        losses.append(
+            F.cross_entropy(output.logits[0, :-1], labels[0, 1:], ignore_index=IGNORED, reduction="none")
+        )
+    expected = torch.cat(losses).sum() / sum(int((one.labels != IGNORED).sum()) for one in samples)
+    expected.backward()
+    gradients = {name: p.grad.clone() for name, p in vlm.named_parameters() if p.grad is not None}
+    for part in (None, 2):
+        vlm.zero_grad()
+        loss = accumulate(vlm, samples, Accelerator(cpu=True), bf16=False, part=part)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        for name, parameter in vlm.named_parameters():
+            if name in gradients:
+                torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-5, rtol=1e-3)
+
+
+def test_the_learning_rate_is_that_of_transformers():
+    from transformers import get_cosine_schedule_with_warmup
+
+    recipe = VlmRecipe.model_construct(epochs=2, learning_rate=0.1, warmup=0.03)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 3, 100)
+    for step in range(100):
+        assert vlm_learning_rate(recipe, step, 50) == pytest.approx(schedule.get_last_lr()[0], abs=1e-9)
+        optimizer.step()
+        schedule.step()
+
+
+def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
+    out = tmp_path / "x"
+    for arguments, message in (
+        (words(parts, 1, out), "tower: is missing; expected --tower, or --pretrained"),
+        (words(parts, 1, out, *begin(parts), "--lora", "2"), "lora 2: stage 1 trains the projector alone"),
+        (
+            words(parts, 2, out, "--pretrained", "p", "--merge", "2"),
+            "merge 2: --pretrained has one; leave out --merge",
+        ),
+        (words(parts, 1, out, "--pretrained", "p"), "stage 1 starts from a tower"),
+        (words(parts, 2, out, "--pretrained", parts), "no recipe.json found"),
+        (words(parts, 1, out, *begin(parts), "--batch-size", "9"), "batch size 9: expected 1 to 8"),
+        (
+            words(parts, 1, out, *begin(parts), "--data", words(parts, 2, out)[4]),
+            "2 turns; stage 1 expects an image",
+        ),
+        (
+            words(parts, 1, out, "--tower", "specimen:vit-0", "--language", "nowhere/x"),
+            "language nowhere/x: cannot be",
+        ),
+    ):
+        code, _, err = run_cli(*arguments)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert message in err
+    assert not out.exists()
