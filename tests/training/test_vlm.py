@@ -204,8 +204,8 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
             "2 turns; stage 1 expects an image",
         ),
         (
-            words(parts, 1, out, "--tower", "specimen:vit-0", "--language", "nowhere/x"),
-            "language nowhere/x: cannot be",
+            words(parts, 1, out, "--tower", parts / "clip", "--language", parts / "clip"),
+            f"language {parts / 'clip'}: cannot be loaded",
         ),
     ):
         code, _, err = run_cli(*arguments)
