@@ -24,9 +24,8 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.streams import key, sample_keys
 
-_ROWS = 128  # default batch size
+_ROWS = 128  # default batch size (dev/attack-engine.md)
 _MOST_ROWS = 2**31  # torch cannot split by more than 64 bits
-_ROWS_OF_FLOAT32_ON_CPU = 64  # larger batches are no faster (dev/attack-engine.md)
 # A search in low precision is repeated in float32 (dev/low-precision.md) if the margin of its best example is at least
 _ROUNDINGS = 2  # times minus the rounding error of its logits, and its distance is at most
 _REACH = 1.02  # times ε
@@ -42,7 +41,7 @@ class Work:
         self.images, self.ids, self.threat, self.search, self.options = images, ids, threat, search, options
         self.budgets = budgets.cpu().to(images.dtype)
         self.main, self.exact = (
-            Lane(each, min(options.batch_size or _default_size(each, images), _MOST_ROWS), options.early_stop)
+            Lane(each, min(options.batch_size or _default_size(images), _MOST_ROWS), options.early_stop)
             for each in (oracle, oracle.in_float32())
         )
         count = len(images)
@@ -219,6 +218,5 @@ _SETTLED = (
 )  # fmt: skip
 
 
-def _default_size(oracle: Oracle, images: Tensor) -> int:
-    plain = oracle.device.type == "cpu" and oracle.precision == "float32"
-    return max(QUANTUM, min(_ROWS_OF_FLOAT32_ON_CPU if plain else _ROWS, PIXELS // images[0].numel()))
+def _default_size(images: Tensor) -> int:
+    return max(QUANTUM, min(_ROWS, PIXELS // images[0].numel()))
