@@ -13,6 +13,7 @@ from antiphase.runs.options.attack import AttackOptions, AuditOptions, Quickstar
 from antiphase.runs.options.training import TrainOptions
 
 if TYPE_CHECKING:
+    from antiphase.runs.attack_pope import PopeAttack
     from antiphase.runs.audit import Audit
 
 _PAIRS = 8  # fewer training seeds decide nothing
@@ -65,6 +66,8 @@ def audit(options: AuditOptions) -> Answer:
 
     antiphase audit runs/diffclip --against runs/clip --data openmoji --objective cosine
 
+    antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
+
     antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
 
     antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
@@ -93,7 +96,7 @@ def attack(options: AttackOptions) -> Answer:
         return _show(_loaded(options).run(), options.out)
 
 
-def _loaded(options: AuditOptions) -> "Audit":
+def _loaded(options: AuditOptions) -> "Audit | PopeAttack":
     """Load what the options name."""
     from antiphase.runs.audit import prepare
 
@@ -108,7 +111,12 @@ def _show(summary: dict[str, Any], out: Path) -> Answer:
     if not this_process().first:
         return None
     report = write_report(out)
-    Console().print(console_report(read_run(out)))
+    if "pope" in summary:
+        from antiphase.report.runs.pope_page import console_table
+
+        Console().print(console_table(summary["pope"]))
+    else:
+        Console().print(console_report(read_run(out)))
     for at in summary.get("norms", []):
         found = "is not reached" if at["eps"] is None else f"at ε = {at['eps']:.4g} (from {at['low']:.4g})"
         print(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")

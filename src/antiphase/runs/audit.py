@@ -16,6 +16,7 @@ from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.sweep import nesting
 from antiphase.data import ImageSet
+from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.evaluation.layers import alignment
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
@@ -25,9 +26,11 @@ from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.runs.attack import AttackPlan, measure
+from antiphase.runs.attack_pope import PopeAttack
+from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import check_compiler, find_device, load_lineup
+from antiphase.runs.loading import check_compiler, find_device, load_lineup, load_models
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
@@ -44,8 +47,8 @@ _GALLERY_SIZE = 6
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
-def prepare(options: AuditOptions, command: str = "") -> "Audit":
-    """Load what the options name.
+def prepare(options: AuditOptions, command: str = "") -> "Audit | PopeAttack":
+    """Load what the options name; with POPE's questions as data, the answers of vision-language models are attacked.
 
     Args:
         options: of the audit or attack.
@@ -62,6 +65,8 @@ def prepare(options: AuditOptions, command: str = "") -> "Audit":
         )
     if options.compile:
         check_compiler(find_device(options.device))
+    if isinstance(options.data, str) and is_pope(options.data):
+        return _of_answers(options, plan, command)
     models, twins, data = load_lineup(
         options.model, options.against, options.data, split=options.split, limit=options.limit,
         random_weights=options.random_weights, skip_bad=options.skip_bad, device=options.device,
@@ -72,6 +77,24 @@ def prepare(options: AuditOptions, command: str = "") -> "Audit":
         raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
     return Audit(
         models, twins, data, plan, options.out, control=options.control, sense_limit=options.sense_limit,
+        command=command, options=options.record(), progress=not options.quiet,
+    )  # fmt: skip
+
+
+def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAttack:
+    """Load vision-language models and POPE's questions."""
+    if options.prompt is not None or options.classes is not None:
+        raise UserError(
+            f"{options.data}: questions have neither prompts nor classes; leave out --prompt and --classes"
+        )
+    models, against = options.model, options.against
+    if against and len(against) != len(models):
+        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    loaded = load_models([*models, *against], find_device(options.device), answering=True)
+    source = load_source(options.data, options.split, options.limit, None, False, False, not options.quiet)
+    assert isinstance(source.test, PopeSet)
+    return PopeAttack(
+        loaded[: len(models)], loaded[len(models) :], source.test, plan, options.out, control=options.control,
         command=command, options=options.record(), progress=not options.quiet,
     )  # fmt: skip
 

@@ -59,6 +59,15 @@ def asked(tasks: Sequence[str], data: Sequence[str]) -> "tuple[Tasks | None, lis
     return found or None, list(dict.fromkeys(data))
 
 
+def is_pope(name: str) -> bool:
+    """Return whether a data set is questions of POPE.
+
+    >>> [is_pope(name) for name in ("pope", "pope:files", "emoji-pope", "openmoji")]
+    [True, True, True, False]
+    """
+    return name.partition(":")[0] in ("pope", "emoji-pope")
+
+
 def load_source(
     name: str,
     split: str,

@@ -125,8 +125,8 @@ def load_models(
         if answers_questions(model):
             if not answering:
                 raise UserError(
-                    f"{name}: a vision-language model, which answers questions; use antiphase evaluate --tasks pope or "
-                    "antiphase attack-pope"
+                    f"{name}: a vision-language model, which answers questions; give --data pope or emoji-pope to "
+                    "antiphase evaluate, audit or attack"
                 )
             continue
         card = getattr(model, "card", None)

@@ -8,8 +8,9 @@ from antiphase.files import replacing, write_text
 from antiphase.report.runs.attacks import felled_sheets, norm_sheets
 from antiphase.report.runs.gallery import AttackGallery, cards, has_hard_pixels, magnification
 from antiphase.report.runs.headline import headlines
+from antiphase.report.runs.pope_page import write_pope_page
 from antiphase.report.runs.sense_tables import Chapter, chapters, read_rows
-from antiphase.report.runs.stored import StoredRun, read_run
+from antiphase.report.runs.stored import StoredRun, read_json, read_run
 from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
 from antiphase.report.style.families import seed_counts
 from antiphase.report.style.figures import rate_figure
@@ -29,7 +30,7 @@ _RATES = {
 
 
 def write_report(directory: Path) -> Path:
-    """Write ``report.html``, ``asr.svg``, ``asr.png`` and ``asr.pdf`` into a run directory.
+    """Write ``report.html``, ``asr.svg``, ``asr.png`` and ``asr.pdf`` into a run directory; of POPE, its own page.
 
     The page is self-contained. It depends only on ``summary.json``, ``rows.parquet``, ``run.json`` and, if present,
     ``gallery.safetensors``: the same files give the same bytes.
@@ -40,6 +41,8 @@ def write_report(directory: Path) -> Path:
     Raises:
         UserError: A file is missing or cannot be read.
     """
+    if "pope" in read_json(directory / "summary.json", ("models",)):
+        return write_pope_page(directory)
     run = read_run(directory)
     figures = {metric: _figure(run, metric) for metric in ("asr", "robust_accuracy")}
     for ending, content in figures["asr"]["files"].items():

@@ -1,0 +1,280 @@
+"""POPE under attack: the answer to each question is a classifier of images, attacked like any other.
+
+As RobustVLM does for visual question answering, the attack maximises the loss of the answer's first token (C.
+Schlarmann et al., *Robust CLIP: Unsupervised Adversarial Fine-Tuning of Vision Embeddings for Robust Large
+Vision-Language Models*, ICML 2024: APGD of 100 steps at 2/255 and 4/255, Section 4.1). They leave POPE's images clean
+and attack other tasks; the target here is the answer that the model gives, yes or no.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import nn
+
+from antiphase.attacks import Threat, sweep
+from antiphase.data.images import ArrayImages
+from antiphase.data.pope import PopeSet
+from antiphase.data.preprocess import model_images
+from antiphase.errors import UserError
+from antiphase.evaluation.answers import answers_questions
+from antiphase.evaluation.pope_attack import ASKED_SCHEMA, summarise_answers
+from antiphase.evaluation.rates import summarise_rates
+from antiphase.files import write_json
+from antiphase.models.card import card_of
+from antiphase.models.lambdas import mean_lambdas
+from antiphase.progress import progress_bar
+from antiphase.runs.attack import AttackPlan, measure
+from antiphase.runs.gallery import AttackGallery, write_gallery
+from antiphase.runs.journal import write_frame
+from antiphase.runs.processes import this_process
+from antiphase.runs.record import run_record, short_names
+from antiphase.streams import key
+
+ANSWERS = ("no", "yes")
+GALLERY_SIZE = 10
+_LONGEST = 16  # tokens of an answer in the gallery
+
+
+@dataclass(frozen=True)
+class Asked:
+    """All images that are asked the same question.
+
+    Attributes:
+        question: in words.
+        images: with label 1 where yes is right; the ids name image and question.
+        places: position of each image in the set.
+        samplings: those of POPE that ask it, for each image.
+    """
+
+    question: str
+    images: ArrayImages
+    places: tuple[int, ...]
+    samplings: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class PopeAttack:
+    """Vision-language models whose answers to POPE's questions are attacked.
+
+    Attributes:
+        models: loaded models that answer questions, with their cards.
+        twins: as many models to compare them with; or none.
+        pope: images and questions.
+        plan: of the attack.
+        out: directory, made if missing.
+        control: whether to add noise of the same budgets.
+        command: for the record.
+        options: likewise.
+        progress: whether to show progress bars on stderr.
+    """
+
+    models: Sequence[nn.Module]
+    twins: Sequence[nn.Module]
+    pope: PopeSet
+    plan: AttackPlan
+    out: Path
+    control: bool = False
+    command: str = ""
+    options: Mapping[str, Any] | None = None
+    progress: bool = True
+
+    def run(self) -> dict[str, Any]:
+        """Attack every question of every model and write the run directory; return the summary.
+
+        As for an audit, with a sample for each image and question: ``rows.parquet`` has the columns ``image``,
+        ``question`` and ``samplings`` too, and ``summary.json`` the part ``pope``. ``questions.json`` has the answers
+        in words of the questions in the gallery.
+
+        Raises:
+            UserError: a model does not answer questions.
+        """
+        began, plan = time.monotonic(), self.plan
+        every = [*self.models, *self.twins]
+        for model in every:
+            if not answers_questions(model):
+                raise UserError(
+                    f"{card_of(model).spec}: does not answer questions; expected a vision-language model, as "
+                    f"antiphase train-vlm writes it, for {self.pope.name}"
+                )
+        names = short_names([card_of(model) for model in every])
+        lineup = dict(zip(names, every, strict=True))
+        pairs = list(zip(names[: len(self.models)], names[len(self.models) :], strict=False))
+        measured, warnings = [], []
+        for each in [plan, plan.control] if self.control and plan.control else [plan]:
+            for name, model in lineup.items():
+                rows, said = attack_answers(name, model, self.pope, each, self.out, progress=self.progress)
+                measured.append(rows)
+                warnings += [f"{name}: {warning}" for warning in said]
+        rows = pl.concat(measured)
+        shown = [
+            {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
+            for (name, model) in lineup.items() if (card := card_of(model))
+        ]  # fmt: skip
+        summary = summarise_rates(rows, shown, pairs)
+        summary["pope"] = summarise_answers(rows, seeds_together(shown), pairs)
+        if this_process().first:
+            self._write(rows, summary, lineup, warnings, time.monotonic() - began)
+        return summary
+
+    def _write(
+        self, rows: pl.DataFrame, summary: dict[str, Any], lineup: Mapping[str, nn.Module], warnings: list[str],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        write_frame(self.out / "rows.parquet", rows)
+        shown = dict(list(lineup.items())[:: max(len(self.models), 1)][:2]) if self.twins else dict(lineup)
+        gallery, words = _gallery(rows, shown, self.pope, self.plan)
+        write_gallery(self.out / "gallery.safetensors", gallery)
+        write_json(self.out / "questions.json", words)
+        plan = self.plan
+        settings = {
+            "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
+            **{name: str(value) for name, value in plan.settings.items()},
+            "objective": "loss of the first token of the answer", "attacked label": "the answer without an attack",
+            "attack seed": plan.seed, "search": plan.precision, "verdicts": "float32",
+        }  # fmt: skip
+        record = run_record(
+            list(lineup.values()), list(lineup), self.pope, settings, warnings, self.command, seconds, self.options
+        )  # fmt: skip
+        write_json(self.out / "run.json", record | {"n": len(self.pope.names)})
+        write_json(self.out / "summary.json", summary)
+
+
+def attack_answers(
+    name: str, model: nn.Module, pope: PopeSet, plan: AttackPlan, out: Path, *, progress: bool = True
+) -> tuple[pl.DataFrame, list[str]]:
+    """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA``, and the warnings.
+
+    Each question makes its own classifier and its own cells under ``out``, from which a killed attack resumes. Under
+    torchrun the processes share the images of each question.
+
+    Args:
+        name: of the model in the rows.
+        model: one that answers questions.
+        pope: images and questions; what several samplings ask is attacked once.
+        plan: of the attack.
+        out: run directory.
+        progress: whether to show a progress bar on stderr.
+    """
+    found, warnings = [], dict[str, None]()
+    process = this_process()
+    groups = list(asked_together(model, pope))
+    with progress_bar(f"{name}: {plan.attack}", len(pope.asked()), progress and process.first) as advance:
+        for asked in groups:
+            classifier = _classifier(model, asked.question)
+            rows, said = measure(name, classifier, asked.images, plan, out, process=process, progress=False)
+            about = pl.DataFrame(
+                {
+                    "sample": asked.images.ids.numpy(), "samplings": [list(one) for one in asked.samplings],
+                    "image": pope.pictures.ids[list(asked.places)].numpy(),
+                },
+                schema_overrides={"samplings": pl.List(pl.String)},
+            )  # fmt: skip
+            rows = rows.join(about, on="sample", maintain_order="left")
+            found.append(rows.with_columns(question=pl.lit(asked.question)).select(*ASKED_SCHEMA))
+            warnings |= dict.fromkeys(said)
+            advance(len(asked.images))
+    return pl.concat(found), list(warnings)
+
+
+def asked_together(model: nn.Module, pope: PopeSet) -> Iterator[Asked]:
+    """Yield each distinct question with the images that are asked it, at the model's size."""
+    samplings: dict[tuple[str, str], list[str]] = {}
+    truth: dict[tuple[str, str], bool] = {}
+    for one in pope.questions:
+        samplings.setdefault((one.image, one.text), []).append(one.sampling)
+        truth[one.image, one.text] = one.yes
+    places = pope.position()
+    texts: dict[str, list[str]] = {}
+    for image, text in pope.asked():
+        texts.setdefault(text, []).append(image)
+    square: Any = model.square
+    for text, images in texts.items():
+        at = [places[image] for image in images]
+        ids = torch.tensor([key(image, text) & (2**53 - 1) for image in images])
+        labels = torch.tensor([int(truth[image, text]) for image in images])
+        pixels = model_images(pope.pictures, at, square)
+        own = ArrayImages(
+            name=pope.name, split="test", class_names=ANSWERS, ids=ids, labels=labels, pixels=pixels
+        )  # fmt: skip
+        yield Asked(text, own, tuple(at), tuple(tuple(samplings[image, text]) for image in images))
+
+
+def seeds_together(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the models of each name and kind of attention that differ in the training seed alone.
+
+    >>> seeds_together([{"name": f"a-{seed}", "seed": seed, "attention": "softmax"} for seed in (0, 1)])
+    {'a': ['a-0', 'a-1']}
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for model in models:
+        name, seed = model["name"], model["seed"]
+        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
+        groups.setdefault((stem, model["attention"]), []).append(name)
+    stems = [stem for stem, _ in groups]
+    return {
+        (stem if stems.count(stem) == 1 else f"{stem}, {attention}") if len(names) > 1 else names[0]: names
+        for (stem, attention), names in groups.items()
+    }
+
+
+def _classifier(model: nn.Module, question: str) -> nn.Module:
+    from antiphase.models.vlm import YesNo
+
+    vlm: Any = model
+    return YesNo(vlm, question)
+
+
+def _gallery(
+    rows: pl.DataFrame, first: Mapping[str, nn.Module], pope: PopeSet, plan: AttackPlan
+) -> tuple[AttackGallery, dict[str, Any]]:
+    """Attack ten questions again at the largest ε: first of all those about absent objects that were broken."""
+    largest = rows.filter(eps=max(plan.eps), attack=plan.attack)
+    told = largest.filter(pl.col("model").is_in(list(first))).group_by("sample", maintain_order=True).agg(
+        broken=pl.col("success").any(), label=pl.col("label").first(), question=pl.col("question").first(),
+    )  # fmt: skip
+    order = told.sort(pl.col("broken"), pl.col("label"), "sample", descending=[True, False, False])
+    chosen = set(order["sample"][:GALLERY_SIZE].to_list())
+    picked = [
+        (asked.question, asked.images.take(rows_)) for asked in asked_together(next(iter(first.values())), pope)
+        if (rows_ := [at for at, one in enumerate(asked.images.ids.tolist()) if one in chosen])
+    ]  # fmt: skip
+    results: dict[str, list[Any]] = {name: [] for name in first}
+    words: dict[str, Any] = {"questions": [], "answers": {name: [] for name in first}}
+    for question, images in picked:
+        pixels = images.images(range(len(images)))
+        words["questions"] += [question] * len(images)
+        for name, model in first.items():
+            result = sweep(
+                plan.ensemble, _classifier(model, question), pixels, None, Threat(plan.norm), sorted(plan.eps),
+                nested=plan.nested, seed=plan.seed, ids=images.ids, precision=plan.precision,
+            )[-1]  # fmt: skip
+            results[name].append(result)
+            clean, attacked = (_said(model, some, question) for some in (pixels, result.adversarial))
+            words["answers"][name] += [list(both) for both in zip(clean, attacked, strict=True)]
+
+    def joined(name: str, field: str) -> Any:
+        return torch.cat([getattr(result, field) for result in results[name]]).numpy()
+
+    gallery = AttackGallery(
+        eps=max(plan.eps), models=tuple(first), class_names=ANSWERS,
+        sample=torch.cat([images.ids for _, images in picked]).numpy(),
+        label=torch.cat([images.labels for _, images in picked]).numpy(),
+        clean=torch.cat([images.images(range(len(images))) for _, images in picked]).numpy(),
+        adversarial=tuple(joined(name, "adversarial") for name in first),
+        clean_prediction=tuple(joined(name, "clean_prediction") for name in first),
+        prediction=tuple(joined(name, "prediction") for name in first),
+    )  # fmt: skip
+    return gallery, json.loads(json.dumps(words))
+
+
+def _said(model: nn.Module, images: torch.Tensor, question: str) -> list[str]:
+    answering: Any = model
+    place = next(model.parameters()).device
+    return answering.generate(images.to(place), [question] * len(images), max_new_tokens=_LONGEST)

@@ -1,0 +1,172 @@
+"""Attacks on the answers of a tiny vision-language model: rows, rates by hand, resume, and the page."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from antiphase.data.emoji_pope import emoji_pope
+from antiphase.evaluation.pope_attack import ALL, answer_rates, summarise_answers
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.vlm import Projector, VisionLanguageModel, image_tokens
+from antiphase.report import write_report
+from antiphase.report.runs.pope_page import pope_headline
+from antiphase.runs import attack_pope
+from antiphase.runs.attack import AttackPlan
+from antiphase.runs.attack_pope import PopeAttack, asked_together
+from tests.models.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
+
+PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 3})
+
+
+def _vlm(seed, attention):
+    tower = image_tokens(tiny_vit(seed))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        projector = Projector("linear", tower.width, tower.count, 24, 2)
+    model = VisionLanguageModel(tower, projector, tiny_language(seed=seed), tiny_tokenizer()).eval()
+    return with_card(
+        model, ModelCard(f"{attention}-{seed}", f"{attention}-{seed}", attention, seed, (3, 16, 16), 0)
+    )
+
+
+@pytest.fixture(scope="module")
+def pope():
+    return emoji_pope(progress=False).subset(2)
+
+
+@pytest.fixture(scope="module")
+def attacked(pope, tmp_path_factory):
+    """Two pairs of models, attacked."""
+    out = tmp_path_factory.mktemp("pope")
+    models, twins = ([_vlm(seed, kind) for seed in (0, 1)] for kind in ("differential", "softmax"))
+    return out, PopeAttack(models, twins, pope, PLAN, out, progress=False), pope
+
+
+def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attacked, monkeypatch):
+    out, run, pope = attacked
+    summary = run.run()
+    rows = pl.read_parquet(out / "rows.parquet")
+    assert len(rows) == 4 * 2 * len(pope.asked())
+    assert rows.filter(pl.col("distance").is_finite(), pl.col("success"))["distance"].max() <= 8 / 255 + 1e-6
+    told = {(one.image, one.text): one.yes for one in pope.questions}
+    names = dict(zip(pope.pictures.ids.tolist(), pope.names, strict=True))
+    for row in rows.iter_rows(named=True):
+        assert row["label"] == told[names[row["image"]], row["question"]]
+        asking = {
+            one.sampling
+            for one in pope.questions
+            if (one.image, one.text) == (names[row["image"]], row["question"])
+        }
+        assert set(row["samplings"]) == asking
+    (question,) = [one for one in asked_together(run.models[0], pope) if one.question == rows["question"][0]]
+    logits = run.models[0].answer_logits(
+        question.images.images(range(len(question.images))), question.question
+    )
+    said = rows.filter(model="differential-0", eps=2 / 255, question=question.question)
+    by_sample = dict(zip(question.images.ids.tolist(), logits.argmax(1).tolist(), strict=True))
+    assert {row["sample"]: row["clean_prediction"] for row in said.iter_rows(named=True)} == by_sample
+
+    def refuse(*some, **more):
+        raise AssertionError("attacked again")
+
+    monkeypatch.setattr(attack_pope, "_gallery", lambda rows, *rest: _stored(out))
+    monkeypatch.setattr("antiphase.attacks.apgd.run_search", refuse)
+    assert run.run() == summary
+
+
+def _stored(out):
+    from antiphase.runs.gallery import read_gallery
+
+    return read_gallery(out / "gallery.safetensors"), json.loads((out / "questions.json").read_text())
+
+
+def test_the_page_has_the_questions_and_the_answers(attacked):
+    out, _, _ = attacked
+    assert write_report(out) == out / "report.html"
+    page = (out / "report.html").read_text(encoding="utf-8")
+    words = json.loads((out / "questions.json").read_text())
+    assert len(words["questions"]) == 10
+    assert all(question in page for question in words["questions"])
+    for text in ("truth: no", "false yes, ε = 2/255", "rise to ε = 8/255", "false-yes", "2 images"):
+        assert text in page
+    assert set(words["answers"]) == {"differential-0", "softmax-0"}
+
+
+def _row(model, image, label, clean, success, eps, samplings=("random",)):
+    return {
+        "model": model, "attention": "softmax", "seed": 0, "attack": "pgd", "norm": "linf", "eps": eps, "sample": 0,
+        "label": label, "clean_prediction": clean, "prediction": clean ^ success, "success": success, "image": image,
+        "samplings": list(samplings),
+    }  # fmt: skip
+
+
+def test_rates_by_hand():
+    found = {}
+    rows = [
+        # image 1: two absent objects, one of them said to be there, the other brought about; one present object lost
+        _row("a", 1, 0, 1, True, 0.1), _row("a", 1, 0, 0, True, 0.1, ("random", "popular")), _row("a", 1, 1, 1, True, 0.1),
+        # image 2: nothing changes
+        _row("a", 2, 0, 0, False, 0.1), _row("a", 2, 1, 1, False, 0.1),
+    ]  # fmt: skip
+    for row in answer_rates(pl.DataFrame(rows)).iter_rows(named=True):
+        found[row["sampling"], row["metric"], row["eps"], row["image"]] = row["value"]
+    assert found[ALL, "false yes", 0.0, 1] == 0.5
+    assert found[ALL, "false yes", 0.1, 1] == 1.0
+    assert found["popular", "false yes", 0.0, 1] == 0.0
+    assert found[ALL, "false no", 0.0, 1] == 0.0
+    assert found[ALL, "false no", 0.1, 1] == 1.0
+    assert found[ALL, "accuracy", 0.0, 1] == pytest.approx(2 / 3)
+    assert found[ALL, "accuracy", 0.1, 1] == 0.0
+    assert {value for key, value in found.items() if key[3] == 2 and key[1] != "accuracy"} == {0.0}
+
+
+def test_the_rise_is_compared_over_seeds_and_images():
+    draw = np.random.default_rng(0)
+    rows = [
+        _row(f"{kind}-{seed}", image, 0, int(draw.random() < 0.2), bool(draw.random() < share), 0.1)
+        for kind, share in (("d", 0.8), ("s", 0.3)) for seed in (0, 1) for image in range(60)
+    ]  # fmt: skip
+    frame = pl.DataFrame(rows)
+    told = summarise_answers(
+        frame, {kind: [f"{kind}-0", f"{kind}-1"] for kind in "ds"}, [("d-0", "s-0"), ("d-1", "s-1")]
+    )
+    wrong = frame.with_columns(
+        before=pl.col("clean_prediction"), after=(pl.col("clean_prediction") == 1) | pl.col("success")
+    )
+    rise = {
+        kind: wrong.filter(pl.col("model").str.starts_with(kind)).select(
+            (pl.col("after").cast(pl.Int64) - pl.col("before")).mean()
+        ).item()
+        for kind in "ds"
+    }  # fmt: skip
+    (move,) = (
+        row
+        for row in told["differences"]
+        if (row["what"], row["metric"], row["sampling"]) == ("move", "false yes", ALL)
+    )
+    assert move["value"] == pytest.approx(rise["d"] - rise["s"])
+    assert (move["n"], move["seeds"]) == (60, 2)
+    assert 0 < move["low"] < move["value"] < move["high"]
+    title, lead = pope_headline(told)
+    assert title == "An attack raises the share of yes to absent objects more for d than for s"
+    assert "2 pairs of models and 60 images" in lead
+
+
+def test_a_classifier_is_refused(run_cli, tmp_path):
+    arguments = (
+        "audit",
+        "specimen:vit-0",
+        "--data",
+        "emoji-pope",
+        "--limit",
+        2,
+        "--out",
+        tmp_path / "out",
+        "-q",
+    )
+    code, _, err = run_cli(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "specimen:vit-0: does not answer questions; expected a vision-language model" in err
