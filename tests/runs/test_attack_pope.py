@@ -1,6 +1,8 @@
 """Attacks on the answers of a tiny vision-language model: rows, rates by hand, resume, and the page."""
 
 import json
+from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import polars as pl
@@ -18,7 +20,7 @@ from antiphase.runs.attack import AttackPlan
 from antiphase.runs.attack_pope import PopeAttack, asked_together
 from tests.models.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
-PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 3})
+PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
 
 
 def _vlm(seed, attention):
@@ -34,22 +36,24 @@ def _vlm(seed, attention):
 
 @pytest.fixture(scope="module")
 def pope():
-    return emoji_pope(progress=False).subset(2)
+    whole = emoji_pope(progress=False).subset(2)
+    return replace(whole, questions=tuple(one for one in whole.questions if one.sampling != "adversarial"))
 
 
 @pytest.fixture(scope="module")
 def attacked(pope, tmp_path_factory):
-    """Two pairs of models, attacked."""
+    """A model and its twin, attacked."""
     out = tmp_path_factory.mktemp("pope")
-    models, twins = ([_vlm(seed, kind) for seed in (0, 1)] for kind in ("differential", "softmax"))
-    return out, PopeAttack(models, twins, pope, PLAN, out, progress=False), pope
+    one, two = _vlm(0, "differential"), _vlm(0, "softmax")
+    run = PopeAttack([one], [two], pope, PLAN, out, progress=False)
+    return out, run, pope, run.run()
 
 
+@pytest.mark.thorough
 def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attacked, monkeypatch):
-    out, run, pope = attacked
-    summary = run.run()
+    out, run, pope, summary = attacked
     rows = pl.read_parquet(out / "rows.parquet")
-    assert len(rows) == 4 * 2 * len(pope.asked())
+    assert len(rows) == 2 * 2 * len(pope.asked())
     assert rows.filter(pl.col("distance").is_finite(), pl.col("success"))["distance"].max() <= 8 / 255 + 1e-6
     told = {(one.image, one.text): one.yes for one in pope.questions}
     names = dict(zip(pope.pictures.ids.tolist(), pope.names, strict=True))
@@ -73,7 +77,7 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
         raise AssertionError("attacked again")
 
     monkeypatch.setattr(attack_pope, "_gallery", lambda rows, *rest: _stored(out))
-    monkeypatch.setattr("antiphase.attacks.apgd.run_search", refuse)
+    monkeypatch.setattr(import_module("antiphase.attacks.apgd"), "run_search", refuse)
     assert run.run() == summary
 
 
@@ -83,8 +87,9 @@ def _stored(out):
     return read_gallery(out / "gallery.safetensors"), json.loads((out / "questions.json").read_text())
 
 
+@pytest.mark.thorough
 def test_the_page_has_the_questions_and_the_answers(attacked):
-    out, _, _ = attacked
+    out, *_ = attacked
     assert write_report(out) == out / "report.html"
     page = (out / "report.html").read_text(encoding="utf-8")
     words = json.loads((out / "questions.json").read_text())
@@ -106,8 +111,9 @@ def _row(model, image, label, clean, success, eps, samplings=("random",)):
 def test_rates_by_hand():
     found = {}
     rows = [
-        # image 1: two absent objects, one of them said to be there, the other brought about; one present object lost
-        _row("a", 1, 0, 1, True, 0.1), _row("a", 1, 0, 0, True, 0.1, ("random", "popular")), _row("a", 1, 1, 1, True, 0.1),
+        # image 1: two absent objects, one said to be there, one brought about; one present object lost
+        _row("a", 1, 0, 1, True, 0.1), _row("a", 1, 0, 0, True, 0.1, ("random", "popular")),
+        _row("a", 1, 1, 1, True, 0.1),
         # image 2: nothing changes
         _row("a", 2, 0, 0, False, 0.1), _row("a", 2, 1, 1, False, 0.1),
     ]  # fmt: skip

@@ -198,7 +198,17 @@ def _file(path: str, root: Path) -> Path:
     return here if here.exists() or not (root / here).exists() else root / here
 
 
+def _emoji(ask: Request) -> Conversations:
+    from antiphase.data.emoji_questions import emoji_conversations  # optional dependencies
+
+    return emoji_conversations(ask.stage, ask.seed, ask.root)
+
+
 _SOURCES: dict[str, Source] = {
+    "emoji-objects": Source(
+        "6,000 scenes of two to four objects: captions for stage 1, questions with yes or no and a caption for stage 2",
+        _emoji,
+    ),
     "llava:JSON": Source(
         "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
         "llava:llava_v1_5_mix665k.json?images=data",

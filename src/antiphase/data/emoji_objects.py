@@ -6,6 +6,7 @@ frequent ones. So POPE's popular and adversarial sampling find something to choo
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,12 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
         UserError: if a package is missing, or the split does not exist.
     """
     choose_split(NAME, split, tuple(SCENES))
+    return _made(split, root, progress)
+
+
+@lru_cache(maxsize=2)
+def _made(split: str, root: Path | None, progress: bool) -> ArrayPairs:
+    """Draw all scenes of a split; it takes seconds, so they are kept."""
     ids = torch.arange(SCENES[split])
     draws = uniform(sample_keys(key(NAME, split), ids), _DRAWS).double().numpy()
     scenes = [_scene(row) for row in draws]
