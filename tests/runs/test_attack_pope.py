@@ -12,7 +12,8 @@ import torch
 from antiphase.data.emoji_pope import emoji_pope
 from antiphase.evaluation.pope_attack import ALL, answer_rates, summarise_answers
 from antiphase.models.card import ModelCard, with_card
-from antiphase.models.vlm import Projector, VisionLanguageModel, image_tokens
+from antiphase.models.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
+from antiphase.models.zoo import load_model
 from antiphase.report import write_report
 from antiphase.report.runs.pope_page import pope_headline
 from antiphase.runs import attack_pope
@@ -171,8 +172,39 @@ def test_a_classifier_is_refused(run_cli, tmp_path):
         2,
         "--out",
         tmp_path / "out",
+        "--out",
+        tmp_path / "out",
         "-q",
     )
     code, _, err = run_cli(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert "specimen:vit-0: does not answer questions; expected a vision-language model" in err
+
+
+def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
+    model = _vlm(0, "differential")
+    config = VlmConfig(
+        tower_spec="tiny", tower=model.tower.reference, tower_sha256="", merge=2, language="tiny", language_sha256="",
+        prompt=model.prompt.style, tuned=True,
+    )  # fmt: skip
+    recipe = {"kind": "vlm", "seed": 3, "model": config.model_dump()}
+    save_vlm(model, recipe, tmp_path / "vlm", torch.float32)
+    found = load_model(str(tmp_path / "vlm"))
+    assert (found.card.name, found.card.spec, found.card.attention) == (
+        "vlm",
+        str(tmp_path / "vlm"),
+        "differential",
+    )
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    question = "Is there a cat in the image?"
+    torch.testing.assert_close(found.answer_logits(images, question), model.answer_logits(images, question))
+    code, out, err = run_cli(
+        "evaluate", tmp_path / "vlm", "--tasks", "pope", "--data", "emoji-pope", "--limit", 1,
+        "--out", tmp_path / "out", "-q",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "random: unparsed answers" in out
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["n"] == [18]
+    code, _, err = run_cli("audit", tmp_path / "vlm", "--data", "digits", "--out", tmp_path / "audit", "-q")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a vision-language model, which answers questions; give --data pope or emoji-pope" in err

@@ -1,5 +1,6 @@
 """Models in our own layout: run directories, the specimens of the package, and uploads on the Hugging Face hub."""
 
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, shown
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, with_card
+from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.clip import build_clip
 from antiphase.models.clip_factories import valid_clip
 from antiphase.models.factories import VitConfig, build
@@ -21,7 +22,7 @@ from antiphase.models.towers import attention_spec
 
 
 def load_run(directory: Path, spec: str, name: str) -> nn.Module:
-    """Load a run directory of ``antiphase train`` or ``train-clip``."""
+    """Load a run directory of ``antiphase train``, ``train-clip`` or ``train-vlm``."""
     recipe = checkpoints.read_recipe(directory)
     source = directory / checkpoints.RECIPE_FILE
     path = directory / checkpoints.WEIGHTS_FILE
@@ -30,6 +31,11 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
         checkpoints.load_into(encoder, checkpoints.read_weights(path), str(path))
         kind, seed = attention_kind(encoder), recipe.get("seed")
         return with_card(encoder, ModelCard(name, spec, kind, seed, encoder.image_shape, 0, recipe))
+    if recipe.get("kind") == "vlm":
+        from antiphase.models.vlm import load_vlm
+
+        model = load_vlm(directory)
+        return with_card(model, replace(card_of(model), name=name, spec=spec))
     try:
         config = VitConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
