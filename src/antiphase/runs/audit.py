@@ -91,7 +91,9 @@ def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAt
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
     loaded = load_models([*models, *against], find_device(options.device), answering=True)
-    source = load_source(options.data, options.split, options.limit, None, False, False, not options.quiet)
+    source = load_source(
+        str(options.data), options.split, options.limit, None, False, False, not options.quiet
+    )
     assert isinstance(source.test, PopeSet)
     return PopeAttack(
         loaded[: len(models)], loaded[len(models) :], source.test, plan, options.out, control=options.control,
