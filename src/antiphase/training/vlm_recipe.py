@@ -40,7 +40,7 @@ class VlmRecipe(BaseModel):
     store: Literal["float32", "bfloat16"] = "float32"
 
 
-# by preset and stage; diffclip: shared/protocols.md; emoji: tuned by hand on emoji-objects (dev/vlm.md)
+# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: a first guess, not tuned (dev/vlm.md)
 VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
     "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
     "emoji": {
