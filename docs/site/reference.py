@@ -15,13 +15,17 @@ _RESULT = ("antiphase.api.result.Result", "antiphase.api.result.open_result")
 
 def python_pages() -> Iterator[tuple[str, str, str]]:
     """Yield (title, path in the site, Markdown) of each page."""
-    for package in PACKAGES:
+    waiting = list(PACKAGES)
+    for package in waiting:  # grows by the packages that their __all__ name
         module = importlib.import_module(package)
         lines = [f"# `{package}`", "", inspect.getdoc(module).partition("\n")[0], ""]  # type: ignore[union-attr]
         names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
         parts = sorted(set(module.__all__) - set(names))
         if parts:
-            lines += ["Packages: " + ", ".join(f"[`{name}`]({name}.md)" for name in parts) + ".", ""]
+            lines += [
+                "Packages: " + ", ".join(f"[`{name}`]({_page(f'{package}.{name}')})" for name in parts) + ".",
+                "",
+            ]
         for name in sorted(names, key=str.lower):
             lines += [f"::: {_place(package, name)}", ""]
         if package == "antiphase":
@@ -32,8 +36,8 @@ def python_pages() -> Iterator[tuple[str, str, str]]:
                 "",
             ]
             lines += [f"::: {name}\n    options:\n      heading_level: 3\n" for name in _RESULT]
-        short = package.rpartition(".")[2]
-        yield package, f"reference/python/{short}.md", "\n".join(lines)
+        yield package, f"reference/python/{_page(package)}", "\n".join(lines)
+        waiting += [f"{package}.{name}" for name in parts if f"{package}.{name}" not in PACKAGES]
 
 
 def _place(package: str, name: str) -> str:
@@ -42,3 +46,8 @@ def _place(package: str, name: str) -> str:
     if inspect.isclass(found) or inspect.isfunction(found):
         return f"{found.__module__}.{found.__qualname__}"
     return f"{package}.{name}"
+
+
+def _page(package: str) -> str:
+    """Return the name of a package's page."""
+    return f"{package.removeprefix('antiphase.')}.md"
