@@ -17,6 +17,7 @@ from antiphase.errors import UserError
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
     from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
+    from antiphase.api.verified import verify
     from antiphase.models import load_model
 
 # MKL chooses kernels by shape; its strict mode makes the rounding of a row independent of the other rows, so that
@@ -31,7 +32,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 __all__ = [  # noqa: RUF022 (grouped)
     # whole commands
-    "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm",
+    "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm", "verify",
     # models and data
     "data", "load_model", "models", "training",
     # what is measured
@@ -52,6 +53,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("antiphase.api.result").open_result
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("antiphase")
+    if name == "verify":
+        return importlib.import_module("antiphase.api.verified").verify
     if name in _COMMANDS:
         return getattr(importlib.import_module("antiphase.api.calls"), name)
     if name in __all__:

@@ -10,6 +10,7 @@ from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
 from antiphase.evaluation.rates import compare
 from antiphase.report import read_run, write_report
+from antiphase.report.card.writer import write_card
 from antiphase.report.runs.tables import difference_sheets, rate_sheets
 from antiphase.report.style.figures import rate_figure
 from antiphase.report.style.sheets import Sheet
@@ -46,6 +47,11 @@ def _differences(one: Result, two: Result) -> pl.DataFrame:
     return pl.concat([compare(rows, *pair) for pair in pairs])
 
 
+def _report(folder: Path) -> None:
+    write_report(folder)
+    write_card(folder)
+
+
 KIND = Kind(
-    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, write_report
+    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, _report
 )

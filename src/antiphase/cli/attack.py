@@ -56,7 +56,9 @@ def _train(kind: str, options: QuickstartOptions) -> str:
 
 @command(app, AuditOptions)
 def audit(options: AuditOptions) -> Answer:
-    """Attack a model, and its twin on the same images; write rows, summary.json and report.html.
+    """Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
+
+    The card, ``card.json`` and ``CARD.md``, is for publishing: ``antiphase verify`` checks it.
 
     **Examples**
 
@@ -106,11 +108,12 @@ def _loaded(options: AuditOptions) -> "Audit | PopeAttack":
 def _show(summary: dict[str, Any], out: Path) -> Answer:
     """Draw the report, print the table and return summary and report."""
     from antiphase.report import console_report, read_run, write_report
+    from antiphase.report.card.writer import write_card
     from antiphase.runs.processes import this_process
 
     if not this_process().first:
         return None
-    report = write_report(out)
+    report, card = write_report(out), write_card(out)
     if "pope" in summary:
         from antiphase.report.runs.pope_page import console_table
 
@@ -124,4 +127,5 @@ def _show(summary: dict[str, Any], out: Path) -> Answer:
     for warning in record["warnings"]:
         print(f"warning: {warning}")
     print(f"report: {report}   ({record['seconds']:.0f} s)")
-    return summary | {"warnings": record["warnings"], "out": str(out), "report": str(report)}
+    paths = {"out": str(out), "report": str(report)} | ({} if card is None else {"card": str(card)})
+    return summary | {"warnings": record["warnings"]} | paths

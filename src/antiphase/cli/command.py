@@ -25,6 +25,11 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Answer = dict[str, Any] | list[Any] | None
 """What ``--json`` prints; None in those processes of a run that print nothing."""
 
+
+class Refusal(dict[str, Any]):
+    """An answer after which the command ends with exit code 1: it did its work, and the answer is no."""
+
+
 Body = Callable[[Any], Answer]
 """What a command does with its options."""
 
@@ -45,13 +50,13 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
     def register(body: Body) -> Body:
         def call(*, context: typer.Context, config: Any, verbose: bool, as_json: bool, **values: Any) -> None:
             given = options(**{key: value for key, value in values.items() if _typed(context, key)})
-            if not as_json:
-                body(given)
-                return
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 found = body(given)
-            if found is not None and os.environ.get("RANK", "0") == "0":  # under torchrun one process answers
+            # under torchrun one process answers
+            if as_json and found is not None and os.environ.get("RANK", "0") == "0":
                 print(json.dumps(_finite(found), indent=2, allow_nan=False))
+            if isinstance(found, Refusal):
+                raise typer.Exit(1)
 
         fields = {key: field for key, field in options.model_fields.items() if key not in options.left_out}
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]

@@ -15,7 +15,7 @@ MODULES = {
     ),
     "audit": (
         "attack",
-        "Attack a model, and its twin on the same images; write rows, summary.json and report.html.",
+        "Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.",
     ),
     "attack": (
         "attack",
@@ -63,6 +63,10 @@ MODULES = {
     "rerun": (
         "rerun",
         "Repeat a run with the options that it stored, and say whether the numbers are equal.",
+    ),
+    "verify": (
+        "verify",
+        "Measure again what a robustness card says, and compare every number.",
     ),
     "doctor": (
         "doctor",

@@ -25,6 +25,7 @@ from antiphase.models.card import card_of
 from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
+from antiphase.models.zoo import fingerprint
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.attack_pope import PopeAttack
 from antiphase.runs.evaluation_sources import is_pope, load_source
@@ -141,14 +142,9 @@ class Audit:
         """
         began = time.monotonic()
         models, twins, plan, out = self.models, self.twins, self.plan, self.out
-        if twins and len(twins) != len(models):
-            raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
-        everyone = [*models, *twins]
+        lineup, data, said = self.fitted()
+        names, everyone = list(lineup), list(lineup.values())
         cards = [card_of(model) for model in everyone]
-        lineup = dict(zip(names := short_names(cards), everyone, strict=True))
-        data, said = in_model_order(cards, self.data)
-        for card in cards:
-            check_fit(card, data)
         process = this_process()
         measured: list[pl.DataFrame] = []
         warnings = _about(data) + said
@@ -190,6 +186,28 @@ class Audit:
         write_json(out / "run.json", record)
         write_json(out / "summary.json", summary)
         return summary
+
+    def fitted(self) -> tuple[dict[str, nn.Module], ImageSet, list[str]]:
+        """Return models and twins by name, the images with labels in the models' order, and warnings.
+
+        Raises:
+            UserError: if models and data do not fit each other.
+        """
+        if self.twins and len(self.twins) != len(self.models):
+            raise UserError(
+                f"{len(self.models)} models against {len(self.twins)}: expected a twin for each, or none"
+            )
+        everyone = [*self.models, *self.twins]
+        cards = [card_of(model) for model in everyone]
+        data, said = in_model_order(cards, self.data)
+        for card in cards:
+            check_fit(card, data)
+        return dict(zip(short_names(cards), everyone, strict=True)), data, said
+
+    def fingerprints(self) -> tuple[dict[str, str], str]:
+        """Return the SHA-256 of every model, by name, and that of the data, as ``run.json`` has them."""
+        lineup, data, _ = self.fitted()
+        return {name: fingerprint(model) for name, model in lineup.items()}, data.fingerprint()
 
     def _aligned(
         self, lineup: Mapping[str, nn.Module], data: ImageSet

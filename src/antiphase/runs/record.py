@@ -65,6 +65,7 @@ def run_record(
         "settings": settings,
         "models": dict(zip(names, (card_of(model).spec for model in models), strict=True)),
         "fingerprints": dict(zip(names, map(fingerprint, models), strict=True)),
+        "architectures": dict(zip(names, map(_architecture, models), strict=True)),
         "data": data.name,
         "data_fingerprint": data.fingerprint(),
         "n": len(data),
@@ -72,6 +73,19 @@ def run_record(
         **environment_record(next(models[0].parameters()).device),
         "warnings": warnings,
     }  # fmt: skip
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    """Return the class of a model, without what normalises or binds it, and the number of its parameters."""
+    inner = model
+    while type(inner).__module__.startswith("antiphase.models.") and isinstance(
+        wrapped := getattr(inner, "model", None), nn.Module
+    ):
+        inner = wrapped
+    return {
+        "architecture": type(inner).__name__,
+        "parameters": sum(each.numel() for each in model.parameters()),
+    }
 
 
 def write_training_record(options: Options, out: Path, command: str, seconds: float) -> None:

@@ -1,0 +1,38 @@
+"""The options of ``antiphase verify``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from antiphase.runs.options.base import Options, Typed
+from antiphase.runs.options.fields import Device, Directory, Quiet
+
+
+class VerifyOptions(Options):
+    """Measure again what a robustness card says, and compare."""
+
+    card: Annotated[
+        Path,
+        Typed(argument=True),
+        Field(description="card.json, or the directory of the audit that wrote it."),
+    ]
+    tolerance: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=100,
+            description="By how many percentage points rates, differences and the ends of intervals may differ; with "
+            "more than 0, p-values are not compared. On one machine 0 is met; on another the verdict on a few images "
+            "may change with rounding.",
+        ),
+    ] = 0.0
+    run_code: Annotated[
+        bool, Field(description="Run the code of python: models that the card names. Read it first.")
+    ] = False
+    out: Annotated[
+        Directory | None,
+        Field(description="Directory to keep the repeated audit in. If not given: nothing is kept."),
+    ] = None
+    device: Device = "auto"
+    quiet: Quiet = False
