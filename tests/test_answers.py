@@ -47,7 +47,7 @@ LONGER = {
     "study power",
     "study report",
 }  # below
-TRIED_ELSEWHERE = {"verify"}  # tests/report/test_card.py
+TRIED_ELSEWHERE = {"verify", "leaderboard"}  # tests/report/test_card.py, test_leaderboard.py
 
 
 @pytest.fixture

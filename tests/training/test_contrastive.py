@@ -261,7 +261,10 @@ def test_mistakes_are_one_line(run_cli, tmp_path):
         (["--model", "clip", "--preset", "openmoji", "--patch-dropout", "1.5"], "patch_dropout"),
         (["--model", "clip", "--preset", "openmoji", "--loss", "triplet"], "loss"),
         (["--model", "clip", "--preset", "openmoji", "--learning-rate", "inf"], "learning_rate"),
-        (["--model", "clip", "--preset", "openmoji", "--track", "nothing"], "tracker 'nothing'"),
+        (
+            ["--model", "clip", "--preset", "openmoji", "--track", "nothing"],
+            "track 'nothing': expected one of",
+        ),
     ):
         table = tmp_path / "pairs.csv"
         table.write_text("image,caption\na.png,a dog\nb.png,a cat\nc.png,a mug\n")

@@ -68,6 +68,10 @@ MODULES = {
         "verify",
         "Measure again what a robustness card says, and compare every number.",
     ),
+    "leaderboard": (
+        "leaderboard",
+        "Draw all robustness cards below a folder as one page, a table for each data set and norm.",
+    ),
     "doctor": (
         "doctor",
         "Show versions, devices, kernels and data, and how to get what is missing.",

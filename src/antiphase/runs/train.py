@@ -8,6 +8,7 @@ from antiphase.runs.loading import find_device
 from antiphase.runs.options.training import TrainOptions
 from antiphase.runs.record import write_training_record
 from antiphase.training import fastest_precision, make_recipe, train_classifier
+from antiphase.training.tracking import check_trackers
 
 _RECIPE = (
     "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "warmup_epochs", "augment",
@@ -27,6 +28,7 @@ def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
     """
     began = time.monotonic()
     size, progress = options.image_size, not options.quiet
+    check_trackers(options.track)
     images = load_data(options.data, split="train", image_size=size, limit=options.limit, progress=progress)
     held_out = load_data(options.data, split="test", image_size=size, progress=progress)
     precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
@@ -34,6 +36,8 @@ def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
         options.model, images, options.model_part, data=options.data, precision=precision,
         adversarial=options.adversary or None, **{name: getattr(options, name) for name in _RECIPE},
     )  # fmt: skip
-    metrics = train_classifier(recipe, images, held_out, options.out, progress=progress)
+    metrics = train_classifier(
+        recipe, images, held_out, options.out, trackers=options.track, progress=progress
+    )
     write_training_record(options, options.out, command, time.monotonic() - began)
     return metrics

@@ -15,6 +15,7 @@ from antiphase.runs.record import write_training_record
 from antiphase.training.clip_recipe import make_clip_recipe
 from antiphase.training.contrastive import train_clip
 from antiphase.training.recipe import fastest_precision
+from antiphase.training.tracking import check_trackers
 
 
 def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:
@@ -28,6 +29,7 @@ def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:
         UserError: the pairs cannot be loaded, or do not fit the recipe.
     """
     began = time.monotonic()
+    check_trackers(options.track)
     if options.compile:
         check_compiler(find_device("auto"))
     pairs = load_pairs(
@@ -46,7 +48,7 @@ def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:
 
     metrics = train_clip(
         recipe, pairs, options.out, evaluate=evaluate, part=options.part, compiled=options.compile,
-        checkpointing=options.checkpointing, trackers=list(options.track), progress=not options.quiet,
+        checkpointing=options.checkpointing, trackers=options.track, progress=not options.quiet,
     )  # fmt: skip
     write_training_record(options, options.out, command, time.monotonic() - began)
     return metrics

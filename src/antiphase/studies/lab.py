@@ -29,6 +29,7 @@ class Lab:
         batch_size: images per batch; None uses the default of each measurement.
         progress: whether to show progress bars on stderr.
         process: this process among those of torchrun.
+        track: experiment trackers of training.
         warnings: warnings of the running cell for readers of its rows.
     """
 
@@ -37,6 +38,7 @@ class Lab:
     batch_size: int | None = None
     progress: bool = True
     process: Process = field(default_factory=Process)
+    track: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list)
     _model: tuple[Any, nn.Module] | None = None
     _images: dict[str, ImageSet] = field(default_factory=dict)

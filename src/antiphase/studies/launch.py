@@ -30,6 +30,10 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     Raises:
         UserError: an option does not suit the processes, or a cell fails.
     """
+    if options.track:
+        from antiphase.training.tracking import check_trackers
+
+        check_trackers(options.track)
     chosen, process = select(options), this_process()
     cells = chosen.cells
     store = Store(options.store, None if options.rows is None else Pack(options.rows))
@@ -57,7 +61,14 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     def here() -> None:
         # elsewhere bars leave empty lines
         bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
-        lab = Lab(store, find_device(options.device), options.batch_size, progress=bars, process=process)
+        lab = Lab(
+            store,
+            find_device(options.device),
+            options.batch_size,
+            progress=bars,
+            process=process,
+            track=options.track,
+        )
         run_cells(cells, lab, cell_said)
 
     store.root.mkdir(parents=True, exist_ok=True)
@@ -76,5 +87,6 @@ def _command(options: RunOptions) -> list[str]:
     """Return the command of one worker."""
     command = [sys.executable, "-m", "antiphase", "study", "run", *options.names]
     command += [*options.words, "--store", str(options.store), "--device", options.device]
+    command += ["--track", ",".join(options.track)] if options.track else []
     command += ["--rows", str(options.rows)] if options.rows else []
     return command + (["--batch-size", str(options.batch_size)] if options.batch_size else [])

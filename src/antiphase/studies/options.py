@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from antiphase.errors import UserError, shown
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet, Words
+from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet, Track, Words
 
 Names = Annotated[
     tuple[str, ...],
@@ -148,6 +148,7 @@ class RunOptions(StudyOptions):
             description="Only build models and settings, compare them with the paper's, and say what would run."
         ),
     ] = False
+    track: Track = ()
     batch_size: BatchSize = None
     device: Device = "auto"
     quiet: Quiet = False

@@ -1,5 +1,6 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,17 @@ from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
 from antiphase.training.processes import start_processes
 from antiphase.training.recipe import Recipe, learning_rate
+from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 
 
 def train_classifier(
-    recipe: Recipe, train: ImageSet, validation: ImageSet, out: Path, *, progress: bool = True
+    recipe: Recipe,
+    train: ImageSet,
+    validation: ImageSet,
+    out: Path,
+    *,
+    trackers: Sequence[Tracker] = (),
+    progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Train a classifier and write it to a directory.
 
@@ -40,6 +48,7 @@ def train_classifier(
         train: training images.
         validation: images on which accuracy is logged.
         out: output directory, created if missing.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -59,9 +68,11 @@ def train_classifier(
         return log
     stored = recipe.model_dump(mode="json") | {checkpoints.CLASS_NAMES: list(train.class_names)}
     model = build(recipe.model, recipe.seed)  # fails on incompatible sizes before anything is written
-    accelerator = start_processes()
+    check_trackers(trackers)
+    accelerator = start_processes(**log_options(trackers, out))
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, stored)
+    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
     model, optimizer = accelerator.prepare(model, _optimizer(model, recipe))
     bare = accelerator.unwrap_model(model)
     adversary = recipe.adversarial
@@ -118,12 +129,15 @@ def train_classifier(
     task = loop.Task(
         model, optimizer, identity, recipe.epochs, steps.per_epoch,
         lambda step: learning_rate(recipe, steps.first_update(step), steps.batches), backward, evaluate,
+        track=track,
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:
         checkpoints.save(bare, stored, out, getattr(torch, recipe.store))
         (out / loop.STATE_FILE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
+    if trackers:
+        accelerator.end_training()
     return metrics
 
 

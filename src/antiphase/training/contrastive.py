@@ -1,12 +1,11 @@
 """Contrastive training of CLIP and its differential variants."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import get_available_trackers
 from torch import Tensor
 
 from antiphase.data.pairs import PairBatch, PairSource
@@ -23,6 +22,7 @@ from antiphase.training.augment import random_crops
 from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
 from antiphase.training.contrastive_step import Share, accumulate
 from antiphase.training.processes import start_processes
+from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
@@ -31,7 +31,7 @@ Evaluate = Callable[[CLIP], dict[str, Any]]
 
 def train_clip(
     recipe: ClipRecipe, pairs: PairSource, out: Path, *, evaluate: Evaluate | None = None,
-    part: int | None = None, compiled: bool = False, checkpointing: bool = False, trackers: list[str] | None = None,
+    part: int | None = None, compiled: bool = False, checkpointing: bool = False, trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train a dual encoder and write it to a directory.
@@ -50,7 +50,7 @@ def train_clip(
             result only by rounding.
         compiled: run the towers with torch.compile.
         checkpointing: recompute each block in the backward pass, to save memory.
-        trackers: names of experiment trackers supported by accelerate, such as ``tensorboard``.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -63,9 +63,8 @@ def train_clip(
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
-    _check_trackers(trackers or [])
-    log_with: Any = trackers or None
-    accelerator = start_processes(log_with=log_with, project_dir=str(out))
+    check_trackers(trackers)
+    accelerator = start_processes(**log_options(trackers, out))
     world = accelerator.num_processes
     if recipe.batch_size % world:
         raise UserError(
@@ -75,8 +74,7 @@ def train_clip(
     model.visual.checkpointing = model.text.checkpointing = checkpointing
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
-    if trackers:
-        accelerator.init_trackers("antiphase")
+    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
     if compiled:
         model.visual.compile()
         model.text.compile(dynamic=True)
@@ -106,7 +104,7 @@ def train_clip(
     task = loop.Task(
         model, clip_optimizer(model, recipe), digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
         lambda step: clip_learning_rate(recipe, step, steps_per_epoch), backward, measure, clamp_scale, note,
-        lambda numbers, step: accelerator.log(_scalars(numbers), step) if trackers else None,
+        track,
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:
@@ -205,22 +203,3 @@ class _Stream:
         ids = torch.cat([ids, ids.new_zeros(places - len(ids))])
         draws = uniform(sample_keys(key(self.recipe.seed, "patches", epoch), ids), self.patches)
         return draws.argsort(1)[:, :kept].sort(1).values
-
-
-def _check_trackers(names: list[str]) -> None:
-    available = [str(one.value) for one in get_available_trackers()]
-    for name in names:
-        if name not in available:
-            raise UserError(
-                f"tracker {name!r}: not installed; expected one of {', '.join(available) or 'none'}; install it with "
-                "pip, for example tensorboard or wandb"
-            )
-
-
-def _scalars(numbers: dict[str, Any]) -> dict[str, float]:
-    """Flatten lists to one named number per element."""
-    flat: dict[str, float] = {}
-    for name, value in numbers.items():
-        several = value if isinstance(value, list) else [value]
-        flat |= {f"{name}/{at}" if len(several) > 1 else name: float(one) for at, one in enumerate(several)}
-    return flat

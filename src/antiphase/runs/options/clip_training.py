@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from antiphase.errors import UserError
 from antiphase.registry import CLIPS
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed, Words
+from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed, Track, Words
 from antiphase.runs.options.read import given
 
 
@@ -106,13 +106,7 @@ class TrainClipOptions(Options):
         bool,
         Field(description="Compute each block again in the backward pass: slower, but uses less memory."),
     ] = False
-    track: Annotated[
-        Words,
-        Field(
-            description="Experiment trackers that accelerate supports, separated by commas: tensorboard, wandb and "
-            "so on."
-        ),
-    ] = ()
+    track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False
 

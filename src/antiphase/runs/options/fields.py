@@ -94,6 +94,14 @@ BatchSize = Annotated[
 Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:1 and so on.")]
 Quiet = Annotated[bool, Typed(flags=("--quiet", "-q")), Field(description="Show no progress bars.")]
 
+Track = Annotated[
+    Words,
+    Field(
+        description="Experiment trackers that get loss, accuracy, learning rate and λ by layer, separated by commas: "
+        "tensorboard, wandb, mlflow or another that accelerate supports. Affects no result."
+    ),
+]
+
 # attacks
 Norm = Annotated[Literal["linf", "l2"], Field(description="Norm of the perturbation.")]
 SearchPrecision = Annotated[

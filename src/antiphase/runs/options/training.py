@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from antiphase.errors import UserError
 from antiphase.registry import VITS
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed
+from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed, Track
 from antiphase.runs.options.read import given
 
 _MODEL_FIELDS = {
@@ -89,6 +89,7 @@ class TrainOptions(Options):
     store: Annotated[
         Literal["float32", "float16"], Field(description="Number format of the stored weights.")
     ] = "float32"
+    track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False
 

@@ -1,4 +1,4 @@
-"""The options of ``antiphase verify``."""
+"""The options of ``antiphase verify`` and ``antiphase leaderboard``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,3 +36,18 @@ class VerifyOptions(Options):
     ] = None
     device: Device = "auto"
     quiet: Quiet = False
+
+
+class LeaderboardOptions(Options):
+    """Draw all robustness cards below a folder as one page."""
+
+    folder: Annotated[
+        Directory,
+        Typed(argument=True),
+        Field(description="Folder below which the cards are, at any depth."),
+    ]
+    out: Annotated[
+        Path | None,
+        Typed(metavar="FILE"),
+        Field(description="Page to write. If not given: leaderboard.html in the folder."),
+    ] = None

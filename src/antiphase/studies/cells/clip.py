@@ -122,7 +122,12 @@ class TrainClip(Cell):
 
         pairs = load_pairs(self.data, split="train", limit=self.limit, progress=lab.progress)
         train_clip(
-            self.make_recipe(pairs.fingerprint()), pairs, folder, part=lab.batch_size, progress=lab.progress
+            self.make_recipe(pairs.fingerprint()),
+            pairs,
+            folder,
+            part=lab.batch_size,
+            trackers=lab.track,
+            progress=lab.progress,
         )
         return None
 

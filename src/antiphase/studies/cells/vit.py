@@ -127,7 +127,7 @@ class TrainVit(Cell):
         held_out = load_data(self.data, split="test", image_size=self.image_size, progress=lab.progress)
         fields = dict(self.recipe) | ({"adversarial": self.adversary} if self.adversary else {})
         recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
-        train_classifier(recipe, train, held_out, folder, progress=lab.progress)
+        train_classifier(recipe, train, held_out, folder, trackers=lab.track, progress=lab.progress)
         return None
 
     def load(self, lab: Lab) -> nn.Module:
