@@ -39,7 +39,7 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
         done: units that were done before.
     """
     if shown and Console().is_jupyter:
-        from tqdm.auto import tqdm  # huggingface-hub brings it
+        from tqdm.auto import tqdm
 
         with tqdm(total=total, desc=title, initial=done, leave=False) as drawn:
 

@@ -37,7 +37,12 @@ def test_a_row_for_each_image_and_text_a_column_for_each_model():
         for place, own in enumerate(columns):
             np.testing.assert_allclose(
                 cells[row, 1 + place].images[0].get_array(),
-                paint(IMAGES[image], own.maps[text, image], signed=False),
+                paint(
+                    IMAGES[image],
+                    own.maps[text, image],
+                    False,
+                    max(np.abs(one.maps).max() for one in columns),
+                ),
             )
     assert titles(figure)[:3] == ["image", "diffclip", "clip"]
 
@@ -49,39 +54,39 @@ def test_methods_are_said_and_share_a_colour_map():
     figure = look_figure(IMAGES, TEXTS, columns, note="A note.")
     assert titles(figure)[1:4] == ["diffclip\nattention", "clip\nattention", "clip\nrelevance"]
     cells = drawn(figure)
-    for place, signed in ((1, True), (2, True), (3, False)):
+    ends = [np.abs([one.maps for one in part]).max() for part in (columns[:2], columns[2:])]
+    for place, signed, largest in ((1, True, ends[0]), (2, True, ends[0]), (3, False, ends[1])):
         np.testing.assert_allclose(
-            cells[0, place].images[0].get_array(), paint(IMAGES[0], columns[place - 1].maps[0, 0], signed)
+            cells[0, place].images[0].get_array(),
+            paint(IMAGES[0], columns[place - 1].maps[0, 0], signed, largest),
         )
-    assert len(figure.axes) - cells.size == 2  # a bar for each colour map
+    assert len(figure.axes) - cells.size == 2  # a bar for each method
     words = " ".join(titles(figure)[-1].split())
-    assert words == "Maps: attention, relevance. Each map is scaled to its largest absolute value. A note."
+    assert words == "Maps: attention, relevance. One scale for all maps of a method. A note."
 
 
 def test_no_weight_shows_the_image_and_weight_changes_its_colour():
-    white, black = np.ones((4, 4, 3)), np.zeros((4, 4, 3))
-    nothing = np.zeros((2, 2))
-    for image, least, most in ((white, 0.95, 1.0), (black, 0.65, 0.75)):
-        plain = paint(image, nothing, signed=True)
-        assert least <= plain.min() <= plain.max() <= most
-        assert np.ptp(plain, axis=-1).max() < 0.01  # grey
-    values = np.array([[1.0, 0.0], [0.0, -1.0]])
-    shown = paint(white, values, signed=True)
-    assert shown[0, 0, 0] > 2 * shown[0, 0, 2]  # red where positive
-    assert shown[-1, -1, 2] > 2 * shown[-1, -1, 0]  # blue where negative
-    light = paint(white, np.array([[0.0, 0.5, 1.0]]), signed=False).mean(-1)[0]
-    assert light[0] > light[len(light) // 2] > light[-1]
+    image = GENERATOR.random((384, 384, 3))
+    np.testing.assert_allclose(paint(image, np.zeros((2, 2)), True, 1.0), image, atol=1e-12)
+    for ground in (np.ones((4, 4, 3)), np.zeros((4, 4, 3))):
+        shown = paint(ground, np.array([[1.0, 0.0], [0.0, -1.0]]), True, 1.0)
+        assert shown[0, 0, 0] > 1.5 * shown[0, 0, 2]  # red where positive
+        assert shown[-1, -1, 2] > 1.5 * shown[-1, -1, 0]  # blue where negative
+        far = np.abs(paint(ground, np.array([[0.0, 0.5, 1.0]]), False, 1.0) - ground[0, 0]).sum(-1)[0]
+        assert far[0] < far[len(far) // 2] < far[-1]
 
 
-def test_a_map_is_scaled_to_itself_and_says_how_large_it_is():
-    values = GENERATOR.random((4, 4))
-    np.testing.assert_allclose(
-        paint(IMAGES[0], values, signed=False), paint(IMAGES[0], 100 * values, signed=False)
-    )
-    maps = np.zeros((1, 1, 2, 2))
-    maps[0, 0, 0, 1] = -0.0625
-    figure = look_figure(IMAGES[:1], ["mug"], [MapColumn("clip", "attention", maps)])
-    assert figure.axes[1].get_xlabel() == "largest 0.062"
+def test_twins_share_one_scale_and_each_map_says_how_large_it_is():
+    strong, weak = np.zeros((1, 1, 2, 2)), np.zeros((1, 1, 2, 2))
+    strong[0, 0, 0, 1], weak[0, 0, 0, 1] = 0.5, 0.0625
+    columns = [MapColumn("diffclip", "relevance", strong), MapColumn("clip", "relevance", weak)]
+    figure = look_figure(IMAGES[:1], ["mug"], columns)
+    assert [axes.get_xlabel() for axes in figure.axes[1:3]] == ["largest 0.5", "largest 0.062"]
+    image, *shown = (axes.images[0].get_array() for axes in figure.axes[:3])
+    below = paint(image, np.zeros((2, 2)), False, 1.0)
+    moved = [np.abs(one - below).max() for one in shown]
+    assert moved[0] > 4 * moved[1] > 0
+    assert "0.5" in titles(figure)  # the end of the scale
 
 
 def test_masks_are_outlined():

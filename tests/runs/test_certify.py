@@ -186,6 +186,11 @@ def test_the_command_writes_everything_and_says_how_long_it_will_take(tmp_path, 
     assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
     figure = (tmp_path / "curve.svg").read_bytes()
     assert b"<svg" in figure
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    first = summary["models"][0]["smoothed_accuracy"]
+    assert f"is right and certified on {100 * first['value']:.1f} % of 5 images" in page
+    assert "Difference from the twin" in page
+    assert "<svg" in page
     code, again, err = run_cli(*arguments)
     assert "on disk already" in err
     assert again.splitlines()[:-1] == out.splitlines()[:-1]

@@ -77,9 +77,13 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
     stored = json.loads((folder / "new" / "figure.json").read_text())
     assert [model["name"] for model in stored["models"]] == ["diffclip", "clip"]
     assert [model["attention"] for model in stored["models"]] == ["differential", "softmax"]
-    assert (stored["texts"], stored["methods"], stored["metrics"]) == (["mug", "lamp"], ["relevance"], [])
-    assert len(stored["maps"]) == 2 * 2 * 2
-    for entry in stored["maps"]:
+    assert (stored["texts"], stored["methods"], stored["metrics"]) == (
+        ["mug", "lamp"],
+        ["relevance", "attention"],
+        [],
+    )
+    assert len(stored["maps"]) == 2 * 2 * 2 * 2
+    for entry in stored["maps"][:8]:
         model = models[f"run/{entry['model']}"]
         x = pixels(["one", "two"][entry["image"]])
         expected = chefer_relevance(model, x, [f"a photo of {entry['text']}"])[0, 0]
@@ -90,7 +94,7 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
 def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder, models, run_cli):
     code, out, err = run_cli(
         "look", "run/clip", "one.png", "two.png", "--text", "mug", "--mask", "one-mask.png",
-        "--mask", "two-mask.png", "--out", "figure.pdf", "-q",
+        "--mask", "two-mask.png", "--out", "figure.pdf", "--method", "relevance", "-q",
     )  # fmt: skip
     assert (code, err) == (0, "")
     assert "pointing" in out
@@ -139,7 +143,10 @@ def test_models_of_one_name_are_told_apart(folder, models, run_cli):
         (["run/clip", "two.png", "--text", "mug", "--prompt", "a photo"], "prompt 'a photo'"),
         (["run/clip", "two.png", "--text", "mug", "--method", "saliency"], "method 'saliency'"),
         (["run/clip", "two.png", "--text", "mug", "--method", "negative"], "method negative"),
-        (["run/clip", "two.png", "--text", "mug", "--layer", "0"], "layer 0: only attention"),
+        (
+            ["run/clip", "two.png", "--text", "mug", "--layer", "0", "--method", "relevance"],
+            "layer 0: only attention",
+        ),
         (
             ["run/clip", "two.png", "--text", "mug", "--method", "positive", "--layer", "2"],
             "layer 2: expected",

@@ -11,10 +11,10 @@ from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
 from antiphase.errors import UserError
 from antiphase.evaluation.statistics import paired_difference
-from antiphase.report.runs.certified import curve_figure, write_figure
+from antiphase.report.runs.certified import curve_figure
+from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.runs.stored import read_json
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import percent, percent_range
+from antiphase.report.style.wording import percent
 
 
 def _line(result: Result) -> str:
@@ -25,19 +25,6 @@ def _line(result: Result) -> str:
         f"{listed(summary['models'])} smoothed with σ = {sigma:g}: {first['name']} is right and certified on "
         f"{percent(smoothed['value'])} % of {smoothed['n']:,} images, mean L2 radius {first['mean_radius']:.3f}"
     )
-
-
-def _sheets(folder: Path) -> list[Sheet]:
-    summary = read_json(folder / "summary.json", ("models", "smoothing"))
-    rows, numbers = [], []
-    for model in summary["models"]:
-        held = model["certified_accuracy"]
-        cells = (Field(percent(at["value"]), (percent_range(at["low"], at["high"]),)) for at in held)
-        rows.append((Field(model["name"], kind="name"), *cells))
-        numbers += [{"model": model["name"], **at} for at in held]
-    columns = ("model", *(f"{at['radius']:g}" for at in summary["models"][0]["certified_accuracy"]))
-    csv = pl.DataFrame(numbers).write_csv()
-    return [Sheet("certified", "Certified accuracy, %, by L2 radius", columns, tuple(rows), csv)]
 
 
 def _figure(folder: Path) -> Figure:
@@ -66,10 +53,12 @@ def _differences(one: Result, two: Result) -> pl.DataFrame:
     return pl.DataFrame(found).rename({"value": "difference"})
 
 
-def _report(folder: Path) -> None:
-    write_figure(_figure(folder), folder)
-
-
 KIND = Kind(
-    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, _report
+    "rows",
+    ("rows.parquet", "summary.json", "run.json"),
+    _line,
+    certified_sheets,
+    _figure,
+    _differences,
+    write_certified_report,
 )

@@ -12,7 +12,7 @@ from antiphase.runs.options.certify import CertifyOptions
 
 @command(app, CertifyOptions)
 def certify(options: CertifyOptions) -> Answer:
-    """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and the curve.
+    """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 
     The expected time is printed first, and the same command resumes a killed run. The certificate is one of
     the smoothed model. A model that was not trained with noise certifies little at a large σ: try a small one.
@@ -29,22 +29,23 @@ def certify(options: CertifyOptions) -> Answer:
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
     with run_folder(options.out, "certify"):
-        from antiphase.report.runs.certified import certificate_table, curve_figure, write_figure
+        from antiphase.report.runs.certified import certificate_table
+        from antiphase.report.runs.certified_page import write_certified_report
         from antiphase.report.runs.estimated import estimated_tables
         from antiphase.runs.certify import run
         from antiphase.runs.processes import this_process
 
         began = time.monotonic()
         console = Console(stderr=True, highlight=False)
-        rows, summary = run(options, typed_command(), announce=console.print)
+        _, summary = run(options, typed_command(), announce=console.print)
         if not this_process().first:
             return None
-        write_figure(curve_figure(rows, summary), options.out)
+        report = write_certified_report(options.out)
         tables = estimated_tables(summary["estimated"]) if "estimated" in summary else []
         Console().print(certificate_table(summary), *tables)
         if note := summary.get("estimated", {}).get("note"):
             print(f"note: {note}")
         for warning in summary["warnings"]:
             print(f"warning: {warning}")
-        print(f"rows, summary and figure: {options.out}   ({time.monotonic() - began:.0f} s)")
-        return summary | {"out": str(options.out)}
+        print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
+        return summary | {"out": str(options.out), "report": str(report)}

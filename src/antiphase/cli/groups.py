@@ -29,7 +29,7 @@ MODULES = {
     "certify": (
         "certify",
         "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and "
-        "the curve.",
+        "report.html.",
     ),
     "evaluate": (
         "evaluate",

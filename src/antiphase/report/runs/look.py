@@ -20,14 +20,14 @@ from antiphase.sensitivity.relevance import METHODS
 
 MOST_ROWS = 60  # viewers fail to open taller images
 _WRITERS = {".png": as_png, ".pdf": as_pdf}
-_ONE_SIGN, _SIGNED = "magma_r", "RdBu_r"  # both light at 0, so that the image shows
-_DEEPEST = 0.82  # of the one-signed scale, which ends in black: keep the image visible
-_DARKEST = 0.7  # brightness of the grey image: colours must show on black too
+_ONE_SIGN, _SIGNED = "YlOrRd", "RdBu_r"
+_FROM = 0.4  # of the one-signed scale: its lighter part would not show on a white image
+_OPAQUE = 0.85  # of a colour at the end of the scale; nothing at 0
 _SHOWN = 384  # pixels a side of what is drawn
 
 # in inches
 _LABEL, _CELL, _GAP, _BELOW, _EDGE = 1.05, 1.7, 0.1, 0.19, 0.08
-_TITLE_LINE, _FOOT_LINE, _BAR = 0.155, 0.13, 0.32
+_TITLE_LINE, _FOOT_LINE, _BAR = 0.155, 0.13, 0.26
 _LETTERS = 18  # of the footer that an inch holds
 
 
@@ -41,9 +41,10 @@ def look_figure(
 ) -> Figure:
     """Draw one row for each image and text: the image, then the map of each column over it.
 
-    Each map is enlarged bilinearly, divided by its largest absolute value (printed below it) and multiplied as a colour
-    on the image in light grey, so that the image alone is visible where the map is 0. Maps of one sign use a
-    perceptually uniform scale from light to dark, signed maps a scale from blue through white to red.
+    All maps of a method share one scale, whose end is the largest absolute value in any of them, so that models, images
+    and texts can be compared. Each map is enlarged bilinearly and laid over the image, more opaque the larger its
+    absolute value: where the map is 0 the image alone is visible. Maps of one sign go from yellow to red, signed
+    maps from blue (negative) to red. The largest absolute value of each map is printed below it.
 
     Args:
         images: square images in [0, 1].
@@ -59,11 +60,13 @@ def look_figure(
     methods = list(dict.fromkeys(column.method for column in columns))
     signed = {c.method for c in columns if c.maps.min() < 0}
     titles = [_title(column, len(methods) > 1) for column in columns]
-    sentences = [f"Maps: {', '.join(methods)}.", "Each map is scaled to its largest absolute value.", note]
+    largest = {m: max(float(np.abs(c.maps).max()) for c in columns if c.method == m) for m in methods}
+    shared = "One scale for all maps" + (" of a method." if len(methods) > 1 else ".")
+    sentences = [f"Maps: {', '.join(methods)}.", shared, note]
     words = textwrap.fill(
         " ".join(filter(None, sentences)), int((1 + len(columns)) * (_CELL + _GAP) * _LETTERS)
     )
-    page = _Page(len(images) * len(texts), 1 + len(columns), _lines(*titles), _lines(words))
+    page = _Page(len(images) * len(texts), 1 + len(columns), _lines(*titles), _lines(words), len(methods))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(page.width, page.height))
         FigureCanvasAgg(figure)
@@ -77,7 +80,7 @@ def look_figure(
             )  # fmt: skip
             for place, column in enumerate(columns):
                 own = column.maps[text, image]
-                painted = paint(images[image], own, column.method in signed)
+                painted = paint(images[image], own, column.method in signed, largest[column.method])
                 axes = _cell(figure, page, row, 1 + place, painted, outline)
                 axes.set_xlabel(f"largest {np.abs(own).max():.2g}", fontsize=6.5, labelpad=2, color="#77797e")
         for place, title in enumerate(["image", *titles]):
@@ -86,8 +89,7 @@ def look_figure(
                 left + width / 2, bottom + height + 0.06 / page.height, title, ha="center", va="bottom",
                 fontsize=9, linespacing=1.15, parse_math=False,
             )  # fmt: skip
-        shapes = [one for one in (False, True) if any((c.method in signed) is one for c in columns)]
-        _footer(figure, page, shapes, words)
+        _footer(figure, page, [(method, method in signed, largest[method]) for method in methods], words)
     return figure
 
 
@@ -101,20 +103,27 @@ def looked_figure(found: Looked) -> Figure:
 
 
 def paint(
-    image: Float[np.ndarray, "height width 3"], values: Float[np.ndarray, "rows columns"], signed: bool
-) -> Float[np.ndarray, "shown shown 3"]:
-    """Return a map over its image, in [0, 1]; see :func:`look_figure`."""
-    luma = image @ np.array([0.299, 0.587, 0.114])
-    grey = _DARKEST + (1 - _DARKEST) * enlarge(luma, _SHOWN, _SHOWN)
-    return grey.clip(0, 1)[..., None] * _colours(
-        enlarge(values, _SHOWN, _SHOWN), np.abs(values).max(), signed
-    )
+    image: Float[np.ndarray, "height width 3"], values: Float[np.ndarray, "rows columns"], signed: bool,
+    largest: float,
+) -> Float[np.ndarray, "shown shown 3"]:  # fmt: skip
+    """Return a map over its image, in [0, 1]; see :func:`look_figure`.
+
+    Args:
+        image: in [0, 1].
+        values: the map.
+        signed: whether its scale has negative values.
+        largest: absolute value at the end of the scale.
+    """
+    below = np.stack([enlarge(image[..., channel], _SHOWN, _SHOWN) for channel in range(3)], -1)
+    return _laid_over(below, enlarge(values, _SHOWN, _SHOWN), signed, largest).clip(0, 1)
 
 
-def _colours(values: np.ndarray, largest: float, signed: bool) -> np.ndarray:
-    scaled = values / largest if largest > 0 else values
+def _laid_over(below: np.ndarray, values: np.ndarray, signed: bool, largest: float) -> np.ndarray:
+    scaled = values / largest if largest > 0 else np.zeros_like(values)
     scale = matplotlib.colormaps[_SIGNED if signed else _ONE_SIGN]
-    return scale((scaled + 1) / 2 if signed else _DEEPEST * scaled)[..., :3]
+    colours = scale((scaled + 1) / 2 if signed else _FROM + (1 - _FROM) * scaled)[..., :3]
+    opacity = _OPAQUE * np.abs(scaled)[..., None].clip(0, 1)
+    return (1 - opacity) * below + opacity * colours
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class _Page:
     columns: int
     title_lines: int
     foot_lines: int
+    bars: int
 
     @property
     def width(self) -> float:
@@ -132,7 +142,7 @@ class _Page:
 
     @property
     def height(self) -> float:
-        return self.title + self.rows * (_CELL + _BELOW) + _BAR + self.foot
+        return self.title + self.rows * (_CELL + _BELOW) + self.bars * _BAR + self.foot
 
     @property
     def title(self) -> float:
@@ -164,22 +174,22 @@ def _cell(
     return axes
 
 
-def _footer(figure: Figure, page: _Page, shapes: Sequence[bool], words: str) -> None:
-    """Draw a bar for each colour map in use, and say how maps are scaled."""
-    length, high, left, bottom = 1.0, 0.09, _LABEL, page.foot + 0.05
-    for signed in shapes:
-        ends = ("−largest", "largest") if signed else ("0", "largest")
-        left += 0.5 if signed else 0.12
+def _footer(figure: Figure, page: _Page, scales: Sequence[tuple[str, bool, float]], words: str) -> None:
+    """Draw the scale of each method, one below the other, and say what is drawn."""
+    length, high, left = 1.0, 0.09, _LABEL + 0.5
+    for at, (method, signed, largest) in enumerate(scales):
+        bottom = page.foot + 0.05 + (len(scales) - 1 - at) * _BAR
         axes = figure.add_axes(
             (left / page.width, bottom / page.height, length / page.width, high / page.height)
         )
-        ramp = np.linspace(-1.0 if signed else 0.0, 1.0, 256)[None]
-        axes.imshow(_colours(ramp, 1.0, signed), aspect="auto")
+        ramp = np.linspace(-largest if signed else 0.0, largest, 256)[None]
+        axes.imshow(_laid_over(np.ones((1, 256, 3)), ramp, signed, largest), aspect="auto")
         axes.set_axis_off()
-        for at, side, text in zip((left - 0.05, left + length + 0.05), ("right", "left"), ends, strict=True):
+        end = f"{largest:.2g}"
+        ends = (f"−{end}" if signed else "0", f"{end}   {method}" if len(scales) > 1 else end)
+        for x, side, text in zip((left - 0.05, left + length + 0.05), ("right", "left"), ends, strict=True):
             middle = (bottom + high / 2) / page.height
-            figure.text(at / page.width, middle, text, ha=side, va="center", fontsize=7)
-        left += length + 0.7
+            figure.text(x / page.width, middle, text, ha=side, va="center", fontsize=7, parse_math=False)
     figure.text(_LABEL / page.width, page.foot / page.height, words, fontsize=7, va="top", parse_math=False)
 
 

@@ -35,7 +35,7 @@ class LookOptions(Options):
             "(last layer only), relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the "
             "same for every text), positive (A1), negative (A2)."
         ),
-    ] = ("relevance",)
+    ] = ("relevance", "attention")
     layer: Annotated[
         int | None,
         Field(
