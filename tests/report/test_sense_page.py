@@ -4,6 +4,7 @@ import json
 import math
 import re
 
+import polars as pl
 import pytest
 
 from antiphase.data import load_data
@@ -11,6 +12,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.twins import places
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.report.runs.layer_figures import Panel, layer_figure
 from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.runs.sense_page import headline, sense_table, write_sense_report
 from antiphase.report.runs.sense_tables import read_rows
@@ -191,3 +193,20 @@ def test_twins_of_other_depths_are_refused(lineup, tmp_path):
     data = load_data("digits", limit=1)
     with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
         sense_all(lineup[0][:1], lineup[1][2:3], data, QUICK, tmp_path, parts=["alignment"], progress=False)
+
+
+def test_one_layer_is_one_picture_with_a_row_for_each_quantity():
+    family = Family("diffvit", "#D55E00", ("diffvit-0",))
+    values = {"cosine": -0.25, "below": 0.75, "norm": 3.0}
+    frames = {
+        name: pl.DataFrame(
+            {"model": ["diffvit-0"], "layer": [0], "value": [at], "low": [at - 0.1], "high": [at + 0.1]}
+        )
+        for name, at in values.items()
+    }
+    figure = layer_figure([Panel(name, name, frame) for name, frame in frames.items()], [family])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(values)
+    for axes, value in zip(figure.axes, values.values(), strict=True):
+        (point, *_) = axes.containers[0].lines
+        assert point.get_xdata() == [value]
+        assert list(axes.get_yticks()) == []

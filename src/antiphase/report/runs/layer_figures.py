@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import polars as pl
@@ -43,8 +44,11 @@ def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
     """Draw panels one below the other.
 
     A single model is a line with its interval over the samples. A family of several is a thin line for each seed and a
-    thick one for their mean, with Student's t interval over the seeds.
+    thick one for their mean, with Student's t interval over the seeds. With a single layer, the quantities are
+    rows of one picture, see :func:`strip_figure`.
     """
+    if single_layer(panels):
+        return strip_figure(panels, groups)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 3.0 * len(panels)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -60,6 +64,59 @@ def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
                 legend = axes.legend(frameon=False, loc="best", fontsize=8.0, ncols=1 + (len(drawn) > 3))
                 for text, family in zip(legend.get_texts(), drawn, strict=True):
                     text.set(text=legend_label(family), parse_math=False)
+    return figure
+
+
+def single_layer(panels: Sequence[Panel]) -> bool:
+    """Return whether all panels have the same single position on the horizontal axis."""
+    return len({layer for panel in panels for layer in panel.frame["layer"].unique().to_list()}) == 1
+
+
+def strip_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
+    """Draw quantities of a single layer as rows of one picture, each with a scale of its own, a point for each family.
+
+    Points and intervals are those of :func:`layer_figure`; small points are the seeds.
+    """
+    with matplotlib.rc_context(STYLE):
+        height = 0.45 + (0.3 + 0.16 * len(groups)) * len(panels) + 0.25 * len(panels)
+        figure = Figure(figsize=(5.0, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        drawn: dict[str, Any] = {}
+        for place, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(len(panels), 1, place)
+            for at, family in enumerate(groups):
+                own = _of(panel.frame, family)
+                if own.is_empty():
+                    continue
+                shown = own
+                if len(family.models) > 1:
+                    axes.plot(own["value"], len(own) * [-at], "|", ms=6.0, color=family.color, alpha=0.6)
+                    named = own.with_columns(family=pl.lit(family.name))
+                    shown = over_seeds(named, ["family", "layer"], "value", panel.within)
+                low, high = shown["value"] - shown["low"], shown["high"] - shown["value"]
+                drawn[legend_label(family)] = axes.errorbar(
+                    shown["value"], [-at], xerr=[low.clip(0), high.clip(0)], ms=4.5, color=family.color,
+                    fmt=MARKERS[groups.index(family) % len(MARKERS)], elinewidth=1.1, capsize=2.5,
+                )  # fmt: skip
+            axes.set_title(panel.title, loc="left", fontsize=8.5, pad=3, parse_math=False)
+            axes.set_yticks([])
+            axes.set_ylim(0.6 - len(groups), 0.6)
+            if panel.share:
+                axes.set_xlim(-0.03, 1.03)
+            if panel.log:
+                axes.set_xscale("log")
+            if panel.zero is not None:
+                axes.axvline(panel.zero, color="#8a8a86", lw=0.9, ls=(0, (4, 3)), zorder=0)
+            axes.grid(axis="x", color="#e4e3de", lw=0.8)
+            axes.set_axisbelow(True)
+            axes.tick_params(labelsize=7.5)
+            axes.spines[["top", "right", "left"]].set_visible(False)
+        legend = figure.legend(
+            list(drawn.values()), ["family"] * len(drawn), frameon=False, loc="outside lower left", fontsize=8.0,
+            ncols=2,
+        )  # fmt: skip
+        for text, label in zip(legend.get_texts(), drawn, strict=True):
+            text.set(text=label, parse_math=False)
     return figure
 
 

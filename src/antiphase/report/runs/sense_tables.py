@@ -11,7 +11,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.evaluation.twins import places
-from antiphase.report.runs.layer_figures import Panel, layer_figure
+from antiphase.report.runs.layer_figures import Panel, layer_figure, single_layer
 from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
@@ -72,6 +72,7 @@ def _alignment(
     # along the loss each model has a cotangent of its own: norms there compare with nothing
     frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
     figures, sheets = [], []
+    parts: list[tuple[str, list[Panel], str]] = []
     sites = [site for site in _SITES if site in set(frame["site"])]
     for metric, label, level, caption in (
         (
@@ -106,7 +107,14 @@ def _alignment(
             if not (own := frame.filter(site=site, metric=metric)).is_empty()
         ]
         if panels:
-            figures.append((f"alignment-{metric}", layer_figure(panels, groups), caption))
+            parts.append((f"alignment-{metric}", panels, caption))
+    if parts and single_layer(everything := [panel for _, panels, _ in parts for panel in panels]):
+        caption = "The model has one layer. " + " ".join(
+            f"{panels[0].label}: {words}" for _, panels, words in parts
+        )
+        figures.append(("alignment", layer_figure(everything, groups), caption))
+    else:
+        figures += [(name, layer_figure(panels, groups), caption) for name, panels, caption in parts]
     for site in sites:
         sheets.append(_sheet(
             f"alignment-{site}", f"Alignment {_SITES[site]}", frame.filter(site=site), ["model", "layer"],
