@@ -109,7 +109,8 @@ def _pixels(picture: Picture, side: int) -> UInt8[np.ndarray, "height width 3"]:
         shown = Image.fromarray(np.ascontiguousarray(picture.image))
         side = min(side, max(tall, wide))  # never more than the original
     else:
-        heat = paint(picture.image / 255.0, np.nan_to_num(picture.over), signed=True)
+        values = np.nan_to_num(picture.over)
+        heat = paint(picture.image / 255.0, values, signed=True, largest=float(np.abs(values).max()))
         shown = Image.fromarray((255 * heat).round().astype(np.uint8))
     scale = side / max(tall, wide)
     small = shown.resize((max(1, round(wide * scale)), max(1, round(tall * scale))), Image.Resampling.LANCZOS)
