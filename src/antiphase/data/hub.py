@@ -1,8 +1,13 @@
 """Download data sets from the Hugging Face hub to its cache."""
 
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -23,6 +28,34 @@ OFFLINE = (
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
 
 
+@contextmanager
+def offline_at_once() -> Iterator[None]:
+    """Ask the hub, or only its cache if its host has no address; by itself its client retries for 20 seconds.
+
+    Raises:
+        OSError: there is no network, and the cache lacks the file.
+    """
+    host, asked_for = urlsplit(constants.ENDPOINT).hostname, constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = asked_for or not _has_address(host or "")
+    try:
+        yield
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
+        if asked_for:
+            raise
+        raise OSError(f"{host} cannot be reached, and its cache has no copy") from None
+    finally:
+        constants.HF_HUB_OFFLINE = asked_for
+
+
+def _has_address(host: str) -> bool:
+    if urllib.request.getproxies():  # which looks it up
+        return True
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False
+
+
 def local_or_hub(name: str, path: Path) -> Path:
     """Return a local folder, or download ``USER/NAME`` from the hub and return its folder.
 
@@ -36,7 +69,8 @@ def local_or_hub(name: str, path: Path) -> Path:
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
     try:
-        return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
+        with offline_at_once():
+            return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
     except OFFLINE as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
-from antiphase.data.hub import OFFLINE
+from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
@@ -99,7 +99,8 @@ def _released_file(name: str) -> Path:
     if (path := local_checkpoint(name)) is not None:
         return path
     try:
-        return Path(hf_hub_download(name, RELEASED_FILE))
+        with offline_at_once():
+            return Path(hf_hub_download(name, RELEASED_FILE))
     except OFFLINE as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(

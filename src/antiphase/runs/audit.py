@@ -276,16 +276,8 @@ def _norms(rows: pl.DataFrame, plan: AttackPlan) -> list[dict[str, Any]]:
         for at in eps_at(own["distance"].to_numpy(), found):
             numbers = {"eps": at.eps, "low": at.low, "high": at.high}
             finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-            entries.append(
-                {
-                    "model": model,
-                    "attack": plan.attack,
-                    "norm": plan.norm,
-                    "level": at.level,
-                    **finite,
-                    "n": at.n,
-                }
-            )
+            about = {"model": model, "attack": plan.attack, "norm": plan.norm, "level": at.level}
+            entries.append(about | finite | {"n": at.n})
     return entries
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Interpolation, Square
-from antiphase.data.hub import OFFLINE
+from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
@@ -101,7 +101,7 @@ def _load(wanted: Wanted) -> nn.Module:
         raise UserError(f"{spec}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
-    with quiet(transformers):
+    with quiet(transformers), offline_at_once():
         try:
             config: Any = transformers.AutoConfig.from_pretrained(place)
             kind, factory = _kind(transformers, config)

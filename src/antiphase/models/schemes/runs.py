@@ -9,7 +9,7 @@ from huggingface_hub import hf_hub_download
 from pydantic import ValidationError
 from torch import nn
 
-from antiphase.data.hub import OFFLINE
+from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
@@ -73,7 +73,10 @@ def _load_from_hub(wanted: Wanted) -> nn.Module:
     """Download a model in our layout and load it."""
     name = wanted.name
     try:
-        files = [hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)]
+        with offline_at_once():
+            files = [
+                hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)
+            ]
     except OFFLINE as error:
         raise UserError(
             f"hub:{name}: not available from the hub ({first_line(error)}); check the name, or "

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from antiphase.data.hub import OFFLINE
+from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
@@ -35,7 +35,8 @@ def _load(wanted: Wanted) -> nn.Module:
                     classes="num_classes", channels="in_chans",
                 )  # fmt: skip
             else:
-                model = timm.create_model(name, pretrained=not wanted.random_weights)
+                with offline_at_once():
+                    model = timm.create_model(name, pretrained=not wanted.random_weights)
     except OFFLINE as error:
         raise UserError(
             f"timm:{name}: the weights are not available ({first_line(error)}); download them on a machine with "

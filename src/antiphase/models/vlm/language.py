@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from antiphase.data.hub import OFFLINE
+from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
@@ -33,7 +33,7 @@ def load_language(name: str) -> tuple[Any, Any]:
     transformers = import_transformers(f"language {name}")
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
-    with quiet(transformers):
+    with quiet(transformers), offline_at_once():
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
