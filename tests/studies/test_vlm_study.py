@@ -96,8 +96,8 @@ def attacked(series, seed, answers):
     return pl.DataFrame([
         {
             "model": f"{series} {seed}", "series": series, SEED: seed, "trained_on": "emoji-objects",
-            "attack": "apgd-ce", "eps": eps, "label": 0, "clean_prediction": clean, "success": broken, "samplings": "random,popular",
-            "image": image,
+            "attack": "apgd-ce", "eps": eps, "label": 0, "clean_prediction": clean, "success": broken,
+            "samplings": "random,popular", "image": image,
         }
         for image, (clean, *broke) in enumerate(answers)
         for eps, broken in zip((2 / 255, 4 / 255), broke, strict=True)

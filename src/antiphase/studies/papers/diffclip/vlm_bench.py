@@ -103,7 +103,7 @@ _BENCHES = {
                 "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
             },
         },
-        align={"batch_size": 4}, tune={"batch_size": 4}, aligned=8, tuned=8, images=2, attacked=1, steps=1, seeds=1,
+        align={"batch_size": 4}, tune={"batch_size": 4}, aligned=8, tuned=8, images=2, attacked=2, steps=1, seeds=1,
     ),
 }  # fmt: skip
 
