@@ -44,8 +44,8 @@ def load_language(name: str) -> tuple[Any, Any]:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
         except _FAILURES as error:
             raise UserError(
-                f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, a causal language model "
-                "on the hub and network access, or a directory written by save_pretrained"
+                f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, tiny, a causal language "
+                "model on the hub and network access, or a directory written by save_pretrained"
             ) from None
     checkpoints.check_finite(model.state_dict(), f"language {name}")
     return model.eval(), tokenizer
