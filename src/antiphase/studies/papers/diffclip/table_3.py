@@ -19,7 +19,7 @@ The tokens of an image are those before the tower's last block, without the clas
 
 Not in the paper: the hallucination rate, which is the share of yes to absent objects, under APGD on the answer at 2/255
 and 4/255, with 100 steps under the profile paper. The claim, written before any run, is that the rate rises more for
-the DiffCLIP tower.
+the DiffCLIP tower. Three training seeds give intervals, but no verdict: that takes eight (``--seeds 8``).
 
 | profile | models | cost |
 |---|---|---|
