@@ -39,6 +39,8 @@ def test_records_in_llava_s_layout(folder):
     assert {one.id for one in part} < {"1", "2", "3"}
     assert len(part) == 2
     assert part.fingerprint() != found.fingerprint()
+    only = load_conversations("llava:mix.json?images=pictures&only=coco/", stage=2, root=folder)
+    assert [one.id for one in only] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_records_in_llava_s_layout(folder):
         ("llava:no.json?images=pictures", None, "cannot read no.json"),
         ("llava:mix.json", None, r"expected llava:JSONFILE\?images=DIR"),
         ("llava:mix.json?images=nowhere", None, "nowhere: no such folder"),
+        ("llava:mix.json?images=pictures&only=gqa/", None, "no image of mix.json begins with 'gqa/'"),
         ("llava:mix.json?image=.", None, "no setting 'image'; expected images"),
         ("lava:mix.json", None, "unknown source of conversations 'lava:mix.json': did you mean llava:JSON"),
         ("llava:x.json?images=pictures", {"id": 1}, "record 0: no id or no conversations"),

@@ -21,6 +21,7 @@ from antiphase.studies.spec import Study, closure, profile
 from antiphase.studies.store import Store
 
 NAMES = list(known_studies())
+SLOW = {"diffclip-table-3"}  # two vision-language models are trained and attacked
 NEEDS_LAYERS = {"opposed-first-in-diffclip", "opposed-first-in-diffclip-at-x"}  # the smallest CLIP has one
 
 
@@ -30,7 +31,9 @@ def store(shared_folder):
     return Store(shared_folder / "smoke")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in NAMES]
+)
 def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
     (study,) = find_studies([name])
     small = profile("smoke")

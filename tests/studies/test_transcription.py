@@ -9,6 +9,7 @@ from antiphase.studies import dry_run as module
 from antiphase.studies.deviations import TRANSCRIBED, note_of, shown_settings
 from antiphase.studies.dry_run import compare, dry_run, gather
 from antiphase.studies.papers.diffclip import bench as diffclip
+from antiphase.studies.papers.diffclip import vlm_bench
 from antiphase.studies.papers.robustness import bench as robustness
 from antiphase.studies.papers.transcription import Line
 from antiphase.studies.registry import known_studies
@@ -23,7 +24,7 @@ PLANTED = {
     "robustness": {"train.epochs", "train.learning_rate", "attack.steps", "sense.images", "sense.eps_255"},
     "diffclip": {
         "clip.epochs", "clip.learning_rate", "clip.precision", "probe.iterations", "few-shot.shots", "zero-shot.data",
-        "sense.data",
+        "sense.data", "align.learning_rate", "tune.batch_size", "answers.steps",
     },
 }  # fmt: skip
 
@@ -74,6 +75,9 @@ def test_a_wrong_number_in_a_bench_is_found(name, monkeypatch):
     )
     wrong_clip = replace(clip, recipe=recipe, protocols=protocols, home="imagenet-v2")
     monkeypatch.setitem(diffclip._BENCHES, "paper", wrong_clip)
+    answering = vlm_bench._BENCHES["paper"]
+    wrong_vlm = replace(answering, align={"learning_rate": 7}, tune={"batch_size": 7}, steps=7)
+    monkeypatch.setitem(vlm_bench._BENCHES, "paper", wrong_vlm)
     planted = PLANTED[known_studies()[name].paper] & {line.name for line in TRANSCRIBED[name]}
     assert planted
     compared = compare(TRANSCRIBED[name], gather(known_studies()[name], profile("paper", 1)))

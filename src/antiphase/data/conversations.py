@@ -152,6 +152,12 @@ def _llava(ask: Request) -> LlavaRecords:
     records = read_json(path)
     if not isinstance(records, list) or not records:
         raise UserError(f"{path}: expected a list of at least one conversation; download it again")
+    if (only := ask.settings.get("only")) is not None:
+        records = [one for one in records if isinstance(one, dict) and str(one.get("image")).startswith(only)]
+        if not records:
+            raise UserError(
+                f"{ask.name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
+            )
     for number, record in enumerate(records):
         if (reason := _fault(record)) is not None:
             raise UserError(
@@ -211,9 +217,9 @@ _SOURCES: dict[str, Source] = {
     ),
     "llava:JSON": Source(
         "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
-        "llava:llava_v1_5_mix665k.json?images=data",
+        "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
         _llava,
-        ("images",),
+        ("images", "only"),
     ),
 }
 

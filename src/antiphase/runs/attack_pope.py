@@ -1,9 +1,9 @@
 """POPE under attack: the answer to each question is a classifier of images, attacked like any other.
 
-As RobustVLM does for visual question answering, the attack maximises the loss of the answer's first token (C.
-Schlarmann et al., *Robust CLIP: Unsupervised Adversarial Fine-Tuning of Vision Embeddings for Robust Large
-Vision-Language Models*, ICML 2024: APGD of 100 steps at 2/255 and 4/255, Section 4.1). They leave POPE's images clean
-and attack other tasks; the target here is the answer that the model gives, yes or no.
+The attack maximises the cross-entropy of the answer's first token; its target is the answer that the model gives, yes
+or no. Budgets and steps are those of C. Schlarmann et al., *Robust CLIP: Unsupervised Adversarial Fine-Tuning of Vision
+Embeddings for Robust Large Vision-Language Models*, ICML 2024, and its code (RobustVLM): APGD of 100 steps at 2/255 and
+4/255, with which they attack captions and visual question answering. They report POPE on clean images only.
 """
 
 import json

@@ -12,7 +12,8 @@ from antiphase.files import digest
 from antiphase.models.checkpoints import WEIGHTS_FILE
 from antiphase.models.vlm import VisionLanguageModel, VlmConfig, image_tokens, load_language, load_vlm
 from antiphase.models.vlm.lora import add_lora
-from antiphase.models.vlm.prompt import Prompt
+from antiphase.models.vlm.projector import Kind
+from antiphase.models.vlm.prompt import Prompt, Style
 from antiphase.models.vlm.store import make_projector, weights_digest
 from antiphase.models.zoo import load_model
 from antiphase.runs.loading import find_device
@@ -50,33 +51,60 @@ def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:
     return metrics
 
 
+def assemble(
+    model: nn.Module, spec: str, name: str, *, style: Style | None = None, kind: Kind = "linear", merge: int = 1,
+    seed: int = 0,
+) -> tuple[VlmConfig, VisionLanguageModel]:  # fmt: skip
+    """Return architecture and model with which stage 1 begins: the projector's weights are drawn.
+
+    Args:
+        model: a loaded model that has an image tower.
+        spec: from where it came, for the record.
+        name: of the language model, see ``load_language``.
+        style: conversation format; None: the tokenizer's chat template where it has one.
+        kind: of the projector.
+        merge: side of the squares of image tokens that become one.
+        seed: random seed of the projector.
+
+    Raises:
+        UserError: the model has no image tower, or the language model cannot be loaded.
+    """
+    tower = image_tokens(model)
+    language, tokenizer = load_language(name)
+    config = VlmConfig(
+        tower_spec=spec, tower=tower.reference, tower_sha256=weights_digest(cast(nn.Module, tower)), projector=kind,
+        merge=merge, language=name, language_sha256=weights_digest(language), prompt=Prompt(tokenizer, style).style,
+    )  # fmt: skip
+    projector = make_projector(config, tower, language, seed)
+    return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
+
+
+def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
+    """Return architecture and model that stage 1 left, with which stage 2 begins, and the digest of its weights.
+
+    Raises:
+        UserError: the directory is not one of stage 1.
+    """
+    vlm = load_vlm(folder)
+    config = VlmConfig.model_validate(vlm.card.recipe["model"])  # type: ignore[union-attr,index]
+    if config.lora or config.tuned:
+        raise UserError(f"{folder}: a model of stage 2; expected a directory of stage 1")
+    return config, vlm, digest((folder / WEIGHTS_FILE).read_bytes())
+
+
 def _begin(options: TrainVlmOptions) -> tuple[VlmConfig, VisionLanguageModel, str | None]:
     """Return architecture and model before training, and the digest of stage 1's weights."""
-    tuned = options.stage == "2" and options.lora is None
-    changed = {"tuned": tuned, "lora": options.lora}
     if options.pretrained is not None:
-        vlm, source = _pretrained(options.pretrained)
-        config = VlmConfig.model_validate(vlm.card.recipe["model"])  # type: ignore[union-attr,index]
-        if config.lora or config.tuned:
-            raise UserError(f"{options.pretrained}: a model of stage 2; expected a directory of stage 1")
-        config = config.model_copy(update=changed)
+        config, vlm, source = aligned(options.pretrained)
     else:
         assert options.tower is not None
-        tower = image_tokens(load_model(options.tower))
-        name = options.language or "smollm2"
-        language, tokenizer = load_language(name)
-        style = Prompt(tokenizer, options.prompt).style
-        config = VlmConfig(
-            tower_spec=options.tower, tower=tower.reference, tower_sha256=weights_digest(cast(nn.Module, tower)),
-            projector=options.projector or "linear", merge=options.merge or MERGE[options.preset], language=name,
-            language_sha256=weights_digest(language), prompt=style, **changed,
+        config, vlm = assemble(
+            load_model(options.tower), options.tower, options.language or "smollm2", style=options.prompt,
+            kind=options.projector or "linear", merge=options.merge or MERGE[options.preset], seed=options.seed,
         )  # fmt: skip
-        projector = make_projector(config, tower, language, options.seed)
-        vlm, source = VisionLanguageModel(tower, projector, language, tokenizer, style), None
+        source = None
+    tuned = options.stage == "2" and options.lora is None
+    config = config.model_copy(update={"tuned": tuned, "lora": options.lora})
     if options.lora is not None:
         add_lora(vlm.language, options.lora, options.seed)
     return config, vlm, source
-
-
-def _pretrained(folder: Path) -> tuple[VisionLanguageModel, str]:
-    return load_vlm(folder), digest((folder / WEIGHTS_FILE).read_bytes())

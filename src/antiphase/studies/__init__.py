@@ -19,8 +19,8 @@ _HOMES = {
     "spec": ("Cell", "Profile", "RowsByTable", "Study"),
     # its trainings and measurements
     "cells": (
-        "Accuracy", "Attack", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense", "TrainClip", "TrainVit",
-        "given",
+        "Accuracy", "Attack", "AttackAnswers", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense", "TrainClip",
+        "TrainVit", "TrainVlm", "given",
     ),
     # what it shows and claims
     "artefact": ("Artefact", "Panel", "Plot", "Table"),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache, singledispatch
 from typing import Any
+from urllib.parse import parse_qs
 
 import torch
 from pydantic import ValidationError
@@ -14,10 +15,22 @@ from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import ClipConfig, bare_clip
 from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
+from antiphase.models.vlm import VlmConfig
 from antiphase.runs import sense_model
-from antiphase.studies.cells import Attack, Evaluate, Given, Relevance, Sense, TrainClip, TrainVit
+from antiphase.studies.cells import (
+    Attack,
+    AttackAnswers,
+    Evaluate,
+    Given,
+    Relevance,
+    Sense,
+    TrainClip,
+    TrainVit,
+    TrainVlm,
+)
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
+from antiphase.training.vlm_recipe import MERGE, SCHEDULE
 
 Fact = tuple[str, Any]
 
@@ -138,6 +151,46 @@ def _(cell: TrainClip) -> Iterator[Fact]:
 
 
 @facts_of.register
+def _(cell: TrainVlm) -> Iterator[Fact]:
+    stage = {1: "align", 2: "tune"}[cell.stage]
+    config = VlmConfig(
+        tower_spec="", tower={}, tower_sha256="", merge=MERGE[cell.preset], language=cell.language, language_sha256="",
+        prompt="chat",
+    )  # fmt: skip
+    recipe = cell.make_recipe(config, "")
+    yield f"{stage}.data", _conversations(cell.data)
+    for name in (
+        "epochs", "batch_size", "learning_rate", "weight_decay", "warmup", "gradient_norm", "max_length", "precision",
+        "seed",
+    ):  # fmt: skip
+        yield f"{stage}.{name}", getattr(recipe, name)
+    yield f"{stage}.schedule", SCHEDULE
+    yield f"{stage}.trained", "projector" if cell.stage == 1 else "projector, language model"
+    if cell.stage == 1:
+        yield "align.language", cell.language
+        yield "align.projector", config.projector
+        if isinstance(cell.start, Given):
+            yield "given.spec", cell.start.spec
+            if cell.start.note:
+                yield "given.note", f"{cell.start.spec}: {cell.start.note}"
+        if isinstance(cell.start, TrainClip):
+            image = cell.start.make_recipe("").model.vision
+            yield "align.positions", (image.image_size // image.patch_size // config.merge) ** 2
+
+
+@facts_of.register
+def _(cell: AttackAnswers) -> Iterator[Fact]:
+    plan = cell.plan()
+    yield "answers.data", cell.data
+    yield "answers.attack", plan.attack
+    yield "answers.images", cell.limit
+    for eps in plan.eps:
+        yield "answers.eps_255", round(eps * 255, 6)
+    for stage in plan.ensemble.stages:
+        yield "answers.steps", settings_of(stage)["steps"]
+
+
+@facts_of.register
 def _(cell: Evaluate) -> Iterator[Fact]:
     protocol = Protocol(**cell.protocol)
     yield from _given(cell)
@@ -157,6 +210,14 @@ def _(cell: Relevance) -> Iterator[Fact]:
     yield "look.queries", len(cell.texts) or {"objects": 2}.get(cell.ask, 1)  # an image's two largest objects
     for text in cell.texts:
         yield "look.texts", text
+
+
+def _conversations(source: str) -> str:
+    """Return the name of a source's file without its folder, and the part of it that is taken."""
+    plain, _, query = source.partition("?")
+    name = plain.partition(":")[2].rpartition("/")[2] or plain
+    only = parse_qs(query).get("only", [""])[-1]
+    return f"{name}, {only}" if only else name
 
 
 @lru_cache

@@ -48,6 +48,8 @@ VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
         2: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1},
     },
 }
+SCHEDULE = "cosine"
+"""What :func:`vlm_learning_rate` follows after the warm-up."""
 MERGE = {"diffclip": 1, "emoji": 2}
 """Side of the squares of image tokens that become one, by preset."""
 

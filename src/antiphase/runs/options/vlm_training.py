@@ -36,8 +36,8 @@ class TrainVlmOptions(Options):
     language: Annotated[
         str | None,
         Field(
-            description="Language model: smollm2, a name on the Hugging Face hub, or a directory of save_pretrained. "
-            "If not given: smollm2."
+            description="Language model: smollm2, a name on the Hugging Face hub, a directory of save_pretrained, or "
+            "tiny (random weights, to try out a pipeline). If not given: smollm2."
         ),
     ] = None
     pretrained: Annotated[

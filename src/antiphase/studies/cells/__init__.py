@@ -1,6 +1,7 @@
 """The cells of studies: trainings and measurements."""
 
 from antiphase.studies.cells.accuracy import Accuracy
+from antiphase.studies.cells.answers import AttackAnswers
 from antiphase.studies.cells.attack import Attack
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
@@ -12,11 +13,13 @@ from antiphase.studies.cells.sense import Sense
 from antiphase.studies.cells.untrained import Untrained
 from antiphase.studies.cells.variant import Variant
 from antiphase.studies.cells.vit import TrainVit
+from antiphase.studies.cells.vlm import TrainVlm
 
 __all__ = [
     "FACTORS",
     "Accuracy",
     "Attack",
+    "AttackAnswers",
     "Evaluate",
     "Given",
     "Margin",
@@ -27,6 +30,7 @@ __all__ = [
     "Sense",
     "TrainClip",
     "TrainVit",
+    "TrainVlm",
     "Untrained",
     "Variant",
     "given",

@@ -25,6 +25,7 @@ _PRESETS = {"diffclip": ("b16", 40), "openmoji": ("small", 12)}
 _PAIRS = {
     "openmoji": 3_400,
     "noto-emoji": 3_400,
+    "emoji-objects": 6_000,
     "coco": 82_783,
     "coco-karpathy": 113_287,
     "flickr30k": 29_000,

@@ -24,7 +24,10 @@ FEATURES_FOLDER = "features"
 
 _BATCH_SIZE = 256
 # for the plan alone: images of a set
-_IMAGES = {"openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "imagenet": 50_000}
+_IMAGES = {
+    "openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "imagenet": 50_000, "pope": 500,
+    "emoji-pope": 500,
+}  # fmt: skip
 
 
 @final

@@ -57,7 +57,7 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     captions = pl.col("task") == "image retrieval"
     parts = (
         alike(found.filter(classes), among, "group"),
-        _clustered(found.filter(captions), among),
+        clustered(found.filter(captions), among),
         found.filter(~classes & ~captions),
     )
     order = found.select(among).unique(maintain_order=True).with_row_index("_at")
@@ -114,7 +114,7 @@ def with_average(observed: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([observed, averaged(several)]) if len(several) else observed
 
 
-def _clustered(observed: pl.DataFrame, among: Sequence[str]) -> pl.DataFrame:
+def clustered(observed: pl.DataFrame, among: Sequence[str]) -> pl.DataFrame:
     """Let every caption count alike where an image's captions are averaged into one sample.
 
     With c of n captions of k images an image's own and m the mean over all captions, a value v becomes

@@ -1,0 +1,83 @@
+"""Attacking a vision-language model's answers to POPE's questions: a row for each ε, image and question."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import polars as pl
+
+from antiphase.attacks.catalogue import passes_of
+from antiphase.data.pope import PopeSet
+from antiphase.errors import UserError
+from antiphase.runs.attack import AttackPlan
+from antiphase.runs.evaluation_sources import load_source
+from antiphase.studies.cells.models import Measurement
+from antiphase.studies.lab import Lab
+from antiphase.studies.store import WORK_FOLDER
+
+_QUESTIONS = 12  # of an image that differ, about: for the plan alone
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AttackAnswers(Measurement):
+    """An attack on a vision-language model's answers, as ``antiphase attack`` with POPE's questions.
+
+    Attributes:
+        eps: budgets, in units of the [0, 1] pixel.
+        limit: at most this many images, with all their questions.
+        attack: a name of the catalogue.
+        settings: its keyword arguments.
+        seed: of the attack's draws.
+    """
+
+    version: ClassVar[int] = 1
+    eps: tuple[float, ...]
+    limit: int | None = None
+    attack: str = "apgd-ce"
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def table(self) -> str:
+        return "answers"
+
+    @property
+    def label(self) -> str:
+        return f"{self.attack} on answers of {self.model.label}"
+
+    def content(self) -> dict[str, str]:
+        return {"data": self._pope(progress=False).fingerprint()[:16]} if ":" in self.data else {}
+
+    def work(self) -> float:
+        """Return the operations of the attack if no answer changed."""
+        passes = passes_of(self.plan().ensemble) * len(self.eps)
+        return 3.0 * self.model.forward_work() * (self.limit or 500) * _QUESTIONS * passes
+
+    def plan(self, batch_size: int | None = None) -> AttackPlan:
+        """Return the plan of the attack.
+
+        Raises:
+            UserError: for a budget, attack or setting that is not one.
+        """
+        return AttackPlan(
+            self.eps, attack=self.attack, settings=self.settings, seed=self.seed, batch_size=batch_size
+        )
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Attack; the samplings that ask a question are joined by commas."""
+        from antiphase.runs.attack_pope import attack_answers
+
+        model = lab.model(self.model)
+        rows, warnings = attack_answers(
+            self.model.label, model, self._pope(lab.progress), self.plan(lab.batch_size), folder / WORK_FOLDER,
+            progress=lab.progress,
+        )  # fmt: skip
+        lab.warnings += warnings
+        return rows.with_columns(pl.col("samplings").list.join(","))
+
+    def _pope(self, progress: bool) -> PopeSet:
+        found = load_source(self.data, self.split, self.limit, None, False, False, progress).test
+        if not isinstance(found, PopeSet):
+            raise UserError(f"{self.data}: no questions of POPE; expected pope, pope:FOLDER or emoji-pope")
+        return found

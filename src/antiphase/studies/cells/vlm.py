@@ -1,0 +1,136 @@
+"""Training a vision-language model, one stage a cell. The trainer, seconds to import, is imported where it runs."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import polars as pl
+from torch import nn
+
+from antiphase.data.conversations import load_conversations
+from antiphase.models.card import card_of, with_card
+from antiphase.models.zoo import load_model
+from antiphase.studies.cells.clip import TrainClip
+from antiphase.studies.cells.models import Given
+from antiphase.studies.lab import Lab
+from antiphase.studies.spec import Cell
+
+if TYPE_CHECKING:
+    from antiphase.models.vlm import VlmConfig
+    from antiphase.training.vlm_recipe import VlmRecipe
+
+# for the plan alone: conversations of a source, weights of a language model, positions of a question with its image
+_CONVERSATIONS = {"emoji-objects": 6_000}
+_WEIGHTS = {"smollm2": 1.35e8, "tiny": 3e4}
+_POSITIONS = 100
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainVlm(Cell):
+    """One stage of a vision-language model's training, as ``antiphase train-vlm``.
+
+    A folder of conversations goes by its name: when its files change, the cell stays the same.
+
+    Attributes:
+        start: a CLIP, whose image tower sees, in stage 1, which trains the projector; the cell of stage 1 in stage 2,
+            which trains the language model, too.
+        data: source of conversations.
+        seed: random seed of the projector and of the order of samples.
+        language: language model, see ``load_language``; stage 2 has that of stage 1.
+        preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
+        limit: at most this many conversations.
+        recipe: recipe settings that differ, see :class:`~antiphase.training.vlm_recipe.VlmRecipe`.
+    """
+
+    version: ClassVar[int] = 1
+    start: "TrainClip | Given | TrainVlm"
+    data: str
+    seed: int = 0
+    language: str = "smollm2"
+    preset: str = "diffclip"
+    limit: int | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        return "train"
+
+    @property
+    def stage(self) -> int:
+        """1 for the projector alone, 2 with the language model."""
+        return 2 if isinstance(self.start, TrainVlm) else 1
+
+    @property
+    def tower(self) -> TrainClip | Given:
+        """The CLIP whose image tower sees."""
+        return self.start.tower if isinstance(self.start, TrainVlm) else self.start
+
+    @property
+    def label(self) -> str:
+        return f"stage {self.stage}, seed {self.seed}, on {self.tower.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        return self.start.needed()
+
+    def needed(self) -> tuple[Cell, ...]:
+        return (self,)
+
+    def factors(self) -> dict[str, Any]:
+        return self.tower.factors() | {"training_seed": self.seed}
+
+    def forward_work(self) -> float:
+        name = self.start.language if isinstance(self.start, TrainVlm) else self.language
+        return self.tower.forward_work() + 2 * _WEIGHTS.get(name, 5e8) * _POSITIONS
+
+    def work(self) -> float:
+        """Return the operations of the training: three forward passes' worth for each conversation."""
+        several = _CONVERSATIONS.get(self.data, 500_000)
+        samples = min(self.limit or several, several) * int(self.recipe.get("epochs", 1))
+        return 3.0 * self.forward_work() * samples
+
+    def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
+        """Return the recipe of the stage.
+
+        Args:
+            config: the architecture.
+            fingerprint: of the conversations.
+            source: digest of stage 1's weights, for stage 2.
+
+        Raises:
+            UserError: A preset or setting is unknown.
+        """
+        from antiphase.training.vlm_recipe import make_vlm_recipe
+
+        fields = {"seed": self.seed, **self.recipe}
+        return make_vlm_recipe(
+            self.stage, self.preset, config, pretrained_sha256=source, data=self.data, data_fingerprint=fingerprint,
+            **fields,
+        )  # fmt: skip
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
+        """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""
+        from antiphase.runs.train_vlm import aligned, assemble
+        from antiphase.training.vlm import train_vlm
+        from antiphase.training.vlm_recipe import MERGE
+
+        data = load_conversations(self.data, stage=self.stage, limit=self.limit, seed=self.seed)
+        if isinstance(self.start, TrainVlm):
+            config, vlm, source = aligned(lab.store.folder(self.start))
+            config = config.model_copy(update={"tuned": True})
+        else:
+            config, vlm = assemble(
+                self.start.load(lab),
+                self.start.label,
+                self.language,
+                merge=MERGE[self.preset],
+                seed=self.seed,
+            )
+            source = None
+        recipe = self.make_recipe(config, data.fingerprint(), source)
+        train_vlm(recipe, vlm, data, folder, part=lab.batch_size, progress=lab.progress)
+        return None
+
+    def load(self, lab: Lab) -> nn.Module:
+        model = load_model(str(lab.store.folder(self)))
+        return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))

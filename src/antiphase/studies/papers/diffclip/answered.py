@@ -1,0 +1,95 @@
+"""From the rows of POPE, without and under attack, to one number for each observation, as in ``observed.py``."""
+
+import numpy as np
+import polars as pl
+
+from antiphase.data.conceptual import TITLES
+from antiphase.evaluation.clustered import ratio_values
+from antiphase.evaluation.pope import read_rows
+from antiphase.evaluation.pope_attack import answer_rates
+from antiphase.studies.estimation import SAMPLE, SEED
+from antiphase.studies.papers.diffclip.observed import clustered
+
+_MODEL = ["pretraining", "series", SEED]
+_CLEAN = "clean"
+FALSE_YES = "false yes"
+
+
+def scores(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each question and metric of POPE: accuracy, precision, recall, F1, yes and unparsed.
+
+    Precision, recall and F1 are ratios, so that their values are linearised (``ratio_values``): plain means are the
+    metrics. The questions about an image are one sample. A metric that is undefined for a model is left out, such as
+    the precision of one that never says yes.
+
+    Args:
+        rows: of :class:`~antiphase.studies.cells.Evaluate` with the task ``pope``.
+
+    Returns:
+        Columns ``pretraining, series, training_seed, task`` (the sampling), ``data`` (the metric), ``sample, value``.
+    """
+    found = []
+    named = _pretrained(rows)
+    for key, block in named.group_by([*_MODEL, "setting"], maintain_order=True):
+        told = read_rows(block)
+        said, truth = told["said_yes"].to_numpy(), told["truth"].to_numpy()
+        both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
+        values = {"accuracy": (said == truth).astype(float)}
+        if said.any():
+            values["precision"] = ratio_values(both, yes)
+        if truth.any():
+            values["recall"] = ratio_values(both, right)
+        if (said | truth).any():
+            values["F1"] = ratio_values(2 * both, yes + right)
+        values |= {"yes": yes, "unparsed": told["unparsed"].to_numpy().astype(float)}
+        found += [_block(key, block["group"], name, value) for name, value in values.items()]
+    return clustered(pl.concat(found), [*_MODEL, "task", "data"])
+
+
+def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the share of yes to absent objects of each image: the hallucination rate, without and under attack.
+
+    Args:
+        rows: of :class:`~antiphase.studies.cells.AttackAnswers`.
+
+    Returns:
+        Columns as of :func:`scores`; ``task`` is the sampling, or ``"all"`` for every question once, and ``data`` is
+        ``"clean"`` or the budget, such as ``"2/255"``.
+    """
+    named = _pretrained(rows).with_columns(
+        model=pl.format("{}/{}/{}", *_MODEL), samplings=pl.col("samplings").str.split(",")
+    )
+    rates = answer_rates(named).filter(metric=FALSE_YES)
+    models = named.select("model", *_MODEL).unique()
+    budget = pl.col("eps").map_elements(
+        lambda eps: f"{eps * 255:g}/255" if eps else _CLEAN, return_dtype=pl.String
+    )
+    return rates.join(models, on="model", maintain_order="left").select(
+        *_MODEL, task="sampling", data=budget, value="value", **{SAMPLE: pl.col("image").cast(pl.String)}
+    )
+
+
+def rises(observed: pl.DataFrame) -> pl.DataFrame:
+    """Return how much each image's hallucination rate rises from no attack to each budget.
+
+    Args:
+        observed: as of :func:`hallucinations`.
+    """
+    keys = [*_MODEL, "task", SAMPLE]
+    before = observed.filter(data=_CLEAN).select(*keys, before="value")
+    under = observed.filter(pl.col("data") != _CLEAN).join(before, on=keys, maintain_order="left")
+    return under.with_columns(value=pl.col("value") - pl.col("before")).drop("before")
+
+
+def _pretrained(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(pretraining=pl.col("trained_on").fill_null("released").replace(TITLES))
+
+
+def _block(key: tuple[object, ...], images: pl.Series, name: str, value: np.ndarray) -> pl.DataFrame:
+    fields = dict(zip([*_MODEL, "task"], key, strict=True))
+    return pl.DataFrame({SAMPLE: images.cast(pl.String), "value": value}).select(
+        *(pl.lit(each).alias(column) for column, each in fields.items()),
+        pl.lit(name).alias("data"),
+        SAMPLE,
+        "value",
+    )

@@ -1,0 +1,147 @@
+"""Vision-language models on the towers of the DiffCLIP studies, for each profile.
+
+``paper``: Qwen2.5-0.5B-Instruct on the towers trained on CC12M, or on those of ``--models``. LLaVA's files lie in the
+data folder: ``blip_laion_cc_sbu_558k.json`` with its images in ``LLaVA-Pretrain``, ``llava_v1_5_mix665k.json`` with
+COCO's below ``LLaVA-Tuning/coco``, and POPE's three files. It has never been run. ``laptop``: SmolLM2-135M-Instruct on
+towers trained on the captions of ``emoji-objects``, of which the questions are, too. ``smoke``: a language model of
+random weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from antiphase.studies.cells.answers import AttackAnswers
+from antiphase.studies.cells.clip import TrainClip
+from antiphase.studies.cells.evaluate import Evaluate
+from antiphase.studies.cells.models import Given
+from antiphase.studies.cells.vlm import TrainVlm
+from antiphase.studies.papers.diffclip import bench as towers
+from antiphase.studies.spec import Profile
+
+EPS = (2 / 255, 4 / 255)
+
+
+@dataclass(frozen=True)
+class VlmBench:
+    """The scale of the study.
+
+    Attributes:
+        language: language model.
+        preset: of both stages.
+        captions: conversations of stage 1.
+        instructions: conversations of stage 2.
+        pope: questions.
+        towers: what differs from the towers of the other studies, as fields of ``DiffclipBench``.
+        align: settings of stage 1 that differ from the preset.
+        tune: those of stage 2.
+        aligned: conversations of stage 1 at most.
+        tuned: conversations of stage 2 at most.
+        images: of POPE at most.
+        attacked: images whose questions are attacked.
+        steps: of the attack.
+        seeds: trainings of each model, unless the user asks for another number.
+    """
+
+    language: str
+    preset: str
+    captions: str
+    instructions: str
+    pope: str
+    towers: Mapping[str, Any] = field(default_factory=dict)
+    align: Mapping[str, Any] = field(default_factory=dict)
+    tune: Mapping[str, Any] = field(default_factory=dict)
+    aligned: int | None = None
+    tuned: int | None = None
+    images: int | None = None
+    attacked: int | None = None
+    steps: int = 100
+    seeds: int = 3
+
+    def train(self, tower: TrainClip | Given, seed: int) -> TrainVlm:
+        """Return stage 2, which needs stage 1."""
+        first = TrainVlm(
+            start=tower, data=self.captions, seed=seed, language=self.language, preset=self.preset, limit=self.aligned,
+            recipe=dict(self.align),
+        )  # fmt: skip
+        return TrainVlm(
+            start=first,
+            data=self.instructions,
+            seed=seed,
+            preset=self.preset,
+            limit=self.tuned,
+            recipe=dict(self.tune),
+        )
+
+    def measure(self, model: TrainVlm) -> list[Evaluate | AttackAnswers]:
+        """Return POPE without and under attack."""
+        return [
+            Evaluate(model=model, task="pope", data=self.pope, limit=self.images),
+            AttackAnswers(
+                model=model, data=self.pope, eps=EPS, limit=self.attacked, settings={"steps": self.steps}
+            ),
+        ]
+
+
+_EMOJI = {"trained_on": ("emoji-objects",), "main": "emoji-objects"}
+_BENCHES = {
+    "paper": VlmBench(
+        language="Qwen/Qwen2.5-0.5B-Instruct", preset="diffclip",
+        captions="llava:blip_laion_cc_sbu_558k.json?images=LLaVA-Pretrain",
+        instructions="llava:llava_v1_5_mix665k.json?images=LLaVA-Tuning&only=coco/", pope="pope",
+        align={"precision": "bf16"}, tune={"precision": "bf16"}, attacked=100,
+    ),
+    "laptop": VlmBench(
+        language="smollm2", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
+        towers=_EMOJI, aligned=2000, tuned=2000, images=100, attacked=20, steps=10,
+    ),
+    "smoke": VlmBench(
+        language="tiny", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
+        towers={
+            "sizes": {
+                "vision": {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 16},
+                "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
+            },
+        },
+        align={"batch_size": 4}, tune={"batch_size": 4}, aligned=8, tuned=8, images=2, attacked=2, steps=1, seeds=1,
+    ),
+}  # fmt: skip
+
+
+def bench(profile: Profile) -> VlmBench:
+    """Return the bench of a profile."""
+    return _BENCHES[profile.name]
+
+
+def models(profile: Profile) -> list[TrainVlm]:
+    """Return the models by tower and seed; on a tower that the profile names, each has one seed, the tower's."""
+    own, base = bench(profile), towers.bench(profile)
+    if base.given:
+        return [own.train(tower, tower.seed) for tower in base.given]
+    base = replace(base, **own.towers)
+    seeds = profile.seeds_or(own.seeds)
+    return [own.train(base.train(variant, seed), seed) for variant in towers.TWINS for seed in seeds]
+
+
+def settings(profile: Profile) -> dict[str, str]:
+    """Return the settings shown on the page."""
+    own, base = bench(profile), towers.bench(profile)
+    base = replace(base, **own.towers)
+    shown = towers.settings(profile)
+    found = {"models": shown["models"]} if base.given else {
+        "towers trained on": towers.TITLES.get(base.main, base.main), "model of the towers": shown["model"],
+    }  # fmt: skip
+    return found | {
+        "language model": own.language,
+        "stage 1": _stage(own.captions, own.aligned, own.preset, own.align),
+        "stage 2": _stage(own.instructions, own.tuned, own.preset, own.tune),
+        "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
+        "attack": f"APGD on the answer's first token, {own.steps} steps, "
+        f"{', '.join(f'{eps * 255:g}/255' for eps in EPS)}, {own.attacked} images",
+    }
+
+
+def _stage(data: str, limit: int | None, preset: str, recipe: Mapping[str, Any]) -> str:
+    some = f", {limit:,} conversations" if limit else ""
+    fields = "".join(f", {name} {value}" for name, value in recipe.items())
+    return f"{data}{some}, preset {preset}{fields}"
