@@ -54,14 +54,15 @@ def test_maps_are_drawn_again_from_a_saved_result(specs, tmp_path):
     options = {"text": ["mug", "lamp"], "mask": masks, "quiet": True}
     one, two = (ap.look(spec, images, **options) for spec in specs)
     assert repr(one) == "<antiphase look: clip on 2 images for mug, lamp>"
-    assert one.frame().shape == (4, 7)
+    assert one.frame().shape == (2 * 2 * 2, 7)  # methods, images, texts
     again = ap.open(one.save(tmp_path / "saved"))
     assert again.frame().equals(one.frame())
     assert again.plot()._repr_png_() == one.plot()._repr_png_()
     assert "Maps against masks" in one._repr_html_()
     found = one.compare(two)
-    precision = [each.frame().filter(text="lamp")["average_precision"].mean() for each in (one, two)]
-    row = found.filter(text="lamp", metric="average_precision").row(0, named=True)
+    asked = {"text": "lamp", "method": "relevance"}
+    precision = [each.frame().filter(**asked)["average_precision"].mean() for each in (one, two)]
+    row = found.filter(**asked, metric="average_precision").row(0, named=True)
     assert row["difference"] == pytest.approx(precision[0] - precision[1])
 
     single = ap.look(specs[1], images[0], "mug", out=tmp_path / "figure.png", quiet=True)

@@ -25,7 +25,7 @@ from antiphase.errors import UserError
 from antiphase.precision import multiplies_bf16
 from antiphase.runs.loading import check_compiler, find_device
 
-_DRAWN = ("openmoji", "noto-emoji", "emoji-scenes")
+_DRAWN = ("openmoji", "noto-emoji", "emoji-scenes", "emoji-objects")
 
 # of a message about data: that nothing was downloaded, and what the line about the folder says
 _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )|, or set ANTIPHASE_DATA to another folder")

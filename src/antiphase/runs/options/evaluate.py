@@ -96,8 +96,8 @@ class EvaluateOptions(Options):
     suffix: Annotated[
         str,
         Field(
-            description="Put behind every question to a vision-language model, on a line of its own; LLaVA's is "
-            "'Answer the question using a single word or phrase.'"
+            description="Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer "
+            "the question using a single word or phrase.' is one."
         ),
     ] = ""
     iterations: Annotated[
