@@ -103,6 +103,7 @@ def test_without_a_twin_the_picture_says_so(lineup, tmp_path):
     ).read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_the_table_in_the_page_is_the_number_on_disk(run):
     summary = json.loads((run / "summary.json").read_text())
     first = next(e for e in summary["alignment"] if e["metric"] == "rho" and e["site"] == "tokens")

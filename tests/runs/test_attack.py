@@ -142,6 +142,7 @@ def test_noise_of_the_same_size_stands_beside_the_attack(tmp_path, run_cli, vict
     assert asr["noise"] < asr["pgd"]
 
 
+@pytest.mark.thorough
 def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
     run = _run(tmp_path / "vit", vit)
     arguments = [

@@ -60,6 +60,7 @@ def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 def test_a_killed_audit_goes_on_to_the_same_rows(tmp_path, pair):
     arguments = [str(pair[0]), "--against", str(pair[1]), "--eps", "1/255,8/255", "--steps", "40", "--quiet"]
     command = ["-m", "antiphase", "audit", *arguments, "--batch-size", "32", "--limit", "160"]

@@ -45,6 +45,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.thorough
 def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp_path, monkeypatch):
     mmvp = write_mmvp(tmp_path / "mmvp", 2)
     arguments = (

@@ -126,6 +126,7 @@ def _probe(streams, branch):
     return normal(streams, shape[1] * shape[2] * shape[3]).double().view(shape)
 
 
+@pytest.mark.thorough
 def test_probes_converge_to_the_exact_value_as_one_over_the_root_of_k():
     module, x = layer(6, 2, 7), tokens(1, 5, 6)
     pair = branches(module, x)
@@ -142,6 +143,7 @@ def test_probes_converge_to_the_exact_value_as_one_over_the_root_of_k():
     assert 1.4 < errors[64] / errors[256] < 2.9
 
 
+@pytest.mark.thorough
 def test_intervals_hold_the_exact_value_as_often_as_they_say():
     module, x = layer(6, 2, 7), tokens(1, 5, 6)
     pair = branches(module, x)

@@ -112,6 +112,7 @@ def test_each_cotangent_is_the_product_with_the_jacobian(model, jacobians):
         assert_close(gram.difference(layer.weight[:, None]), gram.moved, rtol=1e-10, atol=1e-12)  # Lemma 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("probe", [pytest.param("direction", marks=pytest.mark.thorough), "cotangent"])
 def test_probes_at_the_pixels_converge_at_their_rate(model, jacobians, probe):
     name, (one, two) = next(iter(jacobians.items()))

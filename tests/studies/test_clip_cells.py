@@ -91,6 +91,7 @@ def test_shards_need_not_be_there_to_be_planned():
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_shards_in_the_data_folder_are_trained_on(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
     (tmp_path / "cc3m").mkdir()

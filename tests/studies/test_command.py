@@ -230,6 +230,7 @@ def test_dry_run_checks_the_paper_profile(call, store):
     assert "differs" not in out
 
 
+@pytest.mark.thorough
 def test_two_workers(call, tmp_path):
     words = (
         "figure-6",

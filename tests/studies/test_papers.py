@@ -21,7 +21,10 @@ from antiphase.studies.spec import Study, closure, profile
 from antiphase.studies.store import Store
 
 NAMES = list(known_studies())
-SLOW = {"diffclip-table-3"}  # two vision-language models are trained and attacked
+SLOW = {
+    "figure-2b", "figure-3b", "figure-3c", "figure-3d", "figure-4", "figure-5", "figure-6", "layer-sensitivity",
+    "theory-depth", "diffclip-figure-5", "diffclip-table-3",
+}  # fmt: skip
 NEEDS_LAYERS = {"opposed-first-in-diffclip", "opposed-first-in-diffclip-at-x"}  # the smallest CLIP has one
 
 

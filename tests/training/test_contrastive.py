@@ -115,6 +115,7 @@ def command(data, out, *more):
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_run_killed_within_an_epoch_of_a_stream_goes_on_to_the_same_weights(tmp_path, run_cli):
     data = shards(tmp_path / "shards")
     killed, whole = (command(data, tmp_path / name, "--epochs", "2")[2:] for name in ("killed", "whole"))

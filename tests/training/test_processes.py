@@ -33,6 +33,7 @@ dist.all_reduce(torch.ones(1000), async_op=True)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "start"),
     [

@@ -113,7 +113,8 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
     )
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("stage", [1, 2])
 def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path, run_cli, stage):
     more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01"]
     whole, killed = (
