@@ -6,6 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention.lambdas import depth_scheduled
+from antiphase.models import kinds
 from antiphase.models.factories import diffvit, vit
 from antiphase.models.lambdas import layer_lambdas, mean_lambdas
 
@@ -43,3 +44,19 @@ def test_timms_layers_are_read_too():
             if "lambda_" in name:
                 parameter.zero_()
     assert mean_lambdas(model) == pytest.approx([depth_scheduled(0), depth_scheduled(1)])
+
+
+class Foreign(torch.nn.Module):
+    """Attention of another library, with a λ for each of two heads."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.tensor(weights))
+
+
+def test_the_lambda_of_another_librarys_layer_is_one_line(monkeypatch):
+    model = torch.nn.Sequential(Foreign([0.1, 0.3]), torch.nn.Linear(2, 2), Foreign([0.5, 0.5]))
+    assert mean_lambdas(model) == []
+    monkeypatch.setitem(kinds._LAMBDA_OF, f"{__name__}.Foreign", lambda module: module.weights)
+    assert mean_lambdas(model) == pytest.approx([0.2, 0.5])
+    assert not any(lam.requires_grad for lam in layer_lambdas(model))

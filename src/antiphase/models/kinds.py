@@ -1,9 +1,10 @@
-"""Detect the kind of attention of a model from its modules."""
+"""Detect the kind of attention of a model from its modules, and what is known of other libraries' attention."""
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 
@@ -22,6 +23,11 @@ _KNOWN: dict[str, AttentionKind] = {
     "timm.models.vision_transformer.ParallelScalingBlock": "softmax",
     "torch.nn.modules.activation.MultiheadAttention": "softmax",
     "open_clip.modified_resnet.AttentionPool2d": "softmax",
+}
+# from a module of differential attention to its λ
+_LAMBDA_OF: dict[str, Callable[[Any], Tensor]] = {
+    "timm.layers.diff_attention.DiffAttention": lambda module: module._compute_lambda(),
+    "timm.models.vision_transformer.DiffParallelScalingBlock": lambda module: module._compute_lambda(),
 }
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
@@ -51,6 +57,17 @@ def named_attention(module: nn.Module) -> bool:
     return bool(_CLASS.search(type(module).__name__))
 
 
+def known_lambda(module: nn.Module) -> Tensor | None:
+    """Return λ of another library's differential attention, None for a module of which it is not known."""
+    read = next((_LAMBDA_OF[name] for name in _names(module) if name in _LAMBDA_OF), None)
+    return None if read is None else read(module)
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Return the full names of a module's class and of those that it is derived from."""
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
+
+
 def _kinds(module: nn.Module) -> set[AttentionKind]:
     parts: Any = [*module._modules, *module._parameters, *module._buffers]
     weighted = any(map(_LAMBDA.fullmatch, [*parts, *vars(module)]))
@@ -74,8 +91,7 @@ def _known(module: nn.Module) -> AttentionKind | None:
         return "differential"
     if isinstance(module, SoftmaxAttention):
         return "softmax"
-    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
-    for name in names:
+    for name in _names(module):
         if name in _KNOWN:
             return _KNOWN[name]
     if type(module).__module__.startswith("transformers.") and _projects(module):

@@ -1,17 +1,12 @@
-"""The current λ of each differential attention layer, own or timm's."""
+"""The current λ of each differential attention layer, own or of a library that is known."""
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
-
-_OF_TIMM = {
-    "timm.layers.diff_attention": "DiffAttention",
-    "timm.models.vision_transformer": "DiffParallelScalingBlock",
-}
+from antiphase.models.kinds import known_lambda
 
 
 def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
@@ -26,12 +21,6 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     """
     tokens = _tokens(model, inputs)
     found: list[Tensor] = []
-    # seconds to import, and where nobody has, no model holds a layer of it
-    of_timm: Any = tuple(
-        getattr(sys.modules[place], name)
-        for place, name in _OF_TIMM.items()
-        if hasattr(sys.modules.get(place), name)
-    )
     with torch.no_grad():
         for module in model.modules():
             lam = lambda_of(module)
@@ -39,9 +28,8 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
                 found.append(lam().detach())
             elif lam is not None and lam in tokens:
                 found.append(lambda_at(lam, tokens[lam]).detach())
-            elif isinstance(module, of_timm):
-                layer: Any = module
-                found.append(layer._compute_lambda().detach())
+            elif (known := known_lambda(module)) is not None:
+                found.append(known.detach())
     return found
 
 
