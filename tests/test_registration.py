@@ -217,6 +217,22 @@ def test_an_attention_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_
     assert errors == "antiphase: model 'convnet': expected one of vit, diffvit, vit-norm, sharedvit\n"
 
 
+def test_a_lambda_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_cli):
+    sizes = ["--dim", 16, "--heads", 4, "--depth", 1, "--patch-size", 4, "--limit", 16]
+    words = ["--data", "digits", "--epochs", 1, *sizes, "-q", "--parameterisation"]
+    run = tmp_path / "run"
+    code, _, errors = run_cli("train", "--model", "diffvit", *words, "token", "--out", run)
+    assert (code, errors) == (0, "")
+    assert isinstance(load_model(str(run)).blocks[0].attn.lam, TokenLambda)
+    for model, kind, line in (
+        ("diffvit", "matrix", "'matrix': expected one of vector, scalar, fixed, zero, token"),
+        ("vit", "token", ": a vit has no λ; leave it out or train a diffvit"),
+    ):
+        code, _, errors = run_cli("train", "--model", model, *words, kind, "--out", tmp_path / "none")
+        assert (code, errors.count("\n")) == (2, 1)
+        assert line in errors
+
+
 def test_a_clip_variant_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
     own = ClipVariant("CLIP, shared queries", {"towers": "vision", "attention": "shared"})
     monkeypatch.setitem(CLIPS, "shared-vision", own)

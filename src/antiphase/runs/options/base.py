@@ -53,6 +53,8 @@ class Options(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:  # an optional field that was not given
+            return value
         for marker in cls.model_fields[info.field_name or ""].metadata:
             if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
                 raise UserError(

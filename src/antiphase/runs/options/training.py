@@ -5,15 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
-from antiphase.registry import VITS
+from antiphase.registry import LAMBDAS, VITS
 from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed, Track
 from antiphase.runs.options.read import given
 
 _MODEL_FIELDS = {
     "depth": "depth", "dim": "dim", "heads": "num_heads", "patch_size": "patch_size", "lambda_init": "lambda_init",
-    "lambda_schedule": "lambda_schedule",
+    "lambda_schedule": "lambda_schedule", "parameterisation": "parameterisation",
 }  # fmt: skip
+_OF_LAMBDA = {"lambda_init", "lambda_schedule", "parameterisation"}
 _ADVERSARY_FIELDS = {
     "adversarial": "eps", "adversarial_variant": "variant", "adversarial_steps": "steps",
     "adversarial_step_size": "step_size", "adversarial_warmup": "warmup_epochs", "replays": "replays",
@@ -40,6 +41,11 @@ class TrainOptions(Options):
             description="DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: "
             "constant."
         ),
+    ] = None
+    parameterisation: Annotated[
+        str | None,
+        Typed(choices=LAMBDAS),
+        Field(description="DiffViT: what λ is computed from. If not given: vector."),
     ] = None
     image_size: Annotated[
         int | None, Field(ge=1, description="Side in pixels that image files are resized to.")
@@ -95,7 +101,7 @@ class TrainOptions(Options):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
-        if odd := sorted({"lambda_init", "lambda_schedule"} & set(self.model_part)):
+        if odd := sorted(_OF_LAMBDA & set(self.model_part)):
             from antiphase.models.towers import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
