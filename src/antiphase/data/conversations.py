@@ -158,12 +158,21 @@ def _llava(ask: Request) -> LlavaRecords:
             raise UserError(
                 f"{ask.name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
             )
+    return LlavaRecords(ask.name, checked_records(records, path), images)
+
+
+def checked_records(records: list[Any], path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file.
+
+    Raises:
+        UserError: naming the first that is not in LLaVA's layout.
+    """
     for number, record in enumerate(records):
         if (reason := _fault(record)) is not None:
             raise UserError(
                 f"{path}: record {number}: {reason}; expected LLaVA's layout; correct or download it again"
             )
-    return LlavaRecords(ask.name, records, images)
+    return records
 
 
 def _fault(record: Any) -> str | None:
@@ -210,6 +219,12 @@ def _emoji(ask: Request) -> Conversations:
     return emoji_conversations(ask.stage, ask.seed, ask.root)
 
 
+def _shards(ask: Request) -> Conversations:
+    from antiphase.data.conversation_shards import shard_conversations  # reads what is defined here
+
+    return shard_conversations(ask.name, ask.path, ask.root)
+
+
 _SOURCES: dict[str, Source] = {
     "emoji-objects": Source(
         "6,000 scenes of two to four objects: captions for stage 1, questions with yes or no and a caption for stage 2",
@@ -220,6 +235,9 @@ _SOURCES: dict[str, Source] = {
         "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
         _llava,
         ("images", "only"),
+    ),
+    "shards:PATTERN": Source(
+        "tar files with KEY.json, a record of LLaVA's layout, and its image KEY.jpg", _shards
     ),
 }
 

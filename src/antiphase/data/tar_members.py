@@ -47,7 +47,7 @@ def tar_member(path: Path) -> tuple[Path, Member] | None:
     return tar, member
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order
 def _index(path: str, size: int, changed: int) -> dict[str, Member]:
     """Read the headers; size and modification time only key the cache."""
     with tarfile.open(path, "r:") as archive:
