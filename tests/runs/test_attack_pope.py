@@ -181,6 +181,38 @@ def test_a_classifier_is_refused(run_cli, tmp_path):
     assert "specimen:vit-0: does not answer questions; expected a vision-language model" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--sense-limit", 8),
+            "sense_limit 8: is not for questions such as emoji-pope; leave out --sense-limit",
+        ),
+        (("--sense-limit", 32), "sense_limit 32: is not for questions"),
+        (("--skip-bad",), "skip_bad True: is not for questions"),
+        (("--prompt", "a {}"), "prompt a {}: is not for questions"),
+        (("--objective", "cosine"), "objective cosine: is not for questions"),
+        (
+            ("--data", "digits", "--suffix", "Answer."),
+            "suffix: is for questions; leave it out, or give --data pope",
+        ),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(run_cli, tmp_path, words, message):
+    code, _, err = run_cli("audit", "vlm", "--data", "emoji-pope", *words, "--out", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert message in err
+
+
+def test_a_suffix_follows_every_question(pope):
+    asked = pope.subset(1).followed_by("One word.")
+    texts = {one.text for one in pope.subset(1).questions}
+    assert {one.text for one in asked.questions} == {f"{text}\nOne word." for text in texts}
+    assert asked.fingerprint() != pope.subset(1).fingerprint() == pope.subset(1).followed_by("").fingerprint()
+    (plain, other) = (next(asked_together(_vlm(0, "softmax"), each)) for each in (pope, asked))
+    assert set(plain.images.ids.tolist()).isdisjoint(other.images.ids.tolist())  # rows are kept apart
+
+
 def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     model = _vlm(0, "differential")
     config = VlmConfig(

@@ -89,6 +89,12 @@ class PopeSet:
         of_these = tuple(one for one in self.questions if one.image in set(kept))
         return replace(self, pictures=self.pictures.take(range(limit)), names=kept, questions=of_these)
 
+    def followed_by(self, suffix: str) -> "PopeSet":
+        """Return the same questions with a suffix behind each, see :func:`with_suffix`."""
+        return replace(
+            self, questions=tuple(replace(one, text=with_suffix(one.text, suffix)) for one in self.questions)
+        )
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, questions and answers."""
         told = [
@@ -96,6 +102,11 @@ class PopeSet:
             for one in self.questions
         ]
         return digest("pope", self.pictures.fingerprint(), *self.names, *told)
+
+
+def with_suffix(question: str, suffix: str) -> str:
+    """Return a question with a suffix on a line of its own; an empty suffix changes nothing."""
+    return f"{question}\n{suffix}" if suffix else question
 
 
 def pope_questions(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from antiphase.data import PairSet
 from antiphase.data.decoding import Square
+from antiphase.data.pope import with_suffix
 from antiphase.data.preprocess import model_images
 from antiphase.progress import progress_bar
 
@@ -79,7 +80,7 @@ def answer_all(
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             images = model_images(pictures, [asked[at][0] for at in some], answering.square).to(place)
-            questions = [f"{asked[at][1]}\n{suffix}" if suffix else asked[at][1] for at in some]
+            questions = [with_suffix(asked[at][1], suffix) for at in some]
             texts = answering.generate(images, questions, max_new_tokens)
             yes = [float("nan")] * len(some)
             if first_token:

@@ -137,7 +137,8 @@ class PopeAttack:
             "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
             **{name: str(value) for name, value in plan.settings.items()},
             "objective": "loss of the first token of the answer", "attacked label": "the answer without an attack",
-            "attack seed": plan.seed, "search": plan.precision, "verdicts": "float32",
+            "attack seed": plan.seed, "search": plan.precision,
+            **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
         }  # fmt: skip
         record = run_record(
             list(lineup.values()), list(lineup), self.pope, settings, warnings, self.command, seconds, self.options

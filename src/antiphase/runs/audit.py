@@ -84,10 +84,6 @@ def prepare(options: AuditOptions, command: str = "") -> "Audit | PopeAttack":
 
 def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAttack:
     """Load vision-language models and POPE's questions."""
-    if options.prompt is not None or options.classes is not None:
-        raise UserError(
-            f"{options.data}: questions have neither prompts nor classes; leave out --prompt and --classes"
-        )
     models, against = options.model, options.against
     if against and len(against) != len(models):
         raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
@@ -96,9 +92,11 @@ def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAt
         str(options.data), options.split, options.limit, None, False, False, not options.quiet
     )
     assert isinstance(source.test, PopeSet)
+    pope = source.test.followed_by(options.suffix)
+    record = options.record() | {"sense_limit": 0}  # nothing is measured but the answers
     return PopeAttack(
-        loaded[: len(models)], loaded[len(models) :], source.test, plan, options.out, control=options.control,
-        command=command, options=options.record(), progress=not options.quiet,
+        loaded[: len(models)], loaded[len(models) :], pope, plan, options.out, control=options.control,
+        command=command, options=record, progress=not options.quiet,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS
+from antiphase.runs.evaluation_sources import is_pope
 from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import (
     Against,
@@ -27,6 +28,7 @@ from antiphase.runs.options.fields import (
     Seed,
     SkipBad,
     Split,
+    Suffix,
 )
 from antiphase.runs.options.read import given
 
@@ -38,6 +40,7 @@ Eps = Annotated[
     ),
 ]
 AttackName = Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")]
+_NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")
 
 
@@ -107,6 +110,7 @@ class AuditOptions(Options):
     random_weights: RandomWeights = False
     skip_bad: SkipBad = False
     prompt: Prompt = None
+    suffix: Suffix = ""
     batch_size: BatchSize = None
     device: Device = "auto"
     quiet: Quiet = False
@@ -115,6 +119,20 @@ class AuditOptions(Options):
     @classmethod
     def _read_independent(cls, values: dict[str, Any]) -> dict[str, Any]:
         return values | {"nested": "off"} if values.get("independent") else values
+
+    @model_validator(mode="after")
+    def _check_questions(self) -> "AuditOptions":
+        if not is_pope(str(self.data)):
+            if self.suffix:
+                raise UserError("suffix: is for questions; leave it out, or give --data pope or emoji-pope")
+            return self
+        names = [name for name in _NOT_OF_QUESTIONS if name in self.model_fields_set and getattr(self, name)]
+        for name in names + ["objective"] * (self.objective == "cosine"):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{name} {getattr(self, name)}: is not for questions such as {self.data}; leave out {option}"
+            )
+        return self
 
     @property
     def settings(self) -> dict[str, Any]:

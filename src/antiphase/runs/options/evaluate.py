@@ -19,6 +19,7 @@ from antiphase.runs.options.fields import (
     RandomWeights,
     SkipBad,
     Split,
+    Suffix,
     Words,
 )
 from antiphase.runs.options.read import at_least_one, directory, read_words
@@ -93,13 +94,7 @@ class EvaluateOptions(Options):
     queries: Annotated[
         int, Field(ge=1, description="Query images per class of an episode; fewer if the class has fewer.")
     ] = 6
-    suffix: Annotated[
-        str,
-        Field(
-            description="Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer "
-            "the question using a single word or phrase.' is one."
-        ),
-    ] = ""
+    suffix: Suffix = ""
     iterations: Annotated[
         int, Field(ge=1, description="Maximum number of L-BFGS iterations of the probe.")
     ] = 1000

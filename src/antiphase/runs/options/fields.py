@@ -80,6 +80,15 @@ Split = Annotated[str, Field(description="Split of the data: test, train or anot
 Limit = Annotated[int | None, Typed(metavar="N"), Field(ge=1, description="Use at most N images.")]
 SkipBad = Annotated[bool, Field(description="Leave out images that cannot be read, and count them.")]
 
+# questions
+Suffix = Annotated[
+    str,
+    Field(
+        description="Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer "
+        "the question using a single word or phrase.' is one."
+    ),
+]
+
 # the run
 Out = Annotated[Directory, Field(description="Directory to write. The same command resumes a killed run.")]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Random seed.")]
@@ -100,6 +109,13 @@ Track = Annotated[
         description="Experiment trackers that get loss, accuracy, learning rate and λ by layer, separated by commas: "
         "tensorboard, wandb, mlflow or another that accelerate supports. Affects no result."
     ),
+]
+
+# training by a preset
+Epochs = Annotated[int | None, Field(ge=1, description="Passes over the data. If not given: the preset's.")]
+LearningRate = Annotated[float | None, Field(description="Peak learning rate. If not given: the preset's.")]
+Checkpointing = Annotated[
+    bool, Field(description="Compute each block again in the backward pass: slower, but uses less memory.")
 ]
 
 # attacks
