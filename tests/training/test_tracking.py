@@ -88,6 +88,7 @@ def test_what_is_unknown_or_not_installed_is_one_line(run_cli, tmp_path, monkeyp
     monkeypatch.setattr(tracking, "get_available_trackers", list)
     for words in (
         ("train", "--model", "vit", "--data", "digits", "--out", tmp_path / "run"),
+        ("train-vlm", "--stage", 1, "--tower", "t", "--data", "emoji-objects", "--out", tmp_path / "run"),
         ("study", "run", "table-1", "--profile", "smoke", "--store", tmp_path / "store"),
     ):
         code, _, err = run_cli(*words, "--track", "wandb")

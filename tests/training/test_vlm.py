@@ -1,6 +1,7 @@
 """Training of a vision-language model: what each stage changes, resume after a kill, processes, mistakes."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,14 @@ from antiphase.models import clip, write_model
 from antiphase.models.vlm import load_vlm
 from antiphase.models.vlm.prompt import IGNORED
 from antiphase.models.vlm.store import named_weights, weights_digest
+from antiphase.runs import train_vlm as runs
+from antiphase.training.vlm import train_vlm
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
-from antiphase.training.vlm_step import accumulate, prepare
+from antiphase.training.vlm_step import SummedLoss, accumulate, prepare
 from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
+from tests.processes import KILLS_ITSELF, Python, together
 from tests.test_answers import SMALL
+from tests.training.test_tracking import Fake
 
 KILLED = Path(__file__).with_name("kills_itself.py")
 QUESTIONS = ("Is there a cat in the image ?", "Is there a dog in the image ?")
@@ -148,6 +153,51 @@ def test_two_processes_train_as_one(parts, tmp_path, run_cli):
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(("stage", "more"), [(1, ()), (2, ()), (2, ("--lora", "2"))])
+def test_sharded_weights_train_as_whole_ones(parts, tmp_path, run_cli, stage, more):
+    more = [*begin(parts), "--learning-rate", "0.01", *more]
+    assert run_cli(*words(parts, stage, tmp_path / "one", *more))[0] == 0
+    # parts of one conversation: a process has some without an image
+    together(2, "-m", "antiphase", *words(parts, stage, tmp_path / "two", *more, "--shard", "--part", "1"))
+    assert not (tmp_path / "two/state.safetensors").exists()
+    one, two = (named_weights(load_vlm(tmp_path / name)) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.thorough
+def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path):
+    more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01", "--shard"]
+    whole, killed = (words(parts, 2, tmp_path / name, *more) for name in ("whole", "killed"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = [Python(KILLS_ITSELF, *killed, **group, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    with ranks[0], ranks[1]:
+        assert [rank.wait() for rank in ranks] == [-9, -9], [rank.printed for rank in ranks]
+    assert (tmp_path / "killed/state.safetensors").exists()
+    for one in (whole, killed):
+        together(2, "-m", "antiphase", *one)
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
+        tmp_path / "killed/model.safetensors"
+    ).read_bytes()
+
+
+def test_a_tracker_gets_what_the_log_has(parts, tmp_path, run_cli, monkeypatch):
+    fake = Fake()
+    monkeypatch.setattr(
+        runs, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]})
+    )
+    assert run_cli(*words(parts, 1, tmp_path, *begin(parts)))[0] == 0
+    log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    ends = [values for _, values in fake.rows if "epoch" in values]
+    assert [values["loss"] for values in ends] == [row["loss"] for row in log]
+    assert {step for step, _ in fake.rows} >= {2, 4}  # and what a slow machine adds
+    assert fake.config["stage"] == 1
+
+
 def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
     vlm, images = tiny_vlm(), tiny_images(3)
     talks = [
@@ -169,7 +219,7 @@ def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
     gradients = {name: p.grad.clone() for name, p in vlm.named_parameters() if p.grad is not None}
     for part in (None, 2):
         vlm.zero_grad()
-        loss = accumulate(vlm, samples, Accelerator(cpu=True), bf16=False, part=part)
+        loss = accumulate(SummedLoss(vlm), samples, Accelerator(cpu=True), bf16=False, part=part)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         for name, parameter in vlm.named_parameters():
             if name in gradients:
@@ -199,6 +249,7 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
         ),
         (words(parts, 1, out, "--pretrained", "p"), "stage 1 starts from a tower"),
         (words(parts, 2, out, "--pretrained", parts), "no recipe.json found"),
+        (words(parts, 1, out, *begin(parts), "--shard"), "shard: there is one process; start several"),
         (words(parts, 1, out, *begin(parts), "--batch-size", "9"), "batch size 9: expected 1 to 8"),
         (
             words(parts, 1, out, *begin(parts), "--data", words(parts, 2, out)[4]),

@@ -1,6 +1,9 @@
 """``antiphase train``: what it prints, and its examples."""
 
 import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
@@ -26,12 +29,28 @@ def train(options: TrainOptions) -> Answer:
 
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
-    with run_folder(options.out, "train"):
-        from antiphase.runs.train import run
+    return trained(options, "train", _accuracy)
 
+
+def _accuracy(last: dict[str, Any]) -> str:
+    robust = f", {last['robust_accuracy']:.4f} under PGD," if "robust_accuracy" in last else ""
+    return f"accuracy {last['accuracy']:.4f}{robust}"
+
+
+def trained(
+    options: Any, name: str, said: Callable[[dict[str, Any]], str] = lambda last: f"loss {last['loss']:.4f}"
+) -> Answer:
+    """Run a training and print its outcome.
+
+    Args:
+        options: of the training.
+        name: of the command; ``runs`` has a module for it.
+        said: the outcome in words, from the last epoch's metrics.
+    """
+    with run_folder(options.out, name):
+        run = import_module(f"antiphase.runs.{name.replace('-', '_')}").run
         last = run(options, typed_command())[-1]
     if os.environ.get("RANK", "0") != "0":
         return None
-    robust = f", {last['robust_accuracy']:.4f} under PGD," if options.adversarial else ""
-    print(f"accuracy {last['accuracy']:.4f}{robust} after {last['epoch']} epochs; {options.out}")
+    print(f"{said(last)} after {last['epoch']} epochs; {options.out}")
     return last | {"out": str(options.out)}

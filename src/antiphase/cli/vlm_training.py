@@ -1,10 +1,8 @@
 """``antiphase train-vlm``: what it prints, and its examples."""
 
-import os
-
-from antiphase.cli.app import app, typed_command
+from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
-from antiphase.runs.folders import run_folder
+from antiphase.cli.training import trained
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 
 
@@ -23,11 +21,4 @@ def train_vlm(options: TrainVlmOptions) -> Answer:
     antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data "llava:llava_v1_5_mix665k.json?images=data"
     --out runs/vlm
     """
-    with run_folder(options.out, "train-vlm"):
-        from antiphase.runs.train_vlm import run
-
-        last = run(options, typed_command())[-1]
-    if os.environ.get("RANK", "0") != "0":
-        return None
-    print(f"loss {last['loss']:.4f} after {last['epoch']} epochs; {options.out}")
-    return last | {"out": str(options.out)}
+    return trained(options, "train-vlm")

@@ -36,6 +36,11 @@ def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
         save_file(tensors, temporary, {_DIGEST: _digest(tensors)})
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor that is sharded over processes as a whole, on the CPU; all of them have to call it."""
+    return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+
+
 def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory.
 

@@ -20,6 +20,7 @@ from antiphase.runs.loading import find_device
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.runs.record import write_training_record
 from antiphase.training.recipe import fastest_precision
+from antiphase.training.tracking import check_trackers
 from antiphase.training.vlm import train_vlm
 from antiphase.training.vlm_recipe import MERGE, make_vlm_recipe
 
@@ -35,6 +36,7 @@ def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:
         UserError: a part or the data cannot be loaded, or do not fit each other.
     """
     began = time.monotonic()
+    check_trackers(options.track)
     stage = int(options.stage)
     data = load_conversations(options.data, stage=stage, limit=options.limit, seed=options.seed)
     config, vlm, source = _begin(options)
@@ -45,7 +47,7 @@ def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:
     )  # fmt: skip
     metrics = train_vlm(
         recipe, vlm, data, options.out, part=options.part, checkpointing=options.checkpointing,
-        progress=not options.quiet,
+        sharded=options.shard, trackers=options.track, progress=not options.quiet,
     )  # fmt: skip
     write_training_record(options, options.out, command, time.monotonic() - began)
     return metrics

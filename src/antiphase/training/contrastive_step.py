@@ -12,6 +12,7 @@ from torch import Tensor
 from antiphase.models.clip import CLIP
 from antiphase.precision import Precision, autocast
 from antiphase.training.contrastive_loss import FeatureGradients, Kind, at_least_float32, feature_gradients
+from antiphase.training.processes import sum_gradients
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def accumulate(
 
     for given, *gradients in zip(parts, own_image.split(size), own_text.split(size), strict=True):
         torch.autograd.backward(kept if kept is not None else features(*given()), gradients)
-    _sum_over_processes(model, accelerator)
+    sum_gradients(model.parameters(), accelerator)
     for name, gradient in (("logit_scale", found.logit_scale), ("logit_bias", found.logit_bias)):
         if gradient is not None:
             getattr(model, name).grad = gradient.to(accelerator.device)
@@ -116,13 +117,3 @@ def _gathered(part: Tensor, accelerator: Accelerator) -> Tensor:
         return part
     every: Any = accelerator.gather(part)
     return every
-
-
-def _sum_over_processes(model: CLIP, accelerator: Accelerator) -> None:
-    if accelerator.num_processes == 1:
-        return
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    # one exchange instead of hundreds
-    flat: Any = accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))

@@ -18,6 +18,7 @@ from antiphase.errors import UserError
 from antiphase.files import replacing, write_text
 from antiphase.models import checkpoints
 from antiphase.progress import status_bar
+from antiphase.training.sharding import divided, is_sharded
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -168,16 +169,30 @@ class _Saver:
 
     def __init__(self, task: Task, path: Path, accelerator: Accelerator) -> None:
         self.task, self.path, self.accelerator = task, path, accelerator
+        self.sharded = any(map(is_sharded, task.model.parameters()))
         self.due = time.monotonic() + 2.0
 
     def save_if_due(self, standing: _Standing, *, last: bool = False) -> None:
         began = time.monotonic()
-        if not self.accelerator.is_main_process or (began < self.due and not last):
+        writes = self.accelerator.is_main_process
+        due = writes and (began >= self.due or last)
+        if self.sharded:  # every process helps to gather what the main one writes
+            vote: Any = self.accelerator.reduce(
+                torch.tensor(due, device=self.accelerator.device).float(), "sum"
+            )
+            due = bool(vote)
+        if not due:
             return
         model = self.accelerator.unwrap_model(self.task.model)
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for index, slots in self.task.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
+        for name, tensor in list(tensors.items()):
+            gathered = checkpoints.whole(tensor)
+            if writes:
+                tensors[name] = gathered
+        if not writes:
+            return
         metadata = {"identity": self.task.identity, "standing": json.dumps(asdict(standing))}
         with replacing(self.path) as temporary:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
@@ -189,12 +204,15 @@ def _load(task: Task, path: Path) -> _Standing:
     """Load the saved weights and optimizer state, and return the progress."""
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            metadata, names = file.metadata(), list(file.keys())
+            if metadata["identity"] != task.identity:
+                raise UserError(
+                    f"{path} belongs to a run with other settings; use another --out, or delete it"
+                )
+            parts = _like(task)
+            tensors = {name: divided(file.get_tensor(name), like=parts(name)) for name in names}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete it to restart training") from None
-    if metadata["identity"] != task.identity:
-        raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
     model = getattr(task.model, "module", task.model)
     model.load_state_dict({n[6:]: tensor for n, tensor in tensors.items() if n.startswith("model.")})
     slots: dict[int, dict[str, Tensor]] = {}
@@ -205,6 +223,18 @@ def _load(task: Task, path: Path) -> _Standing:
     state = task.optimizer.state_dict()
     task.optimizer.load_state_dict({"state": slots, "param_groups": state["param_groups"]})
     return _Standing(**json.loads(metadata["standing"]))
+
+
+def _like(task: Task) -> Callable[[str], Tensor | None]:
+    """Return what finds the parameter that is sharded as a saved tensor of some name has to be."""
+    own = getattr(task.model, "module", task.model).state_dict()
+    trained = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
+
+    def find(name: str) -> Tensor | None:
+        kind, _, rest = name.partition(".")
+        return own.get(rest) if kind == "model" else trained[int(rest.partition(".")[0])]
+
+    return find
 
 
 def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:

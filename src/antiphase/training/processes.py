@@ -1,6 +1,7 @@
 """Set up the processes of a run: a single one, or those started by torchrun, on CPU or GPU."""
 
 import atexit
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
+from torch import nn
 
 _PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluates
 
@@ -27,6 +29,16 @@ def start_processes(**options: Any) -> Accelerator:
         kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],
         **options,
     )
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+    """Sum the gradients over the processes, in one exchange instead of hundreds."""
+    if accelerator.num_processes == 1:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat: Any = accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
 
 
 @cache

@@ -1,6 +1,6 @@
 """Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ from antiphase.models.vlm.lora import is_lora
 from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.processes import start_processes
+from antiphase.training.sharding import shard
+from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
-from antiphase.training.vlm_step import Sample, accumulate, prepare
+from antiphase.training.vlm_step import Sample, SummedLoss, accumulate, prepare
 
 
 def train_vlm(
     recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, out: Path, *,
-    part: int | None = None, checkpointing: bool = False, progress: bool = True,
+    part: int | None = None, checkpointing: bool = False, sharded: bool = False,
+    trackers: Sequence[Tracker] = (), progress: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train one stage and write a directory that :func:`~antiphase.models.vlm.load_vlm` takes.
 
@@ -40,18 +43,22 @@ def train_vlm(
         part: samples of a process that pass through the model at a time; None: all. Affects the result only by
             rounding.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
+        sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
+            fit one device; implies checkpointing. Affects the result only by rounding.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
         progress: show a progress bar on stderr.
 
     Returns:
         The log, one entry per epoch.
 
     Raises:
-        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, an image is
-            unreadable, or the loss is not finite.
+        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, a single
+            process is to be sharded, an image is unreadable, or the loss is not finite.
     """
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
-    accelerator = start_processes()
+    check_trackers(trackers)
+    accelerator = start_processes(**log_options(trackers, out))
     world = accelerator.num_processes
     if recipe.batch_size % world:
         raise UserError(
@@ -62,19 +69,30 @@ def train_vlm(
             f"batch size {recipe.batch_size}: expected 1 to {len(conversations)}, the number of conversations"
         )
     steps_per_epoch = len(conversations) // recipe.batch_size
-    vlm.to(accelerator.device).eval()  # without dropout, so that a step depends on nothing but its number
+    if sharded and world == 1:
+        raise UserError(
+            "shard: there is one process; start several with torchrun --nproc-per-node, or leave out --shard"
+        )
+    vlm.eval()  # without dropout, so that a step depends on nothing but its number
     trained = trained_parameters(vlm, recipe)
-    if checkpointing:
+    if checkpointing or sharded:
         vlm.language.gradient_checkpointing_enable({"use_reentrant": False})
         vlm.language.train()  # transformers recomputes in training mode only
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
+    model = SummedLoss(vlm)
+    if sharded:
+        shard(model, decoder_blocks(vlm.language), accelerator)
+        trained = trained_parameters(vlm, recipe)  # others have taken their places
+    else:
+        model.to(accelerator.device)
     stream = _Stream(recipe, vlm, conversations, accelerator.process_index, world)
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
+    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         bf16 = recipe.precision == "bf16"
-        loss = accumulate(vlm, stream.at(epoch, within), accelerator, bf16=bf16, part=part)
+        loss = accumulate(model, stream.at(epoch, within), accelerator, bf16=bf16, part=part)
         torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
         return loss, recipe.batch_size
 
@@ -87,14 +105,24 @@ def train_vlm(
     task = loop.Task(
         parts, optimizer, digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
         lambda step: vlm_learning_rate(recipe, step, steps_per_epoch), backward, dict,
+        track=track,
     )  # fmt: skip
     metrics = loop.run(task, out, accelerator, progress=progress)
     vlm.eval()
-    if accelerator.is_main_process:
-        save_vlm(vlm, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
+    main = accelerator.is_main_process
+    save_vlm(vlm, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store), write=main)
+    if main:
         (out / loop.STATE_FILE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
+    if trackers:
+        accelerator.end_training()
     return metrics
+
+
+def decoder_blocks(language: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a language model that transformers keeps on one device each; none if it names none."""
+    names = set(getattr(language, "_no_split_modules", None) or ())
+    return [module for module in language.modules() if type(module).__name__ in names]
 
 
 def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.conversations import Conversation
 from antiphase.errors import UserError
 from antiphase.models.vlm import VisionLanguageModel
 from antiphase.models.vlm.prompt import IGNORED, IMAGE
+from antiphase.training.processes import sum_gradients
+from antiphase.training.sharding import is_sharded
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,41 @@ def _square(vlm: VisionLanguageModel, image: Float[Tensor, "3 height width"]) ->
     return vlm.square((image * 255).round().to(torch.uint8)).float() / 255
 
 
+class SummedLoss(nn.Module):
+    """Compute the cross-entropy of a vision-language model, summed over all targets of some conversations."""
+
+    def __init__(self, vlm: VisionLanguageModel) -> None:
+        super().__init__()
+        self.vlm = vlm
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch 3 height width"] | None,
+        ids: Int64[Tensor, "batch length"],
+        labels: Int64[Tensor, "batch length"],
+        mask: Bool[Tensor, "batch length"],
+    ) -> Float[Tensor, ""]:
+        """Return the sum; for the arguments see :meth:`~antiphase.models.vlm.VisionLanguageModel.embed`."""
+        vlm = self.vlm
+        embedded, expanded, used = vlm.embed(images, ids, labels, mask)
+        assert expanded is not None
+        target = expanded[:, 1:]
+        asked = (target != IGNORED).any(0).nonzero()[:, 0]  # logits are computed at these positions only
+        keeps = "logits_to_keep" in inspect.signature(vlm.language.forward).parameters
+        options = {"logits_to_keep": asked} if keeps else {}
+        logits = vlm.language(inputs_embeds=embedded, attention_mask=used, use_cache=False, **options).logits
+        logits = logits if keeps else logits[:, asked]
+        summed = F.cross_entropy(
+            logits.flatten(0, 1).float(), target[:, asked].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        if images is None:  # the projector has a gradient, though of 0, in every process
+            blank = torch.zeros(1, *vlm.image_shape, device=ids.device)
+            summed = summed + 0.0 * vlm.visual_tokens(blank).sum()
+        return summed
+
+
 def accumulate(
-    vlm: VisionLanguageModel,
+    model: SummedLoss,
     samples: Sequence[Sample],
     accelerator: Accelerator,
     *,
@@ -82,7 +117,7 @@ def accumulate(
     The loss is the mean cross-entropy over all targets of the batch, whatever the processes and parts.
 
     Args:
-        vlm: the model; parameters that are trained require a gradient.
+        model: loss of the model; parameters that are trained require a gradient. It may be sharded.
         samples: this process's share of the batch.
         accelerator: accelerator of the run.
         bf16: run the model in bfloat16.
@@ -97,49 +132,30 @@ def accumulate(
     total = float(every)
     loss = torch.zeros((), device=device)
     size = part or len(samples)
+    sharded = any(map(is_sharded, model.parameters()))
+    scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
     for start in range(0, len(samples), size):
         chosen = samples[start : start + size]
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            summed = _summed_loss(vlm, chosen, device)
-        (summed / total).backward()
+        # cached copies would keep the whole of a sharded model in memory
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=not sharded):
+            summed = model(*_together(chosen, model.vlm.image_shape, device))
+        (summed * scale / total).backward()
         loss += summed.detach() / total
-    trained = [p for p in vlm.parameters() if p.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:  # a batch without an image, for the projector
-            parameter.grad = torch.zeros_like(parameter)
-    _sum_over_processes(trained, accelerator)
+    if not sharded:
+        sum_gradients(model.parameters(), accelerator)
     return loss * accelerator.num_processes
 
 
-def _summed_loss(
-    vlm: VisionLanguageModel, samples: Sequence[Sample], device: torch.device
-) -> Float[Tensor, ""]:
-    """Return the cross-entropy summed over all targets of some samples."""
+def _together(
+    samples: Sequence[Sample], shape: tuple[int, ...], device: torch.device
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Return images (None: there are none), ids, labels and mask of some samples, padded on the right."""
     length = max(len(one.ids) for one in samples)
     ids = torch.stack([F.pad(one.ids, (0, length - len(one.ids))) for one in samples])
     labels = torch.stack([F.pad(one.labels, (0, length - len(one.labels)), value=IGNORED) for one in samples])
     mask = torch.stack([torch.arange(length) < len(one.ids) for one in samples])
     images = None
     if any(one.image is not None for one in samples):
-        blank = torch.zeros(vlm.image_shape)
+        blank = torch.zeros(shape)
         images = torch.stack([blank if one.image is None else one.image for one in samples]).to(device)
-    embedded, expanded, used = vlm.embed(images, ids.to(device), labels.to(device), mask.to(device))
-    assert expanded is not None
-    target = expanded[:, 1:]
-    asked = (target != IGNORED).any(0).nonzero()[:, 0]  # logits are computed at these positions only
-    keeps = "logits_to_keep" in inspect.signature(vlm.language.forward).parameters
-    options = {"logits_to_keep": asked} if keeps else {}
-    logits = vlm.language(inputs_embeds=embedded, attention_mask=used, use_cache=False, **options).logits
-    logits = logits if keeps else logits[:, asked]
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), target[:, asked].flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
-def _sum_over_processes(trained: Sequence[nn.Parameter], accelerator: Accelerator) -> None:
-    if accelerator.num_processes == 1:
-        return
-    gradients = [p.grad for p in trained if p.grad is not None]
-    flat: Any = accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))
+    return images, ids.to(device), labels.to(device), mask.to(device)

@@ -79,8 +79,9 @@ def make_projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0
 
 
 def save_vlm(
-    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | os.PathLike[str], dtype: torch.dtype
-) -> None:
+    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | os.PathLike[str], dtype: torch.dtype, *,
+    write: bool = True,
+) -> None:  # fmt: skip
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration.
 
     Args:
@@ -88,21 +89,29 @@ def save_vlm(
         recipe: has the model's :class:`VlmConfig` under ``model``.
         directory: created if missing.
         dtype: to which a tuned language model is rounded; all else is kept as it is.
+        write: False in those processes that only help to gather sharded weights.
     """
     folder = Path(directory)
     config = VlmConfig.model_validate(recipe["model"])
-    write_json(folder / checkpoints.RECIPE_FILE, recipe)
-    tensors = {f"tower.{name}": value for name, value in named_weights(cast(nn.Module, vlm.tower)).items()}
-    tensors |= {f"projector.{name}": value for name, value in named_weights(vlm.projector).items()}
+    weights = {f"tower.{name}": value for name, value in named_weights(cast(nn.Module, vlm.tower)).items()}
+    weights |= {f"projector.{name}": value for name, value in named_weights(vlm.projector).items()}
     for name, value in named_weights(vlm.language).items():
         if config.tuned:
-            tensors[f"language.{name}"] = value.to(dtype)
+            weights[f"language.{name}"] = value.to(dtype)
         elif is_lora(name):
-            tensors[f"language.{name}"] = value
+            weights[f"language.{name}"] = value
+    tensors: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        gathered = checkpoints.whole(value.detach())
+        if write:
+            tensors[name] = gathered.cpu().contiguous()
+    if not write:
+        return
+    write_json(folder / checkpoints.RECIPE_FILE, recipe)
     if config.tuned:
         vlm.language.config.save_pretrained(folder / LANGUAGE_FOLDER)
         vlm.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
-    checkpoints.save_tensors({n: value.detach().cpu().contiguous() for n, value in tensors.items()}, folder)
+    checkpoints.save_tensors(tensors, folder)
 
 
 def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:

@@ -7,7 +7,18 @@ from pydantic import Field, model_validator
 from antiphase.errors import UserError
 from antiphase.registry import CLIPS
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed, Track, Words
+from antiphase.runs.options.fields import (
+    MOST_AT_ONCE,
+    AutoPrecision,
+    Checkpointing,
+    Epochs,
+    LearningRate,
+    Out,
+    Quiet,
+    Seed,
+    Track,
+    Words,
+)
 from antiphase.runs.options.read import given
 
 
@@ -54,9 +65,7 @@ class TrainClipOptions(Options):
         ),
     ] = None
     limit: Annotated[int | None, Field(ge=2, description="Train on at most N pairs.")] = None
-    epochs: Annotated[
-        int | None, Field(ge=1, description="Passes over the data. If not given: the preset's.")
-    ] = None
+    epochs: Epochs = None
     batch_size: Annotated[
         int | None,
         Field(
@@ -73,9 +82,7 @@ class TrainClipOptions(Options):
             "gradient.",
         ),
     ] = None
-    learning_rate: Annotated[
-        float | None, Field(description="Peak learning rate. If not given: the preset's.")
-    ] = None
+    learning_rate: LearningRate = None
     warmup_epochs: Annotated[
         float | None, Field(description="Epochs of linear warm-up. If not given: the preset's.")
     ] = None
@@ -102,10 +109,7 @@ class TrainClipOptions(Options):
     ] = 0.0
     precision: AutoPrecision = "auto"
     compile: Annotated[bool, Field(description="Run the towers under torch.compile.")] = False
-    checkpointing: Annotated[
-        bool,
-        Field(description="Compute each block again in the backward pass: slower, but uses less memory."),
-    ] = False
+    checkpointing: Checkpointing = False
     track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False

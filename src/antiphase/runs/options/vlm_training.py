@@ -7,7 +7,17 @@ from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
 from antiphase.runs.options.base import Options
-from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, Out, Quiet, Seed
+from antiphase.runs.options.fields import (
+    MOST_AT_ONCE,
+    AutoPrecision,
+    Checkpointing,
+    Epochs,
+    LearningRate,
+    Out,
+    Quiet,
+    Seed,
+    Track,
+)
 from antiphase.runs.options.read import given
 
 _OF_STAGE_1 = ("tower", "language", "projector", "merge", "prompt")
@@ -23,7 +33,11 @@ class TrainVlmOptions(Options):
         ),
     ]
     data: Annotated[
-        str, Field(description="Source of conversations: llava:JSON?images=DIR and others, see docs/data.md.")
+        str,
+        Field(
+            description="Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files "
+            "with KEY.json and KEY.jpg)."
+        ),
     ]
     out: Out
     tower: Annotated[
@@ -72,9 +86,7 @@ class TrainVlmOptions(Options):
         ),
     ] = None
     limit: Annotated[int | None, Field(ge=1, description="Train on at most N conversations.")] = None
-    epochs: Annotated[
-        int | None, Field(ge=1, description="Passes over the data. If not given: the preset's.")
-    ] = None
+    epochs: Epochs = None
     batch_size: Annotated[
         int | None,
         Field(
@@ -89,9 +101,7 @@ class TrainVlmOptions(Options):
             ge=1, description="Conversations of a process that pass through the model at a time: less memory."
         ),
     ] = None
-    learning_rate: Annotated[
-        float | None, Field(description="Peak learning rate. If not given: the preset's for the stage.")
-    ] = None
+    learning_rate: LearningRate = None
     warmup: Annotated[
         float | None, Field(description="Share of the steps with linear warm-up. If not given: 0.03.")
     ] = None
@@ -100,12 +110,15 @@ class TrainVlmOptions(Options):
         Literal["float32", "bfloat16"],
         Field(description="Type in which a language model that was trained is stored."),
     ] = "float32"
-    checkpointing: Annotated[
+    checkpointing: Checkpointing = False
+    shard: Annotated[
         bool,
         Field(
-            description="Compute the language model's layers again in the backward pass: slower, less memory."
+            description="Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a "
+            "language model that does not fit one device. Implies --checkpointing."
         ),
     ] = False
+    track: Track = ()
     seed: Seed = 0
     quiet: Quiet = False
 

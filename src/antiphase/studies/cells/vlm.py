@@ -128,7 +128,7 @@ class TrainVlm(Cell):
             )
             source = None
         recipe = self.make_recipe(config, data.fingerprint(), source)
-        train_vlm(recipe, vlm, data, folder, part=lab.batch_size, progress=lab.progress)
+        train_vlm(recipe, vlm, data, folder, part=lab.batch_size, trackers=lab.track, progress=lab.progress)
         return None
 
     def load(self, lab: Lab) -> nn.Module:
