@@ -1,6 +1,7 @@
 """Training of a vision-language model: what each stage changes, resume after a kill, processes, mistakes."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -168,7 +169,7 @@ def test_sharded_weights_train_as_whole_ones(parts, tmp_path, run_cli, stage, mo
 
 
 @pytest.mark.thorough
-def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path):
+def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path, run_cli):
     more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01", "--shard"]
     whole, killed = (words(parts, 2, tmp_path / name, *more) for name in ("whole", "killed"))
     with socket.socket() as free:
@@ -178,11 +179,18 @@ def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(part
     with ranks[0], ranks[1]:
         assert [rank.wait() for rank in ranks] == [-9, -9], [rank.printed for rank in ranks]
     assert (tmp_path / "killed/state.safetensors").exists()
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     for one in (whole, killed):
         together(2, "-m", "antiphase", *one)
     assert (tmp_path / "whole/model.safetensors").read_bytes() == (
         tmp_path / "killed/model.safetensors"
     ).read_bytes()
+    assert (
+        run_cli(*words(parts, 2, tmp_path / "alone", *more[:-1]))[0] == 0
+    )  # from the same state, not sharded
+    two, one = (named_weights(load_vlm(tmp_path / name)) for name in ("whole", "alone"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
 
 
 def test_a_tracker_gets_what_the_log_has(parts, tmp_path, run_cli, monkeypatch):
