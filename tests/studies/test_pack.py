@@ -5,7 +5,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from antiphase.errors import UserError
-from antiphase.studies.cells import Accuracy, Attack
+from antiphase.studies.cells import Accuracy, Attack, Margin
 from antiphase.studies.collect import study_rows
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
@@ -135,3 +135,17 @@ def test_attacks_have_a_file_each(tmp_path):
     run_cells([other, clean], Lab(store, progress=False))
     add(pack, other, clean, source=store)
     assert {"accuracy.parquet", "attack-fgsm.parquet"} < set(files(pack))
+
+
+def test_of_training_images_only_the_loss_is_kept(tmp_path):
+    cell = Margin(model=FINISHED.model, data="digits", split="train", limit=5, gradients=False)
+    store, pack = Store(tmp_path / "store"), Pack(tmp_path / "results")
+    run_cells([cell], Lab(store, progress=False))
+    add(pack, cell, source=store)
+    before, after = store.rows(cell), pack.rows(cell)
+    assert before is not None
+    assert after is not None
+    assert sorted(after.columns) == ["label", "loss", "sample"]
+    assert_frame_equal(
+        after.select("sample", "loss"), before.select("sample", "loss"), rel_tol=2.0**-8, abs_tol=0
+    )

@@ -113,7 +113,7 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
             continue  # not finished, or damaged
         file = "" if found is None else _file(cell.table, found)
         if found is not None:
-            kept = _rounded(found.drop(_LEFT_OUT, strict=False), cell.shipped_bits)
+            kept = _rounded(found.drop(*_LEFT_OUT, *cell.unshipped, strict=False), cell.shipped_bits)
             rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
         about = {
             "cell": own, "file": file, "table": cell.table, "label": cell.label, "what": described(cell),

@@ -26,13 +26,21 @@ class Margin(Measurement):
     """
 
     version: ClassVar[int] = 1
-    shipped_bits: ClassVar[int] = 12
     limit: int | None = None
     gradients: bool = True
 
     @property
     def table(self) -> str:
         return "margin" if self.split == "test" else f"margin-{self.split}"
+
+    @property
+    def shipped_bits(self) -> int:
+        return 12 if self.split == "test" else 8
+
+    @property
+    def unshipped(self) -> tuple[str, ...]:
+        """Of training images only the loss is used, and of it the mean."""
+        return () if self.split == "test" else Margins._fields
 
     @property
     def label(self) -> str:

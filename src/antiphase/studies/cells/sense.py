@@ -30,7 +30,6 @@ class Sense(Measurement):
     """
 
     version: ClassVar[int] = 1
-    shipped_bits: ClassVar[int] = 12
     part: str
     limit: int
     settings: dict[str, Any] = field(default_factory=dict)
@@ -38,6 +37,10 @@ class Sense(Measurement):
     @property
     def table(self) -> str:
         return self.part
+
+    @property
+    def shipped_bits(self) -> int:
+        return 12
 
     @property
     def label(self) -> str:
