@@ -26,14 +26,17 @@ def multiplies_bf16(device: torch.device) -> bool:
     return False
 
 
-def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:
+def autocast(
+    device: torch.device, precision: Precision, *, cache: bool = True
+) -> contextlib.AbstractContextManager[object]:
     """Return the context of forward passes in a precision.
 
     A device without bf16 computes ``"bf16"`` in float32: emulation takes some 25 times as long there (a processor with
-    AVX2 only), and float32 is the more exact of the two. ``ANTIPHASE_EMULATE_BF16=1`` emulates it all the same.
+    AVX2 only), and float32 is the more exact of the two. ``ANTIPHASE_EMULATE_BF16=1`` emulates it all the same. Without
+    ``cache``, weights are converted anew at each use, which saves the memory of their copies.
     """
     import torch
 
     if precision == "float32" or not (multiplies_bf16(device) or os.environ.get(EMULATE) == "1"):
         return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=cache)

@@ -227,7 +227,7 @@ def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
     gradients = {name: p.grad.clone() for name, p in vlm.named_parameters() if p.grad is not None}
     for part in (None, 2):
         vlm.zero_grad()
-        loss = accumulate(SummedLoss(vlm), samples, Accelerator(cpu=True), bf16=False, part=part)
+        loss = accumulate(SummedLoss(vlm), samples, Accelerator(cpu=True), precision="float32", part=part)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         for name, parameter in vlm.named_parameters():
             if name in gradients:

@@ -91,8 +91,8 @@ def train_vlm(
     track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
-        bf16 = recipe.precision == "bf16"
-        loss = accumulate(model, stream.at(epoch, within), accelerator, bf16=bf16, part=part)
+        samples = stream.at(epoch, within)
+        loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
         torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
         return loss, recipe.batch_size
 
