@@ -2,7 +2,7 @@
 
 >>> import antiphase as ap
 >>> model = ap.load_model("specimen:diffvit-0")
->>> data = ap.data.load_data("specimen-fashion-mnist", limit=20)
+>>> data = ap.load_data("specimen-fashion-mnist", limit=20)
 >>> result = ap.attacks.pgd(model, data.images(range(20)), None, ap.attacks.Threat(eps=8 / 255))
 >>> result.success.shape
 torch.Size([20])
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
     from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
     from antiphase.api.verified import verify
+    from antiphase.data import load_data
     from antiphase.models import load_model
 
 # MKL chooses kernels by shape; its strict mode makes the rounding of a row independent of the other rows, so that
@@ -34,7 +35,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     # whole commands
     "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm", "verify",
     # models and data
-    "data", "load_model", "models", "training",
+    "data", "load_data", "load_model", "models", "training",
     # what is measured
     "attacks", "attention", "evaluation", "sensitivity", "studies",
     # the error for invalid input
@@ -43,12 +44,13 @@ __all__ = [  # noqa: RUF022 (grouped)
 
 
 _COMMANDS = __all__[:9]
+_LOADERS = {"load_data": "data", "load_model": "models"}
 
 
 def __getattr__(name: str) -> Any:
     """Import submodules on first access, so that ``antiphase --help`` is fast."""
-    if name == "load_model":
-        return importlib.import_module("antiphase.models").load_model
+    if name in _LOADERS:
+        return getattr(importlib.import_module(f"antiphase.{_LOADERS[name]}"), name)
     if name == "open":
         return importlib.import_module("antiphase.api.result").open_result
     if name == "__version__":

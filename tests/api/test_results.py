@@ -221,7 +221,7 @@ class Net(nn.Module):
 
 
 def test_a_module_and_images_as_objects_are_audited_like_specifications():
-    images = ap.data.load_data("specimen-fashion-mnist")
+    images = ap.load_data("specimen-fashion-mnist")
     given = ap.audit(ap.load_model("specimen:vit-0"), data=images, **FAST)
     named = ap.audit("specimen:vit-0", **FAST)
     assert given.frame().equals(named.frame())
@@ -229,7 +229,7 @@ def test_a_module_and_images_as_objects_are_audited_like_specifications():
 
 
 def test_a_module_without_a_card_is_left_as_it_was():
-    images, net = ap.data.load_data("digits", limit=20), Net().train()
+    images, net = ap.load_data("digits", limit=20), Net().train()
     found = ap.audit(net, against=Net(), data=images, **FAST)
     assert found.frame()["model"].unique(maintain_order=True).to_list() == ["Net", "Net-2"]
     assert net.training
@@ -259,7 +259,7 @@ def test_a_module_without_a_card_is_left_as_it_was():
 def test_what_cannot_be_used_is_one_line(model, options, line):
     names = {"specimen": "specimen-fashion-mnist", "digits": "digits"}
     if "data" in options:
-        options = {"data": ap.data.load_data(names[options["data"]], limit=2)}
+        options = {"data": ap.load_data(names[options["data"]], limit=2)}
     with pytest.raises(UserError) as caught:
         ap.audit(model, quiet=True, **options)
     assert str(caught.value).startswith(line)

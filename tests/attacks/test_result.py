@@ -6,7 +6,7 @@ import antiphase as ap
 
 
 def test_a_result_is_one_line_and_a_frame_of_rows():
-    data = ap.data.load_data("specimen-fashion-mnist", limit=4)
+    data = ap.load_data("specimen-fashion-mnist", limit=4)
     model = ap.load_model("specimen:vit-0")
     found = ap.attacks.fgsm(
         model, data.images(range(4)), None, ap.attacks.Threat(eps=8 / 255), ids=data.ids + 10

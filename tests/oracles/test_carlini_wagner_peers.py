@@ -55,7 +55,7 @@ def _ours(name, count, search_steps, steps, case):
     """Return the model, images and labels of a case, and what our attack makes of them."""
     model = ap.load_model(f"specimen:{name}").eval().requires_grad_(False)
     model = toys.Shifted(model, -50.0).eval() if case == "shifted" else model
-    images = ap.data.load_data("specimen-fashion-mnist", limit=count).images(range(count))
+    images = ap.load_data("specimen-fashion-mnist", limit=count).images(range(count))
     images = images.round() if case == "binary" else images
     label = model(images).argmax(1)
     return model, images, label, carlini_wagner(model, images, label, steps=steps, search_steps=search_steps)

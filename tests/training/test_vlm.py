@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from PIL import Image
 
-from antiphase.data.conversations import Conversation
+from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.models import clip, write_model
 from antiphase.models.vlm import load_vlm
 from antiphase.models.vlm.prompt import IGNORED
@@ -117,6 +117,19 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
     assert run_cli(*words(parts, 2, tmp_path / "x", "--pretrained", tmp_path / "all"))[2].count(
         "a model of stage 2"
     )
+
+
+def test_stage_1_can_begin_at_the_norm_of_words(parts, tmp_path, run_cli):
+    barely = ("--learning-rate", "1e-30", "--projector-start", "words")
+    code, _, err = run_cli(*words(parts, 1, tmp_path / "1", *begin(parts), *barely))
+    assert code == 0, err
+    vlm = load_vlm(tmp_path / "1")
+    data = load_conversations(words(parts, 1, tmp_path)[4], stage=1)
+    images = torch.stack([prepare(vlm, data[row], 1, 2048).image for row in range(len(data))])
+    with torch.no_grad():
+        norm = vlm.visual_tokens(images).norm(dim=2).mean().item()
+    expected = vlm.language.get_input_embeddings().weight.norm(dim=1).mean().item()
+    assert norm == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.thorough
@@ -254,6 +267,10 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
         (
             words(parts, 2, out, "--pretrained", "p", "--merge", "2"),
             "merge 2: --pretrained has one; leave out --merge",
+        ),
+        (
+            words(parts, 2, out, "--pretrained", "p", "--projector-start", "words"),
+            "projector-start words: --pretrained has one; leave out --projector-start",
         ),
         (words(parts, 1, out, "--pretrained", "p"), "stage 1 starts from a tower"),
         (words(parts, 2, out, "--pretrained", parts), "no recipe.json found"),

@@ -169,6 +169,7 @@ def _(cell: TrainVlm) -> Iterator[Fact]:
     if cell.stage == 1:
         yield "align.language", cell.language
         yield "align.projector", config.projector
+        yield "align.projector_start", recipe.projector_start
         if isinstance(cell.start, Given):
             yield "given.spec", cell.start.spec
             if cell.start.note:

@@ -22,6 +22,8 @@ from antiphase.training.tracking import Tracker, check_trackers, log_options, st
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
 from antiphase.training.vlm_step import Sample, SummedLoss, accumulate, prepare
 
+_MATCHED = 64  # images on which the projector's start is matched to words
+
 
 def train_vlm(
     recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, out: Path, *,
@@ -79,6 +81,8 @@ def train_vlm(
         vlm.language.gradient_checkpointing_enable({"use_reentrant": False})
         vlm.language.train()  # transformers recomputes in training mode only
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
+    if recipe.stage == 1 and recipe.projector_start == "words":
+        _start_at_words(vlm, conversations, recipe)
     model = SummedLoss(vlm)
     if sharded:
         shard(model, decoder_blocks(vlm.language), accelerator)
@@ -138,6 +142,18 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
         if parameter.requires_grad:
             found[name] = parameter
     return found
+
+
+def _start_at_words(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
+    """Let the projector begin with the mean norm of the language model's words, on the first images."""
+    samples = [
+        prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
+        for row in range(min(_MATCHED, len(conversations)))
+    ]
+    images = torch.stack([one.image for one in samples if one.image is not None])
+    words = vlm.language.get_input_embeddings().weight.detach()
+    with torch.no_grad():
+        vlm.projector.match(vlm.tower(images), float(words.float().norm(dim=1).mean()))
 
 
 class _Stream:

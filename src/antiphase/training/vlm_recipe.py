@@ -16,6 +16,10 @@ class VlmRecipe(BaseModel):
     Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
     tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
     decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
+
+    ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; with ``"words"`` they are shifted
+    and scaled so that image tokens begin with the mean norm of the language model's words, see
+    :meth:`~antiphase.models.vlm.projector.Projector.match`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -36,15 +40,16 @@ class VlmRecipe(BaseModel):
     epsilon: float = Field(default=1e-8, gt=0)
     gradient_norm: float = Field(default=1.0, gt=0)
     max_length: int = Field(default=2048, ge=8)
+    projector_start: Literal["default", "words"] = "default"
     precision: Precision = "float32"
     store: Literal["float32", "bfloat16"] = "float32"
 
 
-# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: a first guess, not tuned (dev/vlm.md)
+# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: see dev/vlm.md
 VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
     "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
     "emoji": {
-        1: {"learning_rate": 2e-3, "batch_size": 16, "epochs": 1},
+        1: {"learning_rate": 2e-3, "batch_size": 16, "epochs": 1, "projector_start": "words"},
         2: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1},
     },
 }

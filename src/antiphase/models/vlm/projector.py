@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -45,6 +46,24 @@ class Projector(nn.Module):
     def count(self) -> int:
         """Positions that an image takes in the language model."""
         return (self.side // self.merge) ** 2
+
+    @torch.no_grad()
+    def match(self, tokens: Float[Tensor, "batch tokens width"], norm: float) -> None:
+        """Shift and scale the last layer: what it gives for these tokens then has the mean 0 and this mean norm.
+
+        Drawn as usual, what it gives has the norm that the tower's tokens happen to have, and a large part that is the
+        same for all of them.
+
+        Args:
+            tokens: of some images.
+            norm: such as the mean norm of a language model's word embeddings.
+        """
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        last.bias -= self(tokens).mean((0, 1))
+        scale = norm / self(tokens).norm(dim=-1).mean()
+        last.weight *= scale
+        last.bias *= scale
 
     def forward(
         self, tokens: Float[Tensor, "batch tokens width"]

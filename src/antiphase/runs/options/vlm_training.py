@@ -20,7 +20,7 @@ from antiphase.runs.options.fields import (
 )
 from antiphase.runs.options.read import given
 
-_OF_STAGE_1 = ("tower", "language", "projector", "merge", "prompt")
+_OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
 
 
 class TrainVlmOptions(Options):
@@ -63,6 +63,13 @@ class TrainVlmOptions(Options):
     ] = "diffclip"
     projector: Annotated[
         Literal["linear", "mlp2x"] | None, Field(description="Kind of projector. If not given: linear.")
+    ] = None
+    projector_start: Annotated[
+        Literal["default", "words"] | None,
+        Field(
+            description="Weights with which stage 1 begins: PyTorch's default, or shifted and scaled so that image "
+            "tokens have the mean norm of words. If not given: the preset's."
+        ),
     ] = None
     merge: Annotated[
         int | None,
@@ -126,8 +133,9 @@ class TrainVlmOptions(Options):
     def _check(self) -> "TrainVlmOptions":
         if self.pretrained is not None:
             for name in _OF_STAGE_1:
-                if getattr(self, name) is not None:
-                    raise UserError(f"{name} {getattr(self, name)}: --pretrained has one; leave out --{name}")
+                if (value := getattr(self, name)) is not None:
+                    option = name.replace("_", "-")
+                    raise UserError(f"{option} {value}: --pretrained has one; leave out --{option}")
             if self.stage == "1":
                 raise UserError("pretrained: stage 1 starts from a tower; give --tower, or --stage 2")
         elif self.tower is None:
@@ -143,5 +151,7 @@ class TrainVlmOptions(Options):
     @property
     def recipe_part(self) -> dict[str, Any]:
         """The fields of the recipe that were given."""
-        names = ("epochs", "batch_size", "learning_rate", "warmup", "store", "seed")
+        names = (
+            "epochs", "batch_size", "learning_rate", "warmup", "store", "seed", "projector_start",
+        )  # fmt: skip
         return given(**{name: getattr(self, name) for name in names})

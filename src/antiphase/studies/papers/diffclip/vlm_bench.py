@@ -93,7 +93,8 @@ _BENCHES = {
     ),
     "laptop": VlmBench(
         language="smollm2", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
-        towers=_EMOJI, aligned=2000, tuned=2000, images=100, attacked=20, steps=10,
+        towers=_EMOJI, align={"precision": "bf16"}, tune={"precision": "bf16"}, aligned=6000, tuned=2000, images=100,
+        attacked=20, steps=10,
     ),
     "smoke": VlmBench(
         language="tiny", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
