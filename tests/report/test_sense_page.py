@@ -3,9 +3,11 @@
 import json
 import math
 import re
+from io import StringIO
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
@@ -171,6 +173,18 @@ def test_several_seeds_are_spoken_of_together():
 def test_the_console_table_has_a_row_for_each_layer_and_site(run):
     summary = json.loads((run / "summary.json").read_text())
     assert sense_table(summary).row_count == 3 * (2 * (1 + 1 + 2 + 2))
+
+
+def test_the_console_table_fits_80_characters():
+    values = {"cosine": -0.05, "rho": 1.7, "amplification": 1.5, "below": 0.22, "norm": 35.2}
+    rows = [
+        entry(name, value, value - 0.04, value + 0.04) | {"site": "tokens"} for name, value in values.items()
+    ]
+    console = Console(width=80, file=StringIO())
+    console.print(sense_table({"alignment": rows}))
+    shown = console.file.getvalue()
+    for interval in ("[−0.09 −0.01]", "[1.66 1.74]", "[1.46 1.54]", "[18 26]", "[35.2 35.2]"):
+        assert interval in shown
 
 
 def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):

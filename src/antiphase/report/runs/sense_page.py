@@ -164,7 +164,8 @@ def lipschitz_table(summary: Mapping[str, Any]) -> Table:
 def _console_cell(row: Mapping[str, Any] | None, scale: float) -> Text:
     if row is None or row["value"] is None:
         return Text("–")
-    digits = 0 if scale > 1 else 3 if abs(row["value"]) < 10 else 1
+    size = abs(row["value"])
+    digits = 0 if scale > 1 else 3 if size < 0.01 else 2 if size < 10 else 1  # five columns fit 80 characters
     ends = ((row["low"], -math.inf), (row["high"], math.inf))
     low, high = (number(open_end if end is None else scale * end, digits) for end, open_end in ends)
     return Text.assemble((number(scale * row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))
