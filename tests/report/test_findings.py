@@ -99,17 +99,35 @@ def test_three_questions_are_answered_with_numbers_and_prices():
         "Is differential attention more fragile?", "Why?", "How sure is that?",
     ))  # fmt: skip
     assert fragile == (
-        "- DiffViT is more fragile at λ_init 0.8: **yes** (+5.0 points [4.0, 6.0]; +3.0 points [2.0, 4.0])."
+        "- DiffViT is more fragile at λ_init 0.8: **yes** "
+        "(1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
     )
     assert why.startswith("- The angle matters more than the size: **undecided** (+0.10 [−0.10, 0.30]; ")
-    assert why.endswith("core-minutes would decide it).")
+    assert why.endswith("in all 113 seeds, 3 core-hours would decide it).")
     assert sure.startswith(counted(claims))
     assert "16 training seeds" in sure
-    assert "core-minutes are expected to bring a verdict." in told[-1]
+    assert (
+        "3 core-hours are expected to bring a verdict, if the differences seen are the true ones." in told[-1]
+    )
     assert summary([made_up.empty()]) == []
     assert headlines(results(), 1) == [sentence(OPEN)]
     assert headlines(results(), 2) == [sentence(HEADLINE), sentence(OPEN)]
     assert counted([HEADLINE, OPEN]) == "Of 2 claims, 1 holds and 1 is undecided."
+    untested = Claim("", "", "", [Check("", None)])
+    assert (
+        counted([HEADLINE, OPEN, untested]) == "2 of 3 claims have been tested: 1 holds and 1 is undecided."
+    )
+
+
+def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
+    small = [
+        Check("at 1/255", over_seeds(0.01, -0.005, 0.015, 1000)),
+        Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000)),
+    ]
+    told = sentence(Claim("", "", "It is higher.", small))
+    assert told.startswith("It is higher: **no**, some within ±2 points (1/255: +1.0 points [−0.5, 1.5]; ")
+    told = sentence(Claim("", "", "It is higher.", small[:1], margin=0.03))
+    assert told == "It is higher: **no**, all within ±3 points (+1.0 points [−0.5, 1.5])."
 
 
 def test_the_parts_of_the_difference_are_told_once_they_can_be_judged():
@@ -142,7 +160,7 @@ def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
         "## Is differential",
         "- DiffViT is more",
         "## How sure",
-        "Of 7 claims",
+        " claims have been tested: ",
         "<picture>",
         "## Claims",
         "| claim |",

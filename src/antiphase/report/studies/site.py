@@ -66,7 +66,7 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
 def _forest(results: Sequence[Result]) -> dict[str, Markup]:
     """Return the picture of all claims for wide and narrow screens; empty without verdicts."""
     lines = forest_lines(results)
-    described = "All claims with the difference that decides each; the table below has the numbers"
+    described = "Each tested claim with its least favourable difference; the table below has the numbers"
     return {
         name: Markup(inline_svg(forest_svg(lines, narrow=name == "narrow"), f"forest-{name}", described))
         for name in ("wide", "narrow")

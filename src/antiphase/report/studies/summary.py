@@ -6,7 +6,7 @@ The lists say which claims answer which question; the words of a claim are its s
 from collections.abc import Iterable, Sequence
 
 from antiphase.report.studies.forest import deciding
-from antiphase.report.studies.wording import estimates_line, price
+from antiphase.report.studies.wording import core_time, estimates_line, price
 from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.results import Result
 
@@ -17,8 +17,8 @@ FRAGILE = (
 )  # fmt: skip
 """Claims that say when, and by how much, differential attention is more fragile."""
 WHY = (
-    ("causes", "margins-raise-asr"), ("causes", "remains-at-equal-margins"), ("causes", "norm-raises-asr"),
-    ("causes", "fragile-at-equal-margins"), ("causes", "angle-raises-asr"), ("causes", "other-initial-weights"),
+    ("causes", "fragile-at-equal-margins"), ("causes", "angle-raises-asr"), ("causes", "margins-raise-asr"),
+    ("causes", "remains-at-equal-margins"), ("causes", "norm-raises-asr"), ("causes", "other-initial-weights"),
     ("layer-sensitivity", "angle-amplifies"), ("layer-sensitivity", "subtraction-cancels"),
     ("figure-5", "opposed-everywhere"), ("figure-4", "da-is-steeper-truly"), ("table-1", "asr-peaks"),
 )  # fmt: skip
@@ -28,12 +28,13 @@ PARTS = "causes"
 
 _WORDS = (
     "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
-    "attack success rate, is the share of images whose prediction the attack changes."
+    "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
+    "The clean margin of an image is the logit of its prediction minus the next highest, without an attack."
 )
 _ANSWERS: dict[Verdict, str] = {
     "holds": "yes",
     "contradicted": "no, the opposite",
-    "absent": "no difference that matters",
+    "absent": "no",
     "undecided": "undecided",
 }
 
@@ -77,7 +78,7 @@ def _parts(results: Sequence[Result]) -> list[str]:
 
 
 def counted(claims: Sequence[Claim]) -> str:
-    """Count the verdicts in a sentence.
+    """Count the verdicts in a sentence, and what was not tested yet.
 
     >>> counted([Claim("", "", "", []), Claim("", "", "", [])])
     ''
@@ -90,18 +91,32 @@ def counted(claims: Sequence[Claim]) -> str:
         return ""
     total = sum(counts.values())
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"Of {total} claim{'s' if total > 1 else ''}, {listed}."
+    if total == len(claims):
+        return f"Of {total} claim{'s' if total > 1 else ''}, {listed}."
+    return f"{total} of {len(claims)} claims have been tested: {listed}."
 
 
 def sentence(claim: Claim) -> str:
     """Return a claim, the answer, and its differences, starting with those that decide it."""
     paid = price(claim)
     told = "" if deciding(claim) is None else estimates_line(claim)
-    asked = f"{paid} would decide it" if "seeds" in paid else paid
+    asked = f"in all {paid} would decide it" if "seeds" in paid else paid
     numbers = "; ".join(filter(None, [told, asked]))
-    return (
-        f"{claim.statement.rstrip('.')}: **{_ANSWERS[claim.verdict]}**{f' ({numbers})' if numbers else ''}."
-    )
+    answer = f"**{_ANSWERS[claim.verdict]}**{_within(claim)}"
+    return f"{claim.statement.rstrip('.')}: {answer}{f' ({numbers})' if numbers else ''}."
+
+
+def _within(claim: Claim) -> str:
+    """Say how small the differences are for which a claim is absent."""
+    near = [
+        (claim.margin_of(check), check.unit)
+        for check, verdict in zip(claim.checks, claim.verdicts, strict=True) if verdict == "absent"
+    ]  # fmt: skip
+    if claim.verdict != "absent" or not near or near[0][0] is None:
+        return ""
+    margin, unit = near[0]
+    size = f"±{100 * margin if unit == 'points' else margin:g} {unit}".rstrip()
+    return f", {'all' if len(near) == len(claim.checks) else 'some'} within {size}"
 
 
 def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
@@ -113,10 +128,10 @@ def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
     profiles = _listed(result.profile for result in judged)
     of = f" on {data}" if data else ""
     return (
-        f"{counted(claims)} They were tested under the profile {profiles}{of}, with {seeds} training seeds of each "
-        f"model and {images} images. A claim is one difference or several that should all be above 0, with 95 % "
-        "intervals over seeds and images. A difference whose interval lies within a margin, by default ±2 points, does "
-        "not matter."
+        f"{counted([claim for result in results for claim in result.claims])} They were tested at the scale of the "
+        f"profile {profiles}{of}, with {seeds} training seeds of each model and {images} images. A claim is one "
+        "difference or several that should all be above 0, with 95 % intervals over seeds and images. A difference "
+        "whose interval includes 0 and lies within ±2 points, or what its study declares, counts as none."
     )
 
 
@@ -132,13 +147,16 @@ def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> lis
 def _sure(claims: Sequence[Claim]) -> str:
     """Say how often the verdicts may be wrong, and what the undecided claims would take."""
     open_ = [claim for claim in claims if claim.verdict == "undecided"]
-    words = "A wrong claim holds by chance in at most 2.5 % of the cases, and a right one is contradicted as rarely."
+    words = (
+        "For each claim by itself: if it is wrong, it holds by chance in at most 2.5 % of the cases, and if it is "
+        "right, it is contradicted as rarely."
+    )
     known = [(claim.seeds_needed, claim.seconds) for claim in open_]
-    prices = [seeds * seconds / 60 for seeds, seconds in known if seeds is not None and seconds is not None]
+    prices = [seeds * seconds for seeds, seconds in known if seeds is not None and seconds is not None]
     if prices:
         words += (
-            f" For {len(prices)} of {len(open_)} undecided claim{'s' if len(open_) > 1 else ''}, {sum(prices):,.0f} "
-            "core-minutes are expected to bring a verdict."
+            f" For {len(prices)} of {len(open_)} undecided claim{'s' if len(open_) > 1 else ''}, "
+            f"{core_time(sum(prices))} are expected to bring a verdict, if the differences seen are the true ones."
         )
     return words
 

@@ -23,6 +23,8 @@ PAPERS = {
     "own": "Studies of our own",
 }
 _SHOWN = 3  # checks of a claim whose estimates are shown in one line
+_LABEL = 28  # characters of what sets a check apart
+_HOURS = 120  # core-minutes from which on they are told as core-hours
 _PER_SHARE = 100.0  # estimates in points are stored as fractions
 
 
@@ -140,14 +142,43 @@ def estimate_parts(check: Check) -> tuple[str, ...]:
 
 
 def estimates_line(claim: Claim) -> str:
-    """Format the estimates of a claim's checks in one line, starting with those that decide the verdict."""
-    judged = zip(claim.checks, claim.verdicts, strict=True)
-    checks = sorted(judged, key=lambda pair: pair[1] != claim.verdict)
-    told = [estimate_text(check) for check, _ in checks if check.estimate is not None]
-    more = len(claim.checks) - min(len(told), _SHOWN)
-    if not told:
+    """Format the estimates of a claim's checks in one line, each with what sets it apart, in the order of the checks.
+
+    Of many checks those that decide the verdict are shown.
+
+    >>> from antiphase.evaluation.statistics import Estimate
+    >>> found = Estimate(0.024, 0.001, 0.059, 300)
+    >>> estimates_line(Claim("", "", "", [Check(f"a − b at {eps}/255", found) for eps in (1, 2)]))
+    '1/255: +2.4 points [0.1, 5.9]; 2/255: +2.4 points [0.1, 5.9]'
+    """
+    names = told_apart([check.what for check in claim.checks])
+    known = [at for at, check in enumerate(claim.checks) if check.estimate is not None]
+    if not known:
         return "–"
-    return "; ".join(told[:_SHOWN]) + (f"; {more} more" if more else "")
+    chosen = sorted(sorted(known, key=lambda at: claim.verdicts[at] != claim.verdict)[:_SHOWN])
+    more = len(claim.checks) - len(chosen)
+    told = [f"{names[at]}: " * bool(names[at]) + estimate_text(claim.checks[at]) for at in chosen]
+    return "; ".join(told) + (f"; {more} more" if more else "")
+
+
+def told_apart(texts: Sequence[str]) -> list[str]:
+    """Return each text without the words that all begin or end with; nothing where that is still long, or one text.
+
+    >>> told_apart(["ASR of a at 1/255, PGD", "ASR of a at 2/255, PGD"]), told_apart(["ASR of a"])
+    (['1/255', '2/255'], [''])
+    >>> told_apart(["ASR of a, patch 2", "ASR of a, patch 4"])
+    ['patch 2', 'patch 4']
+    """
+    words = [text.split() for text in texts]
+    shortest = min(map(len, words), default=0)
+    first = next((at for at in range(shortest) if len({each[at] for each in words}) > 1), shortest)
+    last = next(
+        (at for at in range(shortest - first) if len({each[-1 - at] for each in words}) > 1), shortest - first
+    )
+    if first and all(len(each) - last - first == 1 and each[first].isdecimal() for each in words):
+        first -= 1  # a number goes with its word
+    apart = [" ".join(each[first : len(each) - last]).strip(",") for each in words]
+    return apart if all(len(each) <= _LABEL for each in apart) else [""] * len(apart)
 
 
 def price(claim: Claim) -> str:
@@ -164,9 +195,19 @@ def price(claim: Claim) -> str:
     if seeds is None:
         few = [check for check in claim.checks if check.spread is not None]
         return "more images needed" if len(few) == len(claim.checks) else ""
-    return f"{seeds:,} seeds" + (
-        "" if claim.seconds is None else f", {max(1, round(seeds * claim.seconds / 60)):,} core-minutes"
-    )
+    return f"{seeds:,} seeds" + ("" if claim.seconds is None else f", {core_time(seeds * claim.seconds)}")
+
+
+def core_time(seconds: float) -> str:
+    """Format core-seconds.
+
+    >>> core_time(30), core_time(5400), core_time(399_000)
+    ('1 core-minute', '90 core-minutes', '111 core-hours')
+    """
+    minutes = max(1, round(seconds / 60))
+    if minutes >= _HOURS:
+        return f"{minutes / 60:,.0f} core-hours"
+    return f"{minutes} core-minute{'s' if minutes > 1 else ''}"
 
 
 def tally(claims: Sequence[Claim]) -> str:

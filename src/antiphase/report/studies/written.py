@@ -17,21 +17,23 @@ from antiphase.report.studies.summary import counted, headlines, summary
 from antiphase.studies.results import Result
 
 _PREFACE = (
-    "A claim is a list of differences that should all be above 0. It *holds* if all their 95 % intervals are above 0. "
-    "It is *contradicted* if one of them is below 0 (corrected by Holm for their number), *absent* if one lies within "
-    "the margin, 2 points unless the study declares another, and *undecided* otherwise; what a verdict would take is "
-    "then given. A claim of almost every one allows the exceptions that it states. The intervals are {over}. No claim "
-    "is judged by fewer than 8 training seeds, and none under the profile `smoke`.\n\n"
+    "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
+    "these that applies: *holds*, its 95 % interval lies above 0; *contradicted*, it is below 0 (corrected by Holm "
+    "for the number of differences); *absent*, its interval lies within ±2 points, or the margin that its study "
+    "declares; *undecided*. A claim is contradicted if one of its differences is; otherwise undecided if one is; "
+    "otherwise absent if one is; otherwise it holds. Where a claim is about almost all cases, as many differences as "
+    "it says are left out. With what is undecided stand the training seeds that a verdict would take in all, and "
+    "their cost. The intervals are {over}. Fewer than 8 training seeds give no verdict, and neither does the profile "
+    "`smoke`. *Not run*: rows are missing.\n\n"
     "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
     "replaces the claims only."
 )
 _FILE, _NARROW = "claims.svg", "claims-narrow.svg"
-_ALT = (
-    "All claims: the difference that decides each, with its 95 % interval; colour and shape show the verdict"
-)
+_ALT = "Each tested claim with its least favourable difference and 95 % interval; colour and shape show the verdict"
 _CAPTION = (
-    "*Every claim with the difference that decides it, its 95 % interval (right of 0: as claimed) and its verdict by "
-    "colour and shape. The shaded band is the margin. Intervals that leave the axis end at its edge.*"
+    "*Each tested claim with its least favourable difference, the 95 % interval (right of 0: as claimed) and the "
+    "verdict by colour and shape. A difference within the shaded band counts as none. Intervals that leave the axis "
+    "end at its edge.*"
 )
 _README_LINES = 10
 
@@ -56,7 +58,7 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
     Raises:
         UserError: the file lacks the marks.
     """
-    claims = [claim for result in results for claim in result.claims]
+    claims = [claim for result in results if result.done for claim in result.claims]
     lines = [
         *filter(None, [counted(claims)]),
         *(f"- {_marked(each)}" for each in headlines(results, _README_LINES - 1)),

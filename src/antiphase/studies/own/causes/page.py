@@ -83,17 +83,20 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
         row["series"]: _signed(row["value"], row["low"], row["high"]) for row in own.iter_rows(named=True)
     }
     return (
-        f"At ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}): "
-        f"{words[MARGINS]} from the clean margins; at equal margins, {words[NORM]} from the norm and the factor "
-        f"1 − λ_init, {words[HEADS]} from merging heads in pairs, and {words[SUBTRACTION]} from the subtraction, of "
-        f"which {words[ANGLE]} from the angle between the gradients of the two maps."
+        f"Under PGD at ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
+        f"Smaller clean margins account for {words[MARGINS]}. What is left with the same margins in both models "
+        f"divides into {words[NORM]} for the norm of each head and its factor 1 − λ_init, {words[HEADS]} for half as "
+        f"many heads twice as wide, and {words[SUBTRACTION]} for the subtraction; of this, {words[ANGLE]} for the "
+        "angle between the gradients of the two maps."
     )
 
 
 def _signed(value: float, low: float, high: float) -> str:
-    numbers = [f"{100 * each:+.1f}" for each in (value, low, high)]
-    plain = [each.replace("-", "−") for each in ("0.0" if each[1:] == "0.0" else each for each in numbers)]
-    return f"{plain[0]} points [{plain[1].lstrip('+')}, {plain[2].lstrip('+')}]"
+    """Return a difference in points with its interval; no end that is not 0 is rounded to 0."""
+    digits = 1 if all(abs(100 * end) >= 0.05 for end in (low, high) if end) else 2
+    numbers = [f"{100 * each:+.{digits}f}" for each in (value, low, high)]
+    first, *ends = ((each if each.strip("+-0.") else each[1:]).replace("-", "−") for each in numbers)
+    return f"{first} points [{', '.join(end.removeprefix('+') for end in ends)}]"
 
 
 def _rates(found: Measured, series: str, *, matched: bool = False) -> pl.DataFrame:

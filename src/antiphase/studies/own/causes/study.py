@@ -88,12 +88,12 @@ def _claims(found: Measured) -> list[Claim]:
     statements = {
         "subtraction-raises-asr": (
             "Section 4.1",
-            "At the same norm, factor and heads, training with the subtraction raises the ASR.",
+            "Between models with the same norm, factor and heads, the subtraction raises the ASR.",
             above(DIFFVIT, ZERO),
         ),
         "subtraction-raises-asr-bare": (
             "Section 4.1",
-            "Without norm and factor, too, training with the subtraction raises the ASR.",
+            "Between models without norm and factor, too, the subtraction raises the ASR.",
             above(BARE, BARE_ZERO),
         ),
         "fragile-at-equal-margins": (
@@ -101,12 +101,12 @@ def _claims(found: Measured) -> list[Claim]:
         ),
         "angle-raises-asr": (
             "Section 4.1, Theorem 1",
-            "The angle between the gradients of the two maps raises the ASR of DiffViT.",
+            "Opposed gradients of the two maps raise the ASR of DiffViT: the paper's explanation.",
             part(ANGLE),
         ),
         "gradient-of-a2": (
             "Section 4.1",
-            "The attacker loses more without the gradient through A2 than without that through A1.",
+            "Without the gradient through A2 the attacker succeeds less often than without that through A1.",
             above(without_a1, without_a2),
         ),
         "margins-raise-asr": (_NONE, "Smaller clean margins are part of DiffViT's higher ASR.", part(MARGINS)),
@@ -116,7 +116,9 @@ def _claims(found: Measured) -> list[Claim]:
         "remains-at-equal-loss": (
             _NONE, "At equal training loss, DiffViT has a higher ASR than ViT.", remains(AT_LOSS),
         ),
-        "norm-raises-asr": (_NONE, "Norm and factor alone raise the ASR of ViT.", above(NORMED, VIT)),
+        "norm-raises-asr": (
+            _NONE, "The norm of each head and its factor 1 − λ_init alone raise the ASR of ViT.", above(NORMED, VIT),
+        ),
         "parameters-raise-asr": (
             _NONE, "A ViT with DiffViT's number of parameters has a higher ASR than ViT.", above(WIDER, VIT),
         ),
