@@ -103,8 +103,8 @@ def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
         "Of 5 claims tested, 2 hold, 1 is contradicted, 1 is absent and 1 is undecided",
         "5 claims: 1 holds, 1 contradicted, 1 absent, 1 undecided, 1 not run",
         "58 of 92 cells done",
-        "+3.04 points [0.04, 7.04]; +8.9 points [5.9, 12.9]; +17.9 points [14.9, 21.9]; 2 more",
-        "−0.42 [−0.61, −0.23]; +0.100 [−∞, ∞]",
+        "0.5/255: +3.04 points [0.04, 7.04]; 1/255: +8.9 points [5.9, 12.9]; 2/255: +17.9 points [14.9, 21.9]; 2 more",
+        "depth 4: −0.42 [−0.61, −0.23]; depth 2: +0.100 [−∞, ∞]",
         "+2.4 points [−1.0, 5.9]",
         "12/46",
         "2 figures, 1 table",
@@ -258,7 +258,7 @@ def test_markdown_tables_keep_their_columns():
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().splitlines()}) == 1
     for words in (
-        "| **holds** | +3.04 points [0.04, 7.04]; ",
+        "| **holds** | 0.5/255: +3.04 points [0.04, 7.04]; ",
         "84.8 [83.7, 85.9] (paper 86.05)",
         "2.90 [−∞, ∞]",
         "*12 of 46 cells are done: the numbers below are based on those.*",

@@ -23,8 +23,8 @@ WHY = (
     ("figure-5", "opposed-everywhere"), ("figure-4", "da-is-steeper-truly"), ("table-1", "asr-peaks"),
 )  # fmt: skip
 """Claims that say why."""
-PARTS = "causes"
-"""The study whose first note says how the difference in ASR falls into parts."""
+LEVELS, PARTS = "figure-2a", "causes"
+"""The studies whose first notes say how high the ASR is, and how the difference falls into parts."""
 
 _WORDS = (
     "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
@@ -45,8 +45,11 @@ def summary(results: Sequence[Result]) -> list[str]:
     if not claims:
         return []
     found = {
-        "Is differential attention more fragile?": _bullets(_chosen(results, FRAGILE)),
-        "Why?": [*_parts(results), *_bullets(_chosen(results, WHY))],
+        "Is differential attention more fragile?": [
+            *_note(results, LEVELS),
+            *_bullets(_chosen(results, FRAGILE)),
+        ],
+        "Why?": [*_note(results, PARTS), *_bullets(_chosen(results, WHY))],
         "How sure is that?": [_tested(results, claims), _sure(claims)],
     }
     answered = ([f"## {question}", *answers] for question, answers in found.items() if answers)
@@ -56,8 +59,8 @@ def summary(results: Sequence[Result]) -> list[str]:
 def headlines(results: Sequence[Result], most: int) -> list[str]:
     """Return the first answers: on fragility, the parts of the difference, then its causes, a sentence each."""
     fragile, why = (list(map(sentence, _chosen(results, claims))) for claims in (FRAGILE, WHY))
-    first = [*_parts(results), *why[:3]]
-    return [*fragile[: most - len(first)], *first][:most]
+    levels, causes = _note(results, LEVELS), [*_note(results, PARTS), *why[:3]]
+    return [*levels, *fragile[: most - len(levels) - len(causes)], *causes][:most]
 
 
 def _bullets(claims: Sequence[Claim]) -> list[str]:
@@ -65,12 +68,12 @@ def _bullets(claims: Sequence[Claim]) -> list[str]:
     return ["\n".join(f"- {sentence(claim)}" for claim in claims)] if claims else []
 
 
-def _parts(results: Sequence[Result]) -> list[str]:
-    """Return the sentence that takes the difference apart, if enough seeds are finished for a verdict."""
+def _note(results: Sequence[Result], study: str) -> list[str]:
+    """Return the first note of a study, if enough seeds are finished for a verdict."""
     return [
         note
         for result in results
-        if result.name == PARTS
+        if result.name == study
         and result.artefact
         and any(claim.verdict in _ANSWERS for claim in result.claims)
         for note in result.artefact.notes[:1]

@@ -1,6 +1,7 @@
 """Formatting of the numbers of studies, with no more digits than their interval supports."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -166,10 +167,10 @@ def told_apart(texts: Sequence[str]) -> list[str]:
 
     >>> told_apart(["ASR of a at 1/255, PGD", "ASR of a at 2/255, PGD"]), told_apart(["ASR of a"])
     (['1/255', '2/255'], [''])
-    >>> told_apart(["ASR of a, patch 2", "ASR of a, patch 4"])
-    ['patch 2', 'patch 4']
+    >>> told_apart(["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"])
+    ['depth 4', 'depth 2']
     """
-    words = [text.split() for text in texts]
+    words = [re.findall(r"[^\s()]+", text) for text in texts]
     shortest = min(map(len, words), default=0)
     first = next((at for at in range(shortest) if len({each[at] for each in words}) > 1), shortest)
     last = next(

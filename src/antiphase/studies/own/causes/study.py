@@ -101,7 +101,7 @@ def _claims(found: Measured) -> list[Claim]:
         ),
         "angle-raises-asr": (
             "Section 4.1, Theorem 1",
-            "Opposed gradients of the two maps raise the ASR of DiffViT: the paper's explanation.",
+            "Opposed gradients of the two maps, the paper's explanation, raise the ASR of DiffViT.",
             part(ANGLE),
         ),
         "gradient-of-a2": (

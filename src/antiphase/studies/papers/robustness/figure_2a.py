@@ -18,7 +18,7 @@ from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
-from antiphase.studies.papers.robustness.show import eps_table, more_fragile
+from antiphase.studies.papers.robustness.show import eps_name, eps_table, more_fragile
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = pl.DataFrame(
@@ -46,7 +46,27 @@ def draw(rows: RowsByTable) -> Artefact:
         )  # fmt: skip
         tables.append(eps_table(block, f"ASR under PGD, {data}", f"asr-{data}", theirs))
     caption = f"Share of images whose prediction PGD changes. Bands: 95 % over {over(found)}."
-    return Artefact([Plot("figure-2a", caption, tuple(panels))], tables)
+    return Artefact([Plot("figure-2a", caption, tuple(panels))], tables, notes=levels(found))
+
+
+def levels(found: pl.DataFrame) -> list[str]:
+    """Return a sentence for each data set: the ASR of both models at 1/255, and the paper's.
+
+    Args:
+        found: estimates with columns ``data``, ``series`` and ``eps``.
+    """
+    at, told = 1 / 255, []
+    theirs = PAPER.filter(pl.col("x") == at)["value"].item()
+    for (data,), block in found.filter((pl.col("eps") - at).abs() < 1e-9).group_by(
+        "data", maintain_order=True
+    ):
+        asr = dict(block.select("series", "value").iter_rows())
+        if asr.keys() >= {"ViT", "DiffViT"}:
+            told.append(
+                f"With one layer, PGD at {eps_name(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
+                f"{asr['DiffViT']:.1%} of DiffViT's on {data}; the paper's DiffViT on cifar10 is at {theirs:.1%}."
+            )
+    return [each.replace("%", " %") for each in told]
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
