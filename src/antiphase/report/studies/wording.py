@@ -170,7 +170,7 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     >>> told_apart(["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"])
     ['depth 4', 'depth 2']
     """
-    words = [re.findall(r"[^\s()]+", text) for text in texts]
+    words = [re.findall(r"[^\s(),]+", text) for text in texts]
     shortest = min(map(len, words), default=0)
     first = next((at for at in range(shortest) if len({each[at] for each in words}) > 1), shortest)
     last = next(
