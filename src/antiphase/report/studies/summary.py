@@ -115,9 +115,9 @@ def _within(claim: Claim) -> str:
         (claim.margin_of(check), check.unit)
         for check, verdict in zip(claim.checks, claim.verdicts, strict=True) if verdict == "absent"
     ]  # fmt: skip
-    if claim.verdict != "absent" or not near or near[0][0] is None:
+    margin, unit = near[0] if near else (None, "")
+    if claim.verdict != "absent" or margin is None:
         return ""
-    margin, unit = near[0]
     size = f"±{100 * margin if unit == 'points' else margin:g} {unit}".rstrip()
     return f", {'all' if len(near) == len(claim.checks) else 'some'} within {size}"
 
