@@ -130,6 +130,15 @@ def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
     assert told == "It is higher: **no**, all within ±3 points (+1.0 points [−0.5, 1.5])."
 
 
+def test_how_high_the_rates_are_comes_first():
+    first = results()[-2]
+    assert first.artefact
+    noted = [replace(first, artefact=replace(first.artefact, notes=["It is 15 %.", "More."])), results()[-1]]
+    told = summary(noted)
+    assert told[told.index("## Is differential attention more fragile?") + 1] == "It is 15 %."
+    assert headlines(noted, 3) == ["It is 15 %.", sentence(HEADLINE), sentence(OPEN)]
+
+
 def test_the_parts_of_the_difference_are_told_once_they_can_be_judged():
     causes = results()[-1]
     assert causes.artefact
@@ -160,7 +169,7 @@ def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
         "## Is differential",
         "- DiffViT is more",
         "## How sure",
-        " claims have been tested: ",
+        "7 of 8 claims have been tested: ",
         "<picture>",
         "## Claims",
         "| claim |",

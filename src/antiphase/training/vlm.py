@@ -42,8 +42,8 @@ def train_vlm(
         vlm: the model before training; changed in place.
         conversations: captions for stage 1, instructions for stage 2.
         out: output directory, created if missing.
-        part: samples of a process that pass through the model at a time; None: all. Affects the result only by
-            rounding.
+        part: samples of a process that pass through the model at a time, see
+            :func:`~antiphase.training.vlm_step.accumulate`. Affects the result only by rounding.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
         sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
             fit one device; implies checkpointing. Affects the result only by rounding.

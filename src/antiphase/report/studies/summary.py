@@ -100,7 +100,7 @@ def counted(claims: Sequence[Claim]) -> str:
 
 
 def sentence(claim: Claim) -> str:
-    """Return a claim, the answer, and its differences, starting with those that decide it."""
+    """Return a claim, the answer, and its differences."""
     paid = price(claim)
     told = "" if deciding(claim) is None else estimates_line(claim)
     asked = f"in all {paid} would decide it" if "seeds" in paid else paid

@@ -105,7 +105,9 @@ class TrainVlmOptions(Options):
     part: Annotated[
         int | None,
         Field(
-            ge=1, description="Conversations of a process that pass through the model at a time: less memory."
+            ge=1,
+            description="Conversations of a process that pass through the model at a time: less memory. If not given: "
+            "4 on a processor, otherwise all.",
         ),
     ] = None
     learning_rate: LearningRate = None
