@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from antiphase.attention import outputs_only
 from antiphase.data.pairs import PairBatch, PairSource
 from antiphase.data.prefetch import in_threads
 from antiphase.errors import UserError
@@ -84,7 +85,10 @@ def train_clip(
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         share = stream.at(epoch, within)
-        loss = accumulate(model, share, accelerator, kind=recipe.loss, precision=recipe.precision, part=part)
+        with outputs_only():  # of the image tower's last block, only the class token is used
+            loss = accumulate(
+                model, share, accelerator, kind=recipe.loss, precision=recipe.precision, part=part
+            )
         return loss, share.size
 
     @torch.no_grad()
