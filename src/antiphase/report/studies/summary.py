@@ -11,9 +11,10 @@ from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.results import Result
 
 FRAGILE = (
-    ("figure-2a", "fragile-at-depth-1"), ("figure-2c", "fragile-to-patches"), ("figure-3a", "pgd-fragile-when-shallow"),
-    ("figure-3a", "pgd-falls-with-depth"), ("figure-3a", "pgd-robust-when-deep"),
-    ("figure-3b", "autoattack-fragile-when-shallow"), ("table-3", "training-lowers-asr"),
+    ("figure-2a", "fragile-at-depth-1"), ("figure-3a", "pgd-fragile-when-shallow"), ("table-2", "fragile-at-depth-4"),
+    ("figure-3a", "pgd-robust-when-deep"), ("figure-2c", "fragile-to-patches"), ("figure-3a", "pgd-falls-with-depth"),
+    ("figure-3a", "pgd-saturates"), ("figure-3b", "autoattack-fragile-when-shallow"),
+    ("figure-2b", "clip-fragile-few-classes"), ("table-3", "training-lowers-asr"),
 )  # fmt: skip
 """Claims that say when, and by how much, differential attention is more fragile."""
 WHY = (
@@ -29,7 +30,7 @@ LEVELS, PARTS = "figure-2a", "causes"
 _WORDS = (
     "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
-    "The clean margin of an image is the logit of its prediction minus the next highest, without an attack."
+    "Differences are positive where they are as claimed, and have 95 % intervals."
 )
 _ANSWERS: dict[Verdict, str] = {
     "holds": "yes",
@@ -87,7 +88,8 @@ def counted(claims: Sequence[Claim]) -> str:
     ''
     """
     verbs = {"holds": ("holds", "hold"), "contradicted": ("is contradicted", "are contradicted"),
-             "absent": ("is absent", "are absent"), "undecided": ("is undecided", "are undecided")}  # fmt: skip
+             "absent": ("claims a difference that is absent", "claim a difference that is absent"),
+             "undecided": ("is undecided", "are undecided")}  # fmt: skip
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in verbs}
     parts = [f"{count} {verbs[verdict][count > 1]}" for verdict, count in counts.items() if count]
     if not parts:
@@ -103,14 +105,14 @@ def sentence(claim: Claim) -> str:
     """Return a claim, the answer, and its differences."""
     paid = price(claim)
     told = "" if deciding(claim) is None else estimates_line(claim)
-    asked = f"in all {paid} would decide it" if "seeds" in paid else paid
+    asked = f"expected to take {paid} in all" if "seeds" in paid else paid
     numbers = "; ".join(filter(None, [told, asked]))
-    answer = f"**{_ANSWERS[claim.verdict]}**{_within(claim)}"
+    answer = _within(claim) or f"**{_ANSWERS[claim.verdict]}**"
     return f"{claim.statement.rstrip('.')}: {answer}{f' ({numbers})' if numbers else ''}."
 
 
 def _within(claim: Claim) -> str:
-    """Say how small the differences are for which a claim is absent."""
+    """Answer a claim that is absent: in how many cases, and how small the differences are there."""
     near = [
         (claim.margin_of(check), check.unit)
         for check, verdict in zip(claim.checks, claim.verdicts, strict=True) if verdict == "absent"
@@ -119,7 +121,11 @@ def _within(claim: Claim) -> str:
     if claim.verdict != "absent" or margin is None:
         return ""
     size = f"±{100 * margin if unit == 'points' else margin:g} {unit}".rstrip()
-    return f", {'all' if len(near) == len(claim.checks) else 'some'} within {size}"
+    return (
+        f"**no**, within {size}"
+        if len(near) == len(claim.checks)
+        else f"**only in part**, the rest within {size}"
+    )
 
 
 def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
@@ -131,10 +137,10 @@ def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
     profiles = _listed(result.profile for result in judged)
     of = f" on {data}" if data else ""
     return (
-        f"{counted([claim for result in results for claim in result.claims])} They were tested at the scale of the "
-        f"profile {profiles}{of}, with {seeds} training seeds of each model and {images} images. A claim is one "
-        "difference or several that should all be above 0, with 95 % intervals over seeds and images. A difference "
-        "whose interval includes 0 and lies within ±2 points, or what its study declares, counts as none."
+        f"{counted([claim for result in results for claim in result.claims])} They were tested on the small "
+        f"models of the profile {profiles}{of}, with {seeds} training seeds of each model and {images} images. A claim "
+        "is one difference or several that should all be above 0, with 95 % intervals over seeds and images. A "
+        "difference whose interval includes 0 and lies within ±2 points, or what its study declares, counts as none."
     )
 
 
@@ -151,8 +157,8 @@ def _sure(claims: Sequence[Claim]) -> str:
     """Say how often the verdicts may be wrong, and what the undecided claims would take."""
     open_ = [claim for claim in claims if claim.verdict == "undecided"]
     words = (
-        "For each claim by itself: if it is wrong, it holds by chance in at most 2.5 % of the cases, and if it is "
-        "right, it is contradicted as rarely."
+        "Each claim is judged by itself: a wrong one is found to hold in at most 2.5 % of the cases, and a right one "
+        "to be contradicted in at most 2.5 %. This is not corrected for the number of claims."
     )
     known = [(claim.seeds_needed, claim.seconds) for claim in open_]
     prices = [seeds * seconds for seeds, seconds in known if seeds is not None and seconds is not None]

@@ -84,10 +84,11 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
     }
     return (
         f"Under PGD at ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
-        f"Smaller clean margins account for {words[MARGINS]}. What is left with the same margins in both models "
-        f"divides into {words[NORM]} for the norm of each head and its factor 1 − λ_init, {words[HEADS]} for half as "
-        f"many heads twice as wide, and {words[SUBTRACTION]} for the subtraction; of this, {words[ANGLE]} for the "
-        "angle between the gradients of the two maps."
+        "The clean margin of an image is the logit of its prediction minus the next highest, without an attack. "
+        f"Smaller margins account for {words[MARGINS]}. What is left when images are weighted so that both models have "
+        f"the same margins divides into {words[NORM]} for the normalisation of each head and its factor 1 − λ_init, "
+        f"{words[HEADS]} for half as many heads twice as wide, and {words[SUBTRACTION]} for the subtraction; of this, "
+        f"{words[ANGLE]} for the angle between the gradients of the two maps."
     )
 
 

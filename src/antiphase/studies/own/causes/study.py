@@ -117,7 +117,8 @@ def _claims(found: Measured) -> list[Claim]:
             _NONE, "At equal training loss, DiffViT has a higher ASR than ViT.", remains(AT_LOSS),
         ),
         "norm-raises-asr": (
-            _NONE, "The norm of each head and its factor 1 − λ_init alone raise the ASR of ViT.", above(NORMED, VIT),
+            _NONE, "The normalisation of each head and its factor 1 − λ_init alone raise the ASR of ViT.",
+            above(NORMED, VIT),
         ),
         "parameters-raise-asr": (
             _NONE, "A ViT with DiffViT's number of parameters has a higher ASR than ViT.", above(WIDER, VIT),

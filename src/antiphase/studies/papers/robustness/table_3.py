@@ -112,7 +112,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
 
     def asr(kind: str, trained: float, at: float) -> Check:
         found = apart(attacks, "train_eps", 0.0, trained, ASR, {"series": kind, "eps": at})
-        return Check(f"ASR({kind}) − ASR(trained at {eps_name(trained)}), at {eps_name(at)}", found)
+        return Check(f"ASR({kind}, natural) − ASR(adversarially trained), at {eps_name(at)}", found)
 
     def kept(kind: str, first: float, second: float) -> Check:
         words = ["natural" if eps == 0 else eps_name(eps) for eps in (first, second)]
@@ -140,7 +140,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
         Claim(
             "large-eps-costs", "Appendix D.2, Table 3",
             "Beyond ε = .5/255 adversarial training costs DiffViT clean accuracy.",
-            [Check("fitted fall of accuracy(DiffViT) from .25/255 to 1/255", falls), kept("DiffViT", 0.0, TRAINED[3])],
+            [Check("accuracy(DiffViT, fitted, 0.25/255) − accuracy(1/255)", falls), kept("DiffViT", 0.0, TRAINED[3])],
             ACCURACY_MARGIN,
         ),
     ]  # fmt: skip
