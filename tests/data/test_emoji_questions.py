@@ -1,10 +1,12 @@
-"""Conversations about the emoji scenes: true answers, balanced whatever was asked before, keyed by the scene."""
+"""Conversations about the emoji scenes: true answers, balanced for each object, keyed by the scene."""
+
+from collections import Counter, defaultdict
 
 import pytest
 import torch
 
 from antiphase.data.conversations import load_conversations
-from antiphase.data.emoji_objects import theme_of
+from antiphase.data.emoji_objects import OBJECTS, theme_of
 from antiphase.data.emoji_questions import ASK_CAPTION
 
 
@@ -19,29 +21,49 @@ def _thing(question):
     return question.removeprefix("Is there a").removeprefix("n").removesuffix(" in the image?").strip()
 
 
-def test_answers_are_true_and_the_caption_comes_last(told):
+def test_answers_are_true_and_some_have_the_caption_in_place_of_the_image(told):
     whole, conversations = told
-    near = []
+    kinds = Counter()
     for one, objects, captions in zip(
         conversations, whole.scenes.objects, whole.scenes.captions, strict=False
     ):
+        if one.turns[0][0] == ASK_CAPTION:
+            assert one.turns == ((ASK_CAPTION, captions[0]),)
+            assert one.image is not None
+            kinds["caption"] += 1
+            continue
         there = [each.name for each in objects]
-        *asked, last = one.turns
-        assert last == (ASK_CAPTION, captions[0])
-        assert len({question for question, _ in asked}) == len(asked) == len(there)
+        (first, answer), *rest = one.turns
+        if one.image is None:
+            assert first.startswith(f"The image shows {captions[0]}.\nIs there a")
+        kinds["image" if one.image is not None else "text"] += 1
+        asked = [(first.rpartition("\n")[2], answer), *rest]
+        assert len({question for question, _ in asked}) == len(asked)
         assert all((_thing(question) in there) == (answer == "Yes") for question, answer in asked)
-        absent = [_thing(question) for question, answer in asked if answer == "No"]
-        near += [theme_of(name) in {theme_of(each) for each in there} for name in absent]
-    assert 0.5 < sum(near) / len(near) < 0.7  # half by rule, others by chance
+    assert [kinds[kind] / 1500 for kind in ("caption", "text")] == pytest.approx([0.1, 0.2], abs=0.03)
 
 
-def test_an_answer_tells_nothing_of_the_next(told):
-    _, conversations = told
-    answers = [[answer == "Yes" for _, answer in one.turns[:-1]] for one in conversations]
-    assert sum(map(sum, answers)) / sum(map(len, answers)) == pytest.approx(0.5, abs=0.025)
-    pairs = [(own[0], own[1]) for own in answers]
+def test_neither_name_nor_theme_tells_of_an_answer_and_the_first_little_of_the_second(told):
+    whole, _ = told
+    every = [
+        [(_thing(question.rpartition("\n")[2]), answer == "Yes") for question, answer in whole[at].turns]
+        for at in range(len(whole))
+        if whole[at].turns[0][0] != ASK_CAPTION
+    ]
+    by_name, by_theme = defaultdict(list), defaultdict(list)
+    for turns in every:
+        near = Counter(theme_of(name) for name, yes in turns)
+        for name, yes in turns:
+            by_name[name].append(yes)
+            by_theme[near[theme_of(name)] > 1].append(yes)
+    assert set(by_name) == set(OBJECTS)
+    for answers in (*by_name.values(), *by_theme.values()):
+        error = 0.5 / len(answers) ** 0.5
+        assert sum(answers) / len(answers) == pytest.approx(0.5, abs=4 * error)
+    pairs = [(turns[0][1], turns[1][1]) for turns in every if len(turns) > 1]
     after_yes, after_no = ([second for first, second in pairs if first == value] for value in (True, False))
-    assert sum(after_yes) / len(after_yes) == pytest.approx(sum(after_no) / len(after_no), abs=0.08)
+    assert sum(after_yes) / len(after_yes) == pytest.approx(0.47, abs=0.02)
+    assert sum(after_no) / len(after_no) == pytest.approx(0.56, abs=0.02)
 
 
 def test_a_conversation_depends_on_its_scene_and_the_seed_alone(told):
@@ -53,6 +75,6 @@ def test_a_conversation_depends_on_its_scene_and_the_seed_alone(told):
     other = load_conversations("emoji-objects", stage=2, seed=1)
     assert [other[at].turns for at in range(9)] != [one.turns for one in conversations[:9]]
     captions = load_conversations("emoji-objects", stage=1)
-    assert captions[0].turns == conversations[0].turns[-1:]
+    assert captions[0].turns == ((ASK_CAPTION, whole.scenes.captions[0][0]),)
     assert torch.equal(captions[0].image, whole.scenes.pixels(0).float() / 255)
     assert len({one.fingerprint() for one in (whole, other, captions)}) == 3
