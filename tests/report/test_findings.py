@@ -91,7 +91,6 @@ def test_its_text_is_text():
 
 def test_three_questions_are_answered_with_numbers_and_prices():
     told = summary(results())
-    claims = [claim for result in results() for claim in result.claims]
     assert [line for line in told if line.startswith("## ")] == [
         "## Is differential attention more fragile?", "## Why?", "## How sure is that?",
     ]  # fmt: skip
@@ -104,7 +103,7 @@ def test_three_questions_are_answered_with_numbers_and_prices():
     )
     assert why.startswith("- The angle matters more than the size: **undecided** (+0.10 [−0.10, 0.30]; ")
     assert why.endswith("expected to take 113 seeds, 3 core-hours in all).")
-    assert sure.startswith(counted(claims))
+    assert sure.startswith(counted(results()))
     assert "16 training seeds" in sure
     assert (
         "3 core-hours are expected to bring a verdict, if the differences seen are the true ones." in told[-1]
@@ -112,11 +111,22 @@ def test_three_questions_are_answered_with_numbers_and_prices():
     assert summary([made_up.empty()]) == []
     assert headlines(results(), 1) == [sentence(OPEN)]
     assert headlines(results(), 2) == [sentence(HEADLINE), sentence(OPEN)]
-    assert counted([HEADLINE, OPEN]) == "Of 2 claims, 1 holds and 1 is undecided."
+
+
+def test_verdicts_are_counted_for_each_paper():
+    whole = made_up.table_1()
+    few = Claim("", "", "", [Check("at 1/255", over_seeds(0.1, 0.05, 0.15, 100, seeds=5))])
     untested = Claim("", "", "", [Check("", None)])
-    assert (
-        counted([HEADLINE, OPEN, untested]) == "2 of 3 claims have been tested: 1 holds and 1 is undecided."
+    assert counted(
+        [replace(whole, claims=[HEADLINE, OPEN, untested]), replace(whole, claims=[HEADLINE])]
+    ) == ("The paper on sensitivity, 3 of 4 claims tested: 2 hold and 1 is undecided.")
+    assert counted(
+        [replace(whole, claims=[OPEN]), replace(whole, paper="diffclip", claims=[HEADLINE, few])]
+    ) == (
+        "The paper on sensitivity, the one claim tested: 1 is undecided. DiffCLIP's paper, all 2 claims tested: 1 "
+        "holds and 1 is undecided for want of 8 training seeds."
     )
+    assert counted([replace(whole, claims=[untested])]) == ""
 
 
 def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
@@ -171,7 +181,7 @@ def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
         "## Is differential",
         "- DiffViT is more",
         "## How sure",
-        "7 of 8 claims have been tested: ",
+        f"{counted(results())} They were tested",
         "<picture>",
         "## Claims",
         "| claim |",

@@ -6,8 +6,8 @@ The lists say which claims answer which question; the words of a claim are its s
 from collections.abc import Iterable, Sequence
 
 from antiphase.report.studies.forest import deciding
-from antiphase.report.studies.wording import core_time, estimates_line, price
-from antiphase.studies.claims import Claim, Verdict
+from antiphase.report.studies.wording import by_paper, core_time, estimates_line, price
+from antiphase.studies.claims import LEAST_SEEDS, Claim, Verdict
 from antiphase.studies.results import Result
 
 FRAGILE = (
@@ -32,6 +32,7 @@ _WORDS = (
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
     "Differences are positive where they are as claimed, and have 95 % intervals."
 )
+_WHOSE = {"robustness": "The paper on sensitivity", "diffclip": "DiffCLIP's paper", "own": "Our own studies"}
 _ANSWERS: dict[Verdict, str] = {
     "holds": "yes",
     "contradicted": "no, the opposite",
@@ -81,10 +82,19 @@ def _note(results: Sequence[Result], study: str) -> list[str]:
     ]
 
 
-def counted(claims: Sequence[Claim]) -> str:
-    """Count the verdicts in a sentence, and what was not tested yet.
+def counted(results: Sequence[Result]) -> str:
+    """Count the verdicts in a sentence for each paper, and what was not tested yet; only of studies that were begun."""
+    found = [
+        (_WHOSE.get(paper, paper), [claim for result in several if result.done for claim in result.claims])
+        for paper, several in by_paper(results).items()
+    ]
+    return " ".join(filter(None, (_counted(whose, claims) for whose, claims in found)))
 
-    >>> counted([Claim("", "", "", []), Claim("", "", "", [])])
+
+def _counted(whose: str, claims: Sequence[Claim]) -> str:
+    """Count the verdicts of one paper.
+
+    >>> _counted("A paper", [Claim("", "", "", []), Claim("", "", "", [])])
     ''
     """
     verbs = {"holds": ("holds", "hold"), "contradicted": ("is contradicted", "are contradicted"),
@@ -94,11 +104,16 @@ def counted(claims: Sequence[Claim]) -> str:
     parts = [f"{count} {verbs[verdict][count > 1]}" for verdict, count in counts.items() if count]
     if not parts:
         return ""
-    total = sum(counts.values())
+    if counts["undecided"] and all(_few(claim) for claim in claims if claim.verdict == "undecided"):
+        parts[-1] += f" for want of {LEAST_SEEDS} training seeds"
+    tested, every = sum(counts.values()), len(claims)
+    of = f"{tested} of {every}" if tested < every else f"all {every}" if every > 1 else "the one"
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    if total == len(claims):
-        return f"Of {total} claim{'s' if total > 1 else ''}, {listed}."
-    return f"{total} of {len(claims)} claims have been tested: {listed}."
+    return f"{whose}, {of} claim{'s' if every > 1 else ''} tested: {listed}."
+
+
+def _few(claim: Claim) -> bool:
+    return any(check.over == "seeds" and check.seeds < LEAST_SEEDS for check in claim.checks)
 
 
 def sentence(claim: Claim) -> str:
@@ -137,7 +152,7 @@ def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
     profiles = _listed(result.profile for result in judged)
     of = f" on {data}" if data else ""
     return (
-        f"{counted([claim for result in results for claim in result.claims])} They were tested on the small "
+        f"{counted(results)} They were tested on the small "
         f"models of the profile {profiles}{of}, with {seeds} training seeds of each model and {images} images. A claim "
         "is one difference or several that should all be above 0, with 95 % intervals over seeds and images. A "
         "difference whose interval includes 0 and lies within ±2 points, or what its study declares, counts as none."

@@ -58,9 +58,8 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
     Raises:
         UserError: the file lacks the marks.
     """
-    claims = [claim for result in results if result.done for claim in result.claims]
     lines = [
-        *filter(None, [counted(claims)]),
+        *filter(None, [counted(results)]),
         *(f"- {_marked(each)}" for each in headlines(results, _README_LINES - 1)),
     ]
     folder = os.path.relpath(pictures, into.parent)
