@@ -7,7 +7,6 @@ from typing import Any
 from antiphase.report.studies.axes import numbers, positions, x_label, y_label
 from antiphase.report.studies.wording import (
     basis,
-    bracketed,
     by_paper,
     estimates_line,
     in_percent,
@@ -17,10 +16,10 @@ from antiphase.report.studies.wording import (
     published_digits,
     tally,
     with_interval,
-    written,
 )
 from antiphase.studies.artefact import Panel, Plot, Table
 from antiphase.studies.claims import Claim
+from antiphase.studies.numbers import bracketed, written
 from antiphase.studies.results import Result
 
 

@@ -7,7 +7,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.report.studies.wording import estimate_text, supported, written
+from antiphase.report.studies.wording import estimate_text
+from antiphase.studies.numbers import supported, written
 from antiphase.studies.power import Power
 
 _EXPLAINED = (

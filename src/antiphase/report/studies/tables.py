@@ -13,7 +13,6 @@ from rich.text import Text
 from antiphase.report.studies.wording import (
     VERDICTS,
     basis,
-    bracketed,
     by_paper,
     estimate_parts,
     estimates_line,
@@ -22,11 +21,11 @@ from antiphase.report.studies.wording import (
     price,
     published_digits,
     tally,
-    written,
 )
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.studies.artefact import BY_SEED, Plot, Table
 from antiphase.studies.claims import Claim, Verdict
+from antiphase.studies.numbers import bracketed, written
 from antiphase.studies.results import Result
 
 _CHECK_SCHEMA: dict[str, Any] = {

@@ -1,6 +1,5 @@
-"""Formatting of the numbers of studies, with no more digits than their interval supports."""
+"""What is said of claims and their estimates in a line: verdicts counted, what sets checks apart, what they cost."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 
 from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.numbers import bracketed, signed, supported, written
 from antiphase.studies.results import Result
 
 VERDICTS: tuple[Verdict, ...] = (
@@ -26,7 +26,6 @@ PAPERS = {
 _SHOWN = 3  # checks of a claim whose estimates are shown in one line
 _LABEL = 28  # characters of what sets a check apart
 _HOURS = 120  # core-minutes from which on they are told as core-hours
-_PER_SHARE = 100.0  # estimates in points are stored as fractions
 
 
 def paper_title(paper: str) -> str:
@@ -40,48 +39,6 @@ def by_paper(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         found.setdefault(result.paper, []).append(result)
     return found
-
-
-def written(value: float | None, digits: int, sign: bool = False) -> str:
-    """Format a number with a minus sign (−) and without negative zero; None and NaN are a dash.
-
-    >>> [written(value, 1) for value in (-0.04, -1.26, None, float("inf"))]
-    ['0.0', '−1.3', '–', '∞']
-    >>> written(2.41, 1, sign=True)
-    '+2.4'
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
-    if not text.strip("+-0.,"):
-        text = text.lstrip("+-")
-    return text.replace("-", "−")
-
-
-def bracketed(low: float | None, high: float | None, digits: int) -> str:
-    """Format an interval in brackets; return an empty string if an end is missing.
-
-    >>> bracketed(-1.0, 5.94, 1), bracketed(None, None, 1)
-    ('[−1.0, 5.9]', '')
-    """
-    missing = low is None or high is None or math.isnan(low) or math.isnan(high)
-    return "" if missing else f"[{written(low, digits)}, {written(high, digits)}]"
-
-
-def supported(value: float | None, low: float | None, high: float | None) -> int:
-    """Return the number of decimals: two significant digits of the half-width, or three of the value without interval.
-
-    >>> supported(0.1234, 0.08, 0.16), supported(123.4, None, None), supported(3412.0, 3000.0, 3800.0)
-    (3, 0, 0)
-    """
-    ends = [end for end in (low, high) if end is not None and math.isfinite(end)]
-    if len(ends) == 2 and ends[1] > ends[0]:
-        return max(0, min(6, 1 - math.floor(math.log10((ends[1] - ends[0]) / 2))))
-    if not value or not math.isfinite(value):
-        return 1
-    return max(0, min(6, 2 - math.floor(math.log10(abs(value)))))
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, percent: bool) -> str:
@@ -122,24 +79,8 @@ def estimate_text(check: Check) -> str:
 
 
 def estimate_parts(check: Check) -> tuple[str, ...]:
-    """Format the estimate of a check, signed and with its unit, and its interval.
-
-    Nonzero ends are not rounded to 0, since the verdict depends on their signs.
-
-    >>> from antiphase.evaluation.statistics import Estimate
-    >>> estimate_parts(Check("a − b", Estimate(0.0241, 0.0003, 0.0594, 300)))
-    ('+2.41 points', '[0.03, 5.94]')
-    """
-    if check.estimate is None:
-        return ("–",)
-    scale = _PER_SHARE if check.unit == "points" else 1.0
-    value, low, high = (
-        scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
-    )
-    digits = 1 if check.unit == "points" else supported(value, low, high)
-    while digits < 6 and any(end and math.isfinite(end) and not round(end, digits) for end in (low, high)):
-        digits += 1
-    return f"{written(value, digits, sign=True)} {check.unit}".strip(), bracketed(low, high, digits)
+    """Format the estimate of a check and its interval, see :func:`~antiphase.studies.numbers.signed`."""
+    return ("–",) if check.estimate is None else signed(check.estimate, check.unit)
 
 
 def estimates_line(claim: Claim) -> str:

@@ -7,6 +7,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.estimation import over
+from antiphase.studies.numbers import signed
 from antiphase.studies.own.causes.models import (
     CHANGED,
     DIFFVIT,
@@ -80,7 +81,8 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
     """
     own = parts.filter((pl.col("x") - _AT).abs() < 1e-9)
     words = {
-        row["series"]: _signed(row["value"], row["low"], row["high"]) for row in own.iter_rows(named=True)
+        row["series"]: " ".join(signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points"))
+        for row in own.iter_rows(named=True)
     }
     return (
         f"Under PGD at ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
@@ -90,14 +92,6 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
         f"{words[HEADS]} for half as many heads twice as wide, and {words[SUBTRACTION]} for the subtraction; of this, "
         f"{words[ANGLE]} for the angle between the gradients of the two maps."
     )
-
-
-def _signed(value: float, low: float, high: float) -> str:
-    """Return a difference in points with its interval; no end that is not 0 is rounded to 0."""
-    digits = 1 if all(abs(100 * end) >= 0.05 for end in (low, high) if end) else 2
-    numbers = [f"{100 * each:+.{digits}f}" for each in (value, low, high)]
-    first, *ends = ((each if each.strip("+-0.") else each[1:]).replace("-", "−") for each in numbers)
-    return f"{first} points [{', '.join(end.removeprefix('+') for end in ends)}]"
 
 
 def _rates(found: Measured, series: str, *, matched: bool = False) -> pl.DataFrame:
