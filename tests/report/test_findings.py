@@ -7,7 +7,7 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.report.studies.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
-from antiphase.report.studies.markdown import markdown_summary
+from antiphase.report.studies.markdown import markdown_claims, markdown_summary
 from antiphase.report.studies.summary import counted, headlines, sentence, summary
 from antiphase.report.studies.written import replace_findings, write_findings
 from antiphase.studies.claims import Check, Claim
@@ -123,10 +123,12 @@ def test_verdicts_are_counted_for_each_paper():
     assert counted(
         [replace(whole, claims=[OPEN]), replace(whole, paper="diffclip", claims=[HEADLINE, few])]
     ) == (
-        "The paper on sensitivity, the one claim tested: 1 is undecided. DiffCLIP's paper, all 2 claims tested: 1 "
-        "holds and 1 is undecided for want of 8 training seeds."
+        "The paper on sensitivity, the one claim tested: 1 is undecided. "
+        "DiffCLIP's paper, 1 of 2 claims tested: 1 holds."
     )
-    assert counted([replace(whole, claims=[untested])]) == ""
+    assert counted([replace(whole, claims=[untested, few])]) == ""
+    assert forest_lines([replace(whole, claims=[few])]) == []
+    assert "| **undecided**, too few seeds (8 seeds) |" in markdown_claims([replace(whole, claims=[few])])
 
 
 def test_an_absent_difference_is_told_with_the_margin_it_lies_within():

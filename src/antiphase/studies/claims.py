@@ -132,6 +132,12 @@ class Claim:
         """
         return _joint(self.verdicts, self.exceptions)
 
+    @property
+    def lacks_seeds(self) -> bool:
+        """Whether it is undecided because a check has fewer than ``LEAST_SEEDS`` training seeds."""
+        few = any(check.over == "seeds" and check.seeds < LEAST_SEEDS for check in self.checks)
+        return self.verdict == "undecided" and few
+
     @cached_property
     def seeds_needed(self) -> int | None:
         """Training seeds with which a verdict is expected, if the differences seen are the true ones.

@@ -61,12 +61,12 @@ class Line:
 
 
 def forest_lines(results: Sequence[Result]) -> list[Line]:
-    """Return the lines of all claims that have a verdict: percentage points first, then other quantities."""
+    """Return the lines of all claims tested with enough seeds: percentage points first, then other quantities."""
     found = [
         _line(claim)
         for result in results
         for claim in result.claims
-        if claim.verdict in LOOKS and deciding(claim)
+        if claim.verdict in LOOKS and not claim.lacks_seeds and deciding(claim)
     ]
     blocks = {block: [line for line in found if line.block == block] for block in (_POINTS, _OTHERS)}
     ordered = []

@@ -47,7 +47,8 @@ def markdown_claims(results: Sequence[Result]) -> str:
 
 def _verdict(claim: Claim) -> str:
     paid = price(claim)
-    return f"**{claim.verdict}**" + (f" ({paid})" if paid else "")
+    few = ", too few seeds" if claim.lacks_seeds else ""
+    return f"**{claim.verdict}**{few}" + (f" ({paid})" if paid else "")
 
 
 def markdown_summary(results: Sequence[Result]) -> str:

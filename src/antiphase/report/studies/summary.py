@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphase.report.studies.forest import deciding
 from antiphase.report.studies.wording import by_paper, core_time, estimates_line, price
-from antiphase.studies.claims import LEAST_SEEDS, Claim, Verdict
+from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.results import Result
 
 FRAGILE = (
@@ -43,7 +43,7 @@ _ANSWERS: dict[Verdict, str] = {
 
 def summary(results: Sequence[Result]) -> list[str]:
     """Return a paragraph on what was compared, then a question as a heading and its answers for each of three."""
-    claims = [claim for result in results for claim in result.claims if claim.verdict in _ANSWERS]
+    claims = [claim for result in results for claim in result.claims if _tested(claim)]
     if not claims:
         return []
     found = {
@@ -52,7 +52,7 @@ def summary(results: Sequence[Result]) -> list[str]:
             *_bullets(_chosen(results, FRAGILE)),
         ],
         "Why?": [*_note(results, PARTS), *_bullets(_chosen(results, WHY))],
-        "How sure is that?": [_tested(results, claims), _sure(claims)],
+        "How sure is that?": [_scale(results, claims), _sure(claims)],
     }
     answered = ([f"## {question}", *answers] for question, answers in found.items() if answers)
     return [_WORDS, *(each for section in answered for each in section)]
@@ -75,9 +75,7 @@ def _note(results: Sequence[Result], study: str) -> list[str]:
     return [
         note
         for result in results
-        if result.name == study
-        and result.artefact
-        and any(claim.verdict in _ANSWERS for claim in result.claims)
+        if result.name == study and result.artefact and any(map(_tested, result.claims))
         for note in result.artefact.notes[:1]
     ]
 
@@ -100,20 +98,17 @@ def _counted(whose: str, claims: Sequence[Claim]) -> str:
     verbs = {"holds": ("holds", "hold"), "contradicted": ("is contradicted", "are contradicted"),
              "absent": ("claims a difference that is absent", "claim a difference that is absent"),
              "undecided": ("is undecided", "are undecided")}  # fmt: skip
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in verbs}
+    counts = {
+        verdict: sum(claim.verdict == verdict and not claim.lacks_seeds for claim in claims)
+        for verdict in verbs
+    }
     parts = [f"{count} {verbs[verdict][count > 1]}" for verdict, count in counts.items() if count]
     if not parts:
         return ""
-    if counts["undecided"] and all(_few(claim) for claim in claims if claim.verdict == "undecided"):
-        parts[-1] += f" for want of {LEAST_SEEDS} training seeds"
     tested, every = sum(counts.values()), len(claims)
     of = f"{tested} of {every}" if tested < every else f"all {every}" if every > 1 else "the one"
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{whose}, {of} claim{'s' if every > 1 else ''} tested: {listed}."
-
-
-def _few(claim: Claim) -> bool:
-    return any(check.over == "seeds" and check.seeds < LEAST_SEEDS for check in claim.checks)
 
 
 def sentence(claim: Claim) -> str:
@@ -143,7 +138,11 @@ def _within(claim: Claim) -> str:
     )
 
 
-def _tested(results: Sequence[Result], claims: Sequence[Claim]) -> str:
+def _tested(claim: Claim) -> bool:
+    return claim.verdict in _ANSWERS and not claim.lacks_seeds
+
+
+def _scale(results: Sequence[Result], claims: Sequence[Claim]) -> str:
     judged = [result for result in results if any(claim in claims for claim in result.claims)]
     data = _listed(word for result in judged for word in result.settings.get("data", "").split(", "))
     checks = [check for claim in claims for check in claim.checks if check.estimate is not None]
@@ -164,7 +163,7 @@ def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> lis
         claim
         for study, name in chosen
         for result in results if result.name == study
-        for claim in result.claims if name in ("", claim.name) and claim.verdict in _ANSWERS
+        for claim in result.claims if name in ("", claim.name) and _tested(claim)
     ]  # fmt: skip
 
 
