@@ -11,6 +11,7 @@ from markupsafe import Markup
 from antiphase.files import write_text
 from antiphase.report.studies.forest import forest_lines, forest_svg
 from antiphase.report.studies.page import Link, study_page
+from antiphase.report.studies.summary import VERBS
 from antiphase.report.studies.tables import StudyField, claims_sheets
 from antiphase.report.studies.wording import VERDICTS, by_paper, paper_title, tally
 from antiphase.report.style.figures import inline_svg
@@ -94,22 +95,16 @@ def _headline(results: Sequence[Result]) -> str:
     claims = [claim for result in results for claim in result.claims]
     if not claims:
         return f"{len(results)} {'study' if len(results) == 1 else 'studies'} of differential attention"
-    found = Counter(claim.verdict for claim in claims)
+    found = Counter("not run" if claim.lacks_seeds else claim.verdict for claim in claims)
     if len(claims) == found["not run"]:
         return f"{len(claims)} claims, none tested yet"
     tried = len(claims) - found["not run"]
     if tried == found["not judged (smoke)"]:
         return f"{tried} claim{'' if tried == 1 else 's'}, none judged: smoke only shows that the studies run"
     tried -= found["not judged (smoke)"]
-    verbs = (
-        ("holds", "holds", "hold"),
-        ("contradicted", "is contradicted", "are contradicted"),
-        ("absent", "is absent", "are absent"),
-        ("undecided", "is undecided", "are undecided"),
-    )
     parts = [
         f"{found[verdict] or 'none'} {many if found[verdict] > 1 else one}"
-        for verdict, one, many in verbs
+        for verdict, (one, many) in VERBS.items()
         if found[verdict] or verdict in ("holds", "contradicted")
     ]
     return f"Of {tried} claim{'' if tried == 1 else 's'} tested, {', '.join(parts[:-1])} and {parts[-1]}"

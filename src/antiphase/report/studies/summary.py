@@ -3,6 +3,7 @@
 The lists say which claims answer which question; the words of a claim are its statement in its study.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from antiphase.report.studies.forest import deciding
@@ -32,6 +33,13 @@ _WORDS = (
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
     "Differences are positive where they are as claimed, and have 95 % intervals."
 )
+VERBS: dict[Verdict, tuple[str, str]] = {
+    "holds": ("holds", "hold"),
+    "contradicted": ("is contradicted", "are contradicted"),
+    "absent": ("claims a difference that is absent", "claim a difference that is absent"),
+    "undecided": ("is undecided", "are undecided"),
+}
+"""What one claim, or several, of a verdict are said to do."""
 _WHOSE = {"robustness": "The paper on sensitivity", "diffclip": "DiffCLIP's paper", "own": "Our own studies"}
 _ANSWERS: dict[Verdict, str] = {
     "holds": "yes",
@@ -95,17 +103,13 @@ def _counted(whose: str, claims: Sequence[Claim]) -> str:
     >>> _counted("A paper", [Claim("", "", "", []), Claim("", "", "", [])])
     ''
     """
-    verbs = {"holds": ("holds", "hold"), "contradicted": ("is contradicted", "are contradicted"),
-             "absent": ("claims a difference that is absent", "claim a difference that is absent"),
-             "undecided": ("is undecided", "are undecided")}  # fmt: skip
-    counts = {
-        verdict: sum(claim.verdict == verdict and not claim.lacks_seeds for claim in claims)
-        for verdict in verbs
-    }
-    parts = [f"{count} {verbs[verdict][count > 1]}" for verdict, count in counts.items() if count]
+    counts: Counter[Verdict] = Counter(claim.verdict for claim in claims if not claim.lacks_seeds)
+    parts = [
+        f"{counts[verdict]} {VERBS[verdict][counts[verdict] > 1]}" for verdict in VERBS if counts[verdict]
+    ]
     if not parts:
         return ""
-    tested, every = sum(counts.values()), len(claims)
+    tested, every = sum(counts[verdict] for verdict in VERBS), len(claims)
     of = f"{tested} of {every}" if tested < every else f"all {every}" if every > 1 else "the one"
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{whose}, {of} claim{'s' if every > 1 else ''} tested: {listed}."
