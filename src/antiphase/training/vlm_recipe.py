@@ -50,7 +50,7 @@ VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
     "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
     "emoji": {
         1: {"learning_rate": 2e-3, "batch_size": 16, "epochs": 1, "projector_start": "words"},
-        2: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1},
+        2: {"learning_rate": 1e-4, "batch_size": 16, "epochs": 1},
     },
 }
 SCHEDULE = "cosine"
