@@ -7,9 +7,9 @@ each model once; this trains three seeds, about 10 A100-days each on CC12M (Sect
 checkpoints are measured instead, such as the authors' pair (``--models released``; see
 :mod:`~antiphase.studies.papers.diffclip.released`).
 
-``laptop``: OpenMoji's drawings with their names, models of 192 × 4 layers (``TRAINING_PRESETS["openmoji"]``), 6 minutes
-each on 2 cores. Test images show concepts that no training image shows. Noto's emoji of the same concepts, by another
-artist, stand for a shift of distribution, ``emoji-mmvp`` for MMVP-VLM. ``smoke``: a tiny model of 32 pairs, for tests.
+``laptop``: OpenMoji's drawings with their names, models of 192 × 4 layers (``TRAINING_PRESETS["openmoji"]``). Test
+images show concepts that no training image shows. Noto's emoji of the same concepts, by another artist, stand for a
+shift of distribution, ``emoji-mmvp`` for MMVP-VLM. ``smoke``: a tiny model of 32 pairs, for tests.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ left out.
 | profile | models | cost |
 |---|---|---|
 | paper | the released DiffCLIP, 3 untrained | not run |
-| laptop | those of Figure 5, and as many untrained | a minute beside Figure 5 |
+| laptop | 5, OpenMoji, and as many untrained | the trainings of Table 2, a core-minute a model |
 
 antiphase study run map-correlation --profile laptop
 """
