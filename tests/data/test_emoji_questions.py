@@ -45,17 +45,23 @@ def test_answers_are_true_and_some_have_the_caption_in_place_of_the_image(told):
 
 def test_neither_name_nor_theme_tells_of_an_answer_and_the_first_little_of_the_second(told):
     whole, _ = told
-    every = [
-        [(_thing(question.rpartition("\n")[2]), answer == "Yes") for question, answer in whole[at].turns]
+    asked = [
+        (
+            at,
+            [(_thing(question.rpartition("\n")[2]), answer == "Yes") for question, answer in whole[at].turns],
+        )
         for at in range(len(whole))
         if whole[at].turns[0][0] != ASK_CAPTION
     ]
+    every = [turns for _, turns in asked]
+    assert sum(map(len, every)) / len(every) == pytest.approx(5, abs=0.3)
     by_name, by_theme = defaultdict(list), defaultdict(list)
-    for turns in every:
-        near = Counter(theme_of(name) for name, yes in turns)
+    for at, turns in asked:
+        themes = Counter(theme_of(each.name) for each in whole.scenes.objects[at])
+        most = min(themes, key=lambda theme: (-themes[theme], theme))
         for name, yes in turns:
             by_name[name].append(yes)
-            by_theme[near[theme_of(name)] > 1].append(yes)
+            by_theme[most, theme_of(name) == most].append(yes)
     assert set(by_name) == set(OBJECTS)
     for answers in (*by_name.values(), *by_theme.values()):
         error = 0.5 / len(answers) ** 0.5

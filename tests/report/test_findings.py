@@ -128,7 +128,7 @@ def test_verdicts_are_counted_for_each_paper():
     )
     assert counted([replace(whole, claims=[untested, few])]) == ""
     assert forest_lines([replace(whole, claims=[few])]) == []
-    assert "| **undecided**, too few seeds (8 seeds) |" in markdown_claims([replace(whole, claims=[few])])
+    assert "| **undecided** (too few seeds: 8 seeds) |" in markdown_claims([replace(whole, claims=[few])])
 
 
 def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
@@ -142,6 +142,9 @@ def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
     )
     told = sentence(Claim("", "", "It is higher.", small[:1], margin=0.03))
     assert told == "It is higher: **no**, within ±3 points (+1.0 points [−0.5, 1.5])."
+    open_ = Check("at 4/255", over_seeds(0.01, -0.05, 0.07, 1000))
+    told = sentence(Claim("", "", "It is higher.", [*small[:1], open_], exceptions=1))
+    assert told.startswith("It is higher: **no**, most within ±2 points (")
 
 
 def test_how_high_the_rates_are_comes_first():

@@ -227,7 +227,7 @@ def _shards(ask: Request) -> Conversations:
 
 _SOURCES: dict[str, Source] = {
     "emoji-objects": Source(
-        "6,000 scenes of two to four objects: captions for stage 1, balanced questions with yes or no for stage 2",
+        "6,000 scenes of two to four objects: captions for stage 1, balanced yes/no questions for stage 2",
         _emoji,
     ),
     "llava:JSON": Source(

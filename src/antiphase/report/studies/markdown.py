@@ -12,9 +12,9 @@ from antiphase.report.studies.wording import (
     in_percent,
     missing_cells,
     paper_title,
-    price,
     published_digits,
     tally,
+    verdict_note,
     with_interval,
 )
 from antiphase.studies.artefact import Panel, Plot, Table
@@ -46,9 +46,8 @@ def markdown_claims(results: Sequence[Result]) -> str:
 
 
 def _verdict(claim: Claim) -> str:
-    paid = price(claim)
-    few = ", too few seeds" if claim.lacks_seeds else ""
-    return f"**{claim.verdict}**{few}" + (f" ({paid})" if paid else "")
+    note = verdict_note(claim)
+    return f"**{claim.verdict}**" + (f" ({note})" if note else "")
 
 
 def markdown_summary(results: Sequence[Result]) -> str:
@@ -68,7 +67,8 @@ def markdown_summary(results: Sequence[Result]) -> str:
         parts.append(f"## {escaped(result.label)}: {escaped(result.title)}")
         seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) != 1 else ''}"
         parts.append(f"Profile {escaped(result.profile)}, {seeds}. `{result.command}`")
-        if missing := missing_cells(result):
+        shown = result.artefact and (result.artefact.tables or result.artefact.plots)
+        if shown and (missing := missing_cells(result)):
             parts.append(f"*{missing}*")
         if result.artefact:
             for table in result.artefact.tables:

@@ -112,7 +112,7 @@ def _headline(results: Sequence[Result]) -> str:
 
 def _paper(paper: str, results: Sequence[Result], pages: Sequence[str]) -> dict[str, Any]:
     claims: list[Claim] = [claim for result in results for claim in result.claims]
-    found = Counter(claim.verdict for claim in claims)
+    found = Counter(claim.verdict for claim in claims if not claim.lacks_seeds)
     rows = [_study_row(result, page) for result, page in zip(results, pages, strict=True)]
     columns = ("study", "claims", "cells", "profile", "seeds", "on its page")
     return {

@@ -21,6 +21,7 @@ from antiphase.report.studies.wording import (
     price,
     published_digits,
     tally,
+    verdict_note,
 )
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.studies.artefact import BY_SEED, Plot, Table
@@ -126,7 +127,7 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str]) -> list[Sheet
             rows.append(
                 (
                     StudyField(claim.statement, (claim.source,), kind="name"),
-                    _verdict(claim.verdict, price(claim)),
+                    _verdict(claim.verdict, verdict_note(claim)),
                     StudyField(estimates_line(claim), kind="estimates", value=_first(claim)),
                     StudyField(result.label, kind="link", href=f"{page}#claim-{place + 1}"),
                 )

@@ -152,19 +152,26 @@ def core_time(seconds: float) -> str:
     return f"{minutes} core-minute{'s' if minutes > 1 else ''}"
 
 
+def verdict_note(claim: Claim) -> str:
+    """Say why a claim is undecided and what a verdict is expected to take; empty for other claims."""
+    return ": ".join(filter(None, ["too few seeds" if claim.lacks_seeds else "", price(claim)]))
+
+
 def tally(claims: Sequence[Claim]) -> str:
     """Count the verdicts.
 
     >>> from antiphase.evaluation.statistics import Estimate
     >>> tally([Claim("", "", "", [Check("", None)]), Claim("", "", "", [Check("", Estimate(1.0, 0.5, 2.0, 9))])])
-    '2 claims: 1 undecided, 1 not run'
+    '2 claims: 1 not run, 1 undecided, too few seeds'
     """
-    found = Counter(claim.verdict for claim in claims)
+    found = Counter(claim.verdict for claim in claims if not claim.lacks_seeds)
     parts = [
         f"{found[verdict]} {'hold' if verdict == 'holds' and found[verdict] > 1 else verdict}"
         for verdict in VERDICTS
         if found[verdict]
     ]
+    few = sum(claim.lacks_seeds for claim in claims)
+    parts += [f"{few} undecided, too few seeds"] if few else []
     return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}" + (
         f": {', '.join(parts)}" if parts else ""
     )
