@@ -101,7 +101,7 @@ def test_the_number_of_seeds_is_the_studys_unless_it_is_asked_for():
 
     own = {depth: list(range(16 if depth <= 2 else 10)) for depth in (1, 2, 4, 8, 12)}
     vits = {(series, depth): own[depth] for series in ("ViT", "DiffViT") for depth in own}
-    clips = {(series, 4): list(range(5)) for series in ("CLIP", "DiffCLIP")}
+    clips = {(series, 4): list(range(8)) for series in ("CLIP", "DiffCLIP")}
     assert seeds("figure-6") == vits | clips
     assert seeds("figure-6", 2) == {model: [0, 1] for model in vits | clips}
     assert seeds("table-2") == {model: each for model, each in vits.items() if model[1] == 4}
@@ -139,8 +139,8 @@ def test_results_of_the_paper_profile_name_their_deviations(store):
     rates = dict(stand_in.plots[0].panels[0].points.filter(x=1 / 255).select("series", "value").iter_rows())
     assert level == (
         f"With one layer, PGD at 1/255 changes {100 * rates['ViT']:.1f} % of ViT's predictions and "
-        f"{100 * rates['DiffViT']:.1f} % of DiffViT's on digits; the paper has 85.0 % for "
-        "DiffViT on cifar10, and no number for ViT."
+        f"{100 * rates['DiffViT']:.1f} % of DiffViT's on digits. The paper has 85.0 % for "
+        "DiffViT on cifar10 and no number for ViT."
     )
 
 

@@ -15,10 +15,11 @@ MOST_SEEDS = 1000
 _LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there
 
 
-def power_of(difference: float, spread: Spread) -> float:
-    """Return the probability that the 95 % interval excludes 0 on the side of a true difference.
+def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> float:
+    """Return the probability that a true difference is found off 0 on its side, at a one-sided level.
 
-    P(T > t₀.₉₇₅) for T noncentral t with |difference|/s and the degrees of freedom of the spread.
+    P(T > t₁₋ₗ) for T noncentral t with |difference|/s and the degrees of freedom of the spread. The default level l is
+    that of the 95 % interval.
 
     Source: J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988), section 2.
 
@@ -29,7 +30,7 @@ def power_of(difference: float, spread: Spread) -> float:
     if not spread.error:
         return 1.0 if difference else 0.0
     shift = abs(difference) / spread.error
-    return 1.0 if shift > _LARGE else float(stats.nct.sf(_critical(spread), spread.degrees, shift))
+    return 1.0 if shift > _LARGE else float(stats.nct.sf(_critical(spread, level), spread.degrees, shift))
 
 
 def smallest_difference(spread: Spread, power: float = POWER) -> float:
@@ -74,5 +75,5 @@ def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
     return high
 
 
-def _critical(spread: Spread) -> float:
-    return float(stats.t.ppf(1 - LEVEL / 2, spread.degrees))
+def _critical(spread: Spread, level: float = LEVEL / 2) -> float:
+    return float(stats.t.ppf(1 - level, spread.degrees))

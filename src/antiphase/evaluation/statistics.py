@@ -179,7 +179,10 @@ def as_difference(estimate: Estimate) -> Estimate:
 
 
 def _cut(estimate: Estimate, least: float, most: float) -> Estimate:
-    return replace(estimate, low=max(estimate.low, least), high=min(estimate.high, most))
+    value = estimate.value  # stays inside: a fitted trend may lie beyond what a difference can be
+    return replace(
+        estimate, low=min(max(estimate.low, least), value), high=max(min(estimate.high, most), value)
+    )
 
 
 def jackknife(

@@ -101,6 +101,7 @@ class Table:
             in the same unit, or null); rows and columns are in the order of their first cell.
         percent: whether values are fractions in [0, 1], shown in percent.
         digits: number of decimals.
+        brackets: what stands in brackets.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Table:
     cells: pl.DataFrame
     percent: bool = True
     digits: int = 1
+    brackets: str = "95 % intervals"
 
 
 @dataclass(frozen=True)

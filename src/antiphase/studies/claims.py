@@ -9,19 +9,22 @@ A check is a difference d that is claimed to be above 0, with a 95 % interval. I
 
 A claim is contradicted if one of its checks is; otherwise undecided if one is; otherwise absent if one is; otherwise it
 holds. So it holds if all its checks do, which needs no correction (intersection-union test), and contradicts itself by
-chance in at most 2.5 % of the cases, however many checks it has. Under the profile ``smoke`` (two images, one seed)
-claims are not judged. Models that were not trained here, such as released checkpoints, have no training seeds: their
-differences are judged over images, and the verdict is about these models only.
+chance in at most 2.5 % of the cases, however many checks it has. If e checks need not hold, each of the others has to
+hold at the one-sided level 2.5 % / (e + 1), so that too few of them hold by chance in at most 2.5 % of the cases
+(partial conjunction). *Absent* is not corrected for the number of checks. Under the profile ``smoke`` (two images, one
+seed) claims are not judged. Models that were not trained here, such as released checkpoints, have no training seeds:
+their differences are judged over images, and the verdict is about these models only.
 
 Sources: R. L. Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24:295–300 (1982);
 S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6:65–70 (1979);
 D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
-equivalence of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15:657–680 (1987).
+equivalence of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15:657–680 (1987);
+Y. Benjamini, R. Heller, "Screening for partial conjunction hypotheses", Biometrics 64:1215–1222 (2008).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -37,6 +40,16 @@ Unit = Literal["points", ""]
 LEAST_SEEDS = 8
 MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
+RULE = (
+    "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
+    "these that applies: **holds**, its 95 % interval lies above 0; **contradicted**, it is below 0 (corrected by Holm "
+    f"for the number of differences); **absent**, its interval lies within ±{100 * (MARGINS['points'] or 0):g} points, "
+    "or the margin that its study declares; **undecided**. A claim is contradicted if one of its differences is; "
+    "otherwise undecided if one is; otherwise absent if one is; otherwise it holds. If a claim allows exceptions, as "
+    "many of its worst differences are left out, and the others are judged more strictly. Fewer than "
+    f"{LEAST_SEEDS} training seeds give no verdict."
+)
+"""The verdicts in words, for readers of results."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +99,11 @@ class Claim:
         checks: at least one check.
         exceptions: number of checks that need not hold, where the paper says "almost every".
         margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points); by default
-            that of ``MARGINS``.
+            that of ``MARGINS``; with 0, no difference is called absent.
         seconds: core-seconds that one training seed of all its checks takes, trainings included; None if unknown.
 
     Raises:
-        UserError: The margin is not a number above 0.
+        UserError: The margin is not a number of at least 0.
     """
 
     name: str
@@ -103,9 +116,10 @@ class Claim:
 
     def __post_init__(self) -> None:
         number = isinstance(self.margin, int | float) and not isinstance(self.margin, bool)
-        if self.margin is not None and not (number and math.isfinite(self.margin) and self.margin > 0):
+        if self.margin is not None and not (number and math.isfinite(self.margin) and self.margin >= 0):
             raise UserError(
-                f"claim {self.name!r}: margin {self.margin!r}: expected a number above 0, such as 0.02 for 2 points"
+                f"claim {self.name!r}: margin {self.margin!r}: expected a number of at least 0, such as 0.02 for 2 "
+                "points"
             )
 
     def margin_of(self, check: Check) -> float | None:
@@ -158,6 +172,11 @@ class Claim:
             LEAST_SEEDS,
         )
 
+    @property
+    def _level(self) -> float:
+        """One-sided level at which a check holds, corrected for the checks that need not."""
+        return LEVEL / 2 / (self.exceptions + 1)
+
     def _verdict(self, check: Check, against: bool) -> Verdict:
         if check.estimate is None:
             return "not run"
@@ -165,7 +184,7 @@ class Claim:
             return "not judged (smoke)"
         if check.over == "seeds" and check.seeds < LEAST_SEEDS:
             return "undecided"
-        if check.estimate.low > 0:
+        if check.estimate.low > 0 and (not self.exceptions or _above(check) <= self._level):
             return "holds"
         if against:
             return "contradicted"
@@ -178,7 +197,10 @@ class Claim:
         if check.estimate is None or check.spread is None:
             return "undecided"
         spread, value, margin = check.spread.at(seeds), check.estimate.value, self.margin_of(check)
-        if power_of(value, spread) >= POWER:
+        level = (
+            self._level if value > 0 else LEVEL / 2 / len(self.checks)
+        )  # Holm's first step: at most strict
+        if power_of(value, spread, level) >= POWER:
             return "holds" if value > 0 else "contradicted"
         within = margin is not None and power_within(value, margin, spread) >= POWER
         return "absent" if within else "undecided"
@@ -205,6 +227,12 @@ def _below(check: Check) -> float:
     if check.over == "seeds" and spread.seeds < LEAST_SEEDS:
         return 1.0
     return float(stats.t.cdf(check.estimate.value / spread.error, spread.degrees))
+
+
+def _above(check: Check) -> float:
+    """Return the one-sided p-value of "the difference is at most 0"; 1 if it cannot be judged."""
+    turned = replace(check, estimate=check.estimate and replace(check.estimate, value=-check.estimate.value))
+    return _below(turned)
 
 
 def _opposite(p_values: Sequence[float]) -> list[bool]:

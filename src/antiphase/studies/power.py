@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.evaluation.power import POWER, power_of, seeds_until, smallest_difference
-from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.claims import LEAST_SEEDS, Check, Claim, Verdict
 from antiphase.studies.results import Result
 
 
@@ -23,7 +23,8 @@ class Power:
         by_seed: part of it that more training seeds make smaller; by_seed² + by_image² = error².
         by_image: part of it that only more images make smaller.
         decides: smallest true difference that is off zero with a probability of 80 %.
-        needed: seeds for a power of 80 %, if the difference seen is the true one; None if no number is enough.
+        needed: seeds for a power of 80 %, if the difference seen is the true one, and for a verdict; None if no number
+            is enough.
         minutes: core-minutes of that many seeds, with their trainings; None if unknown.
     """
 
@@ -55,7 +56,7 @@ def _power(result: Result, claim: Claim, check: Check, verdict: Verdict | None) 
     if check.estimate is None or spread is None or spread.seeds < 2:
         return Power(result, claim, check, verdict, check.seeds)
     value = check.estimate.value
-    needed = seeds_until(lambda seeds: power_of(value, spread.at(seeds)) >= POWER)
+    needed = seeds_until(lambda seeds: power_of(value, spread.at(seeds)) >= POWER, LEAST_SEEDS)
     minutes = None if needed is None or check.seconds is None else needed * check.seconds / 60
     return Power(
         result, claim, check, verdict, spread.seeds, spread.error, math.sqrt(spread.by_seed),

@@ -105,7 +105,7 @@ def _line(claim: Claim) -> Line:
     margin = claim.margin_of(check)
     paid = price(claim).partition(", ")[0]
     parts = [
-        f"the least of {len(claim.checks)}" if len(claim.checks) > 1 else "",
+        f"of {len(claim.checks)}, it decides" if len(claim.checks) > 1 else "",
         f"takes {paid}" if paid.endswith("seeds") else paid,
     ]
     numbers = tuple(filter(None, [" ".join(estimate_parts(check)), "; ".join(filter(None, parts))]))

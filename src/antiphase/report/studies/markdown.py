@@ -35,7 +35,7 @@ def markdown_claims(results: Sequence[Result]) -> str:
         if rows:
             counts = tally([claim for result in its for claim in result.claims])
             lines = [
-                (escaped(statement), escaped(source), verdict, estimates, escaped(study))
+                (escaped(statement), escaped(source), verdict, escaped(estimates), escaped(study))
                 for statement, source, verdict, estimates, study in rows
             ]
             table = _table(

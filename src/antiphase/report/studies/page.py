@@ -21,6 +21,7 @@ from antiphase.report.style.figures import as_pdf, as_png, as_svg, inline_svg
 from antiphase.report.style.markup import embedded
 from antiphase.report.style.prose import paragraphs, prose
 from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot
+from antiphase.studies.claims import RULE
 from antiphase.studies.results import Result
 
 _HALF = 6  # inches; wider figures get the full width of the page
@@ -71,6 +72,7 @@ def study_page(
         ],
         notes=artefact.notes,
         tally=tally(result.claims),
+        rule=prose([RULE]),
         claims=[(claim, check_sheet(result, claim, name(claim.name))) for claim in result.claims],
         made=_made(result),
         before=before,

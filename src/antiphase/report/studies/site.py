@@ -16,9 +16,10 @@ from antiphase.report.studies.tables import StudyField, claims_sheets
 from antiphase.report.studies.wording import VERDICTS, by_paper, paper_title, tally
 from antiphase.report.style.figures import inline_svg
 from antiphase.report.style.markup import environment
+from antiphase.report.style.prose import prose
 from antiphase.report.style.sheets import Sheet
 from antiphase.studies.artefact import Artefact
-from antiphase.studies.claims import Claim
+from antiphase.studies.claims import RULE, Claim
 from antiphase.studies.results import Result
 
 
@@ -56,6 +57,7 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
             _paper(paper, its, [page_of[id(result)] for result in its]) for paper, its in grouped.items()
         ],
         forest=_forest(ordered),
+        rule=prose([RULE]),
         claims=claims_sheets(ordered, pages),
         stand_ins=[name for name in dict.fromkeys(result.profile for result in ordered) if name == "laptop"],
     )
@@ -67,7 +69,7 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
 def _forest(results: Sequence[Result]) -> dict[str, Markup]:
     """Return the picture of all claims for wide and narrow screens; empty without verdicts."""
     lines = forest_lines(results)
-    described = "Each tested claim with its least favourable difference; the table below has the numbers"
+    described = "Each tested claim with the difference that decides it; the table below has the numbers"
     return {
         name: Markup(inline_svg(forest_svg(lines, narrow=name == "narrow"), f"forest-{name}", described))
         for name in ("wide", "narrow")

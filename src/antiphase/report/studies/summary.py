@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphase.report.studies.forest import deciding
 from antiphase.report.studies.wording import by_paper, core_time, estimates_line, price
-from antiphase.studies.claims import Claim, Verdict
+from antiphase.studies.claims import MARGINS, Claim, Verdict
 from antiphase.studies.results import Result
 
 FRAGILE = (
@@ -31,7 +31,7 @@ LEVELS, PARTS = "figure-2a", "causes"
 _WORDS = (
     "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
-    "Differences are positive where they are as claimed, and have 95 % intervals."
+    "A positive difference is as claimed; brackets hold 95 % intervals."
 )
 VERBS: dict[Verdict, tuple[str, str]] = {
     "holds": ("holds", "hold"),
@@ -41,12 +41,6 @@ VERBS: dict[Verdict, tuple[str, str]] = {
 }
 """What one claim, or several, of a verdict are said to do."""
 _WHOSE = {"robustness": "The paper on sensitivity", "diffclip": "DiffCLIP's paper", "own": "Our own studies"}
-_ANSWERS: dict[Verdict, str] = {
-    "holds": "yes",
-    "contradicted": "no, the opposite",
-    "absent": "no",
-    "undecided": "undecided",
-}
 
 
 def summary(results: Sequence[Result]) -> list[str]:
@@ -60,7 +54,7 @@ def summary(results: Sequence[Result]) -> list[str]:
             *_bullets(_chosen(results, FRAGILE)),
         ],
         "Why?": [*_note(results, PARTS), *_bullets(_chosen(results, WHY))],
-        "How sure is that?": [_scale(results, claims), _sure(claims)],
+        "How sure is that?": [_scale(results, claims), _sure(results)],
     }
     answered = ([f"## {question}", *answers] for question, answers in found.items() if answers)
     return [_WORDS, *(each for section in answered for each in section)]
@@ -112,21 +106,22 @@ def _counted(whose: str, claims: Sequence[Claim]) -> str:
     tested, every = sum(counts[verdict] for verdict in VERBS), len(claims)
     of = f"{tested} of {every}" if tested < every else f"all {every}" if every > 1 else "the one"
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{whose}, {of} claim{'s' if every > 1 else ''} tested: {listed}."
+    against = [claim.statement for claim in claims if claim.verdict == "contradicted"]
+    named = f" Contradicted: {' '.join(against)}" if against else ""
+    return f"{whose}, {of} claim{'s' if every > 1 else ''} tested: {listed}.{named}"
 
 
 def sentence(claim: Claim) -> str:
     """Return a claim, the answer, and its differences."""
     paid = price(claim)
     told = "" if deciding(claim) is None else estimates_line(claim)
-    asked = f"expected to take {paid} in all" if "seeds" in paid else paid
+    asked = f"a verdict would take about {paid} in all" if "seeds" in paid else paid
     numbers = "; ".join(filter(None, [told, asked]))
-    answer = _within(claim) or f"**{_ANSWERS[claim.verdict]}**"
-    return f"{claim.statement.rstrip('.')}: {answer}{f' ({numbers})' if numbers else ''}."
+    return f"{claim.statement.rstrip('.')}: **{claim.verdict}**{_within(claim)}{f' ({numbers})' if numbers else ''}."
 
 
 def _within(claim: Claim) -> str:
-    """Answer a claim that is absent: in how many cases, and how small the differences are there."""
+    """Say of a claim that is absent in how many cases it is, and how small the differences are there."""
     near = [
         (claim.margin_of(check), check.unit)
         for check, verdict in zip(claim.checks, claim.verdicts, strict=True) if verdict == "absent"
@@ -135,13 +130,12 @@ def _within(claim: Claim) -> str:
     if claim.verdict != "absent" or margin is None:
         return ""
     size = f"±{100 * margin if unit == 'points' else margin:g} {unit}".rstrip()
-    if "holds" in claim.verdicts:
-        return f"**only in part**, the rest within {size}"
-    return f"**no**, {'' if len(near) == len(claim.checks) else 'most '}within {size}"
+    cases = len(claim.checks)
+    return f" in {len(near)} of {cases} cases, within {size}" if len(near) < cases else f", within {size}"
 
 
 def _tested(claim: Claim) -> bool:
-    return claim.verdict in _ANSWERS and not claim.lacks_seeds
+    return claim.verdict in VERBS and not claim.lacks_seeds
 
 
 def _scale(results: Sequence[Result], claims: Sequence[Claim]) -> str:
@@ -156,7 +150,8 @@ def _scale(results: Sequence[Result], claims: Sequence[Claim]) -> str:
         f"{counted(results)} They were tested on the "
         f"models of the profile {profiles}{of}, with {seeds} training seeds of each model and {images} images. A claim "
         "is one difference or several that should all be above 0, with 95 % intervals over seeds and images. A "
-        "difference whose interval includes 0 and lies within ±2 points, or what its study declares, counts as none."
+        "difference is called absent if its interval includes 0 and lies within "
+        f"±{100 * (MARGINS['points'] or 0):g} points, or within the margin that its study declares."
     )
 
 
@@ -169,21 +164,46 @@ def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> lis
     ]  # fmt: skip
 
 
-def _sure(claims: Sequence[Claim]) -> str:
-    """Say how often the verdicts may be wrong, and what the undecided claims would take."""
-    open_ = [claim for claim in claims if claim.verdict == "undecided"]
+def _sure(results: Sequence[Result]) -> str:
+    """Say how often the verdicts may be wrong, and what the undecided claims would take.
+
+    The claims of a study share its models, so the dearest of them pays for the others.
+    """
+    by_study = [
+        [claim for claim in result.claims if _tested(claim) and claim.verdict == "undecided"]
+        for result in results
+    ]
     words = (
         "Each claim is judged by itself: a wrong one is found to hold in at most 2.5 % of the cases, and a right one "
-        "to be contradicted in at most 2.5 %. This is not corrected for the number of claims."
+        "to be contradicted in at most 2.5 %. This is not corrected for the number of claims: of 40 wrong ones, up "
+        "to one is expected to hold."
     )
-    known = [(claim.seeds_needed, claim.seconds) for claim in open_]
-    prices = [seeds * seconds for seeds, seconds in known if seeds is not None and seconds is not None]
-    if prices:
+    priced = [list(filter(None, map(_seconds, claims))) for claims in by_study]
+    if any(priced):
+        some, every = (sum(map(len, lists)) for lists in (priced, by_study))
+        dearest = sum(max(prices) for prices in priced if prices)
         words += (
-            f" For {len(prices)} of {len(open_)} undecided claim{'s' if len(open_) > 1 else ''}, "
-            f"{core_time(sum(prices))} are expected to bring a verdict, if the differences seen are the true ones."
+            f" A verdict on {_of(some, every)} would take about {core_time(dearest)}, if the "
+            "differences seen are the true ones."
         )
     return words
+
+
+def _seconds(claim: Claim) -> float | None:
+    """Return the core-seconds that a verdict is expected to take; None if they are not known."""
+    seeds = claim.seeds_needed
+    return None if seeds is None or claim.seconds is None else seeds * claim.seconds
+
+
+def _of(some: int, every: int) -> str:
+    """Name some of the undecided claims.
+
+    >>> _of(1, 1), _of(4, 4), _of(2, 3)
+    ('the undecided claim', 'all 4 undecided claims', '2 of the 3 undecided claims')
+    """
+    if every == 1:
+        return "the undecided claim"
+    return f"{'all' if some == every else f'{some} of the'} {every} undecided claims"
 
 
 def _range(numbers: Sequence[int]) -> str:

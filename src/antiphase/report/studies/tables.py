@@ -91,7 +91,7 @@ def table_note(table: Table) -> str:
     """Describe the numbers of a table: unit, intervals, number of samples and seeds."""
     words = ["in percent"] if table.percent else []
     if table.cells["low"].is_not_null().any():
-        words.append("95 % intervals in brackets")
+        words.append(f"{table.brackets} in brackets")
     return "; ".join(filter(None, [*words, basis(table.cells)]))
 
 

@@ -86,14 +86,15 @@ def estimate_parts(check: Check) -> tuple[str, ...]:
 def estimates_line(claim: Claim) -> str:
     """Format the estimates of a claim's checks in one line, each with what sets it apart, in the order of the checks.
 
-    Of many checks those that decide the verdict are shown.
+    A single check is told as a whole. Of many checks those that decide the verdict are shown.
 
     >>> from antiphase.evaluation.statistics import Estimate
     >>> found = Estimate(0.024, 0.001, 0.059, 300)
     >>> estimates_line(Claim("", "", "", [Check(f"a − b at {eps}/255", found) for eps in (1, 2)]))
     '1/255: +2.4 points [0.1, 5.9]; 2/255: +2.4 points [0.1, 5.9]'
     """
-    names = told_apart([check.what for check in claim.checks])
+    names = [check.what for check in claim.checks]
+    names = told_apart(names) if len(names) > 1 else names
     known = [at for at, check in enumerate(claim.checks) if check.estimate is not None]
     if not known:
         return "–"
@@ -135,8 +136,8 @@ def price(claim: Claim) -> str:
         return ""
     seeds = claim.seeds_needed
     if seeds is None:
-        few = [check for check in claim.checks if check.spread is not None]
-        return "more images needed" if len(few) == len(claim.checks) else ""
+        seen = all(check.over == "images" or check.seeds > 1 for check in claim.checks)
+        return "more images needed" if seen and all(check.spread for check in claim.checks) else ""
     return f"{seeds:,} seeds" + ("" if claim.seconds is None else f", {core_time(seeds * claim.seconds)}")
 
 

@@ -14,26 +14,21 @@ from antiphase.files import write_text
 from antiphase.report.studies import forest
 from antiphase.report.studies.markdown import escaped, markdown_claims, markdown_summary
 from antiphase.report.studies.summary import counted, headlines, summary
+from antiphase.studies.claims import RULE
 from antiphase.studies.results import Result
 
 _PREFACE = (
-    "A claim is one difference or several that should all be above 0. The verdict of a difference is the first of "
-    "these that applies: *holds*, its 95 % interval lies above 0; *contradicted*, it is below 0 (corrected by Holm "
-    "for the number of differences); *absent*, its interval lies within ±2 points, or the margin that its study "
-    "declares; *undecided*. A claim is contradicted if one of its differences is; otherwise undecided if one is; "
-    "otherwise absent if one is; otherwise it holds. Where a claim is about almost all cases, as many differences as "
-    "it says are left out. With what is undecided stand the training seeds that a verdict would take in all, and "
-    "their cost. The intervals are {over}. Fewer than 8 training seeds give no verdict, and neither does the profile "
-    "`smoke`. *Not run*: rows are missing.\n\n"
+    f"{RULE} Under the profile `smoke` no claim is judged. Undecided claims also list the training seeds that a "
+    "verdict would take, and their cost. The intervals are {over}. *Not run*: rows are missing.\n\n"
     "Written from stored rows by `antiphase study report --markdown FILE`; `antiphase study claims --into FILE` "
     "replaces the claims only."
 )
 _FILE, _NARROW = "claims.svg", "claims-narrow.svg"
-_ALT = "Each tested claim with its least favourable difference and 95 % interval; colour and shape show the verdict"
+_ALT = "Each tested claim with the difference that decides it and 95 % interval; colour and shape show the verdict"
 _CAPTION = (
-    "*Each tested claim with its least favourable difference, the 95 % interval (right of 0: as claimed) and the "
-    "verdict by colour and shape. A difference within the shaded band counts as none. Intervals that leave the axis "
-    "end at its edge.*"
+    "*Each tested claim with the difference that decides it, the 95 % interval (right of 0: as claimed) and the "
+    "verdict by colour and shape. A difference within the shaded band is called absent. Intervals are cut at the edge "
+    "of the axis.*"
 )
 _README_LINES = 10
 
@@ -58,13 +53,11 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
     Raises:
         UserError: the file lacks the marks.
     """
-    lines = [
-        *filter(None, [counted(results)]),
-        *(f"- {_marked(each)}" for each in headlines(results, _README_LINES - 1)),
-    ]
+    first, *others = [*map(_marked, headlines(results, _README_LINES - 1))] or [""]
+    lines = [first, "\n".join(f"- {each}" for each in others), counted(results)]
     folder = os.path.relpath(pictures, into.parent)
     picture = _picture("" if folder == "." else f"{folder}/")
-    _replace(into, "findings", "\n\n".join([picture, *lines[:1], "\n".join(lines[1:])]).rstrip() + "\n")
+    _replace(into, "findings", "\n\n".join(filter(None, [picture, *lines])) + "\n")
 
 
 def _replace(into: Path, mark: str, text: str) -> None:

@@ -36,7 +36,8 @@ class TrainClipOptions(Options):
     data: Annotated[
         str,
         Field(
-            description="Source of image-text pairs: openmoji, shards:PATTERN, coco, karpathy:JSON or csv:PATH."
+            description="Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, "
+            "csv:PATH or another of docs/data.md."
         ),
     ]
     out: Out

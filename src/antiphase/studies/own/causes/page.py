@@ -41,10 +41,11 @@ _SHORT = (
     "DiffViT, N(0, 0.02)", "ViT, shorter",
 )  # fmt: skip
 _LIMITS = (
-    "What is not identified: how much of another part works through the margin, since a change of the mechanism moves "
-    "the margins too; one order of the steps, since norm and factor act on narrow heads here and on wide ones in the "
-    "other order (table); and the scale of the logits, which training fixes only roughly: twice the logits are "
-    "twice the margins at the same ASR. The part of the angle is to first order, at the clean images."
+    "The number of strata that margins are divided into is a choice; a table has others. What is not identified: how "
+    "much of another part works through the margin, since a change of the mechanism moves the margins too; one order "
+    "of the steps, since norm and factor act on narrow heads here and on wide ones in the other order (table); and the "
+    "scale of the logits, which training fixes only roughly: twice the logits are twice the margins at the same ASR. "
+    "The part of the angle is to first order, at the clean images."
 )
 
 
@@ -86,11 +87,12 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
     }
     return (
         f"Under PGD at ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
-        "The clean margin of an image is the logit of its prediction minus the next highest, without an attack. "
-        f"Smaller margins account for {words[MARGINS]}. What is left when images are weighted so that both models have "
-        f"the same margins divides into {words[NORM]} for the normalisation of each head and its factor 1 − λ_init, "
-        f"{words[HEADS]} for half as many heads twice as wide, and {words[SUBTRACTION]} for the subtraction; of this, "
-        f"{words[ANGLE]} for the angle between the gradients of the two maps."
+        f"Smaller clean margins account for {words[MARGINS]}; the clean margin of an image is the logit of its "
+        "prediction minus the next highest, without an attack. The rest is what remains if images are weighted so that "
+        f"both models have the same margins: {words[NORM]} come from the normalisation of each head and its factor "
+        f"1 − λ_init, {words[HEADS]} from half as many heads twice as wide, and {words[SUBTRACTION]} from the "
+        f"subtraction. Of the subtraction's part, {words[ANGLE]} come from the angle between the gradients of the two "
+        "maps."
     )
 
 

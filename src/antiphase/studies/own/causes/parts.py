@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from antiphase.errors import UserError
 from antiphase.evaluation.crossed import crossed_mean
-from antiphase.evaluation.standardised import standardised
+from antiphase.evaluation.standardised import STRATA, standardised
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.own.causes.models import (
@@ -97,10 +97,17 @@ class Measured:
         """Return the losses of training images."""
         return _matrix(self.train, series, pl.col("loss"))
 
-    def at_margins(self, series: str, values: Matrix) -> Matrix:
+    def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
         """Return values of a model, standardised to the clean margins of both twins."""
         population = [self.margins(each) for each in (VIT, DIFFVIT)]
-        return standardised(values, self.margins(series), population)
+        return standardised(values, self.margins(series), population, strata)
+
+    def remaining(self, eps: float, strata: int = STRATA) -> Matrix:
+        """Return DiffViT − ViT at equal margins."""
+        twins = (
+            self.at_margins(each, self.broken(each, eps).astype(float), strata) for each in (DIFFVIT, VIT)
+        )
+        return next(twins) - next(twins)
 
     def at_loss(self, eps: float) -> Matrix:
         """Return whether ViT is broken at the training loss of DiffViT of the same seed.
@@ -140,9 +147,8 @@ class Measured:
     def differences(self, eps: float) -> dict[str, Matrix]:
         """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
         raw = {series: self.broken(series, eps).astype(float) for series in (VIT, DIFFVIT)}
-        even = {series: self.at_margins(series, values) for series, values in raw.items()}
         return {
-            "as measured": raw[DIFFVIT] - raw[VIT], AT_MARGINS: even[DIFFVIT] - even[VIT],
+            "as measured": raw[DIFFVIT] - raw[VIT], AT_MARGINS: self.remaining(eps),
             AT_LOSS: raw[DIFFVIT] - self.at_loss(eps),
         }  # fmt: skip
 

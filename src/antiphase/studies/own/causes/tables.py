@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate, as_share
+from antiphase.evaluation.standardised import STRATA
+from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Table
-from antiphase.studies.own.causes.models import BARE, DIFFVIT, LADDER, NORMAL, STOPPED, TRAINED, VIT
+from antiphase.studies.own.causes.models import BARE, DIFFVIT, EPS, LADDER, NORMAL, STOPPED, TRAINED, VIT
 from antiphase.studies.own.causes.parts import LOGARITHMS, Measured, mean_of
 from antiphase.studies.papers.robustness.show import eps_name
 
@@ -45,6 +46,10 @@ def tables(
     return [
         Table(f"{stem}-parts", f"Parts of the difference in ASR, DiffViT − ViT{of}", "part", _by_eps(parts)),
         Table(f"{stem}-remaining", f"Difference in ASR, DiffViT − ViT{of}", "compared", _by_eps(even)),
+        Table(
+            f"{stem}-strata", f"Difference in ASR at equal margins, DiffViT − ViT, by number of strata{of}", "strata",
+            _cells(_by_strata(found), seeds),
+        ),
         Table(f"{stem}-asr", f"Clean accuracy and ASR{of}", "model", by_model),
         Table(
             f"{stem}-matched", f"ASR standardised to the clean margins of ViT and DiffViT{of}", "model",
@@ -63,6 +68,13 @@ def tables(
             _cells(_angles(found), seeds), percent=False, digits=3,
         ),
     ]  # fmt: skip
+
+
+def _by_strata(found: Measured) -> Iterable[Cell]:
+    """Yield what remains at equal margins for other numbers of strata than the usual one, and for that."""
+    for strata in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA):
+        for eps in EPS:
+            yield str(strata), eps_name(eps), as_difference(mean_of(found.remaining(eps, strata)))
 
 
 def _by_eps(points: pl.DataFrame) -> pl.DataFrame:

@@ -18,7 +18,7 @@ and A1 and A2 alone.
 | profile | models | cost |
 |---|---|---|
 | paper | 6, CC12M; 200 images of COCO with at least two categories | 10 A100-days a model |
-| laptop | 10, OpenMoji; 136 images of two held-out emoji, by their names | as Table 2, ¾ core-minute of maps a model |
+| laptop | 16, OpenMoji; 136 images of two held-out emoji, by their names | as Table 2, ¾ core-minute of maps a model |
 
 antiphase study run diffclip-attention --profile laptop
 """

@@ -108,7 +108,7 @@ _BENCHES = {
     "laptop": DiffclipBench(
         trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
         probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
-        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200, seeds=5,
+        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200, seeds=8,
         asked=("black heart", "flag: Libya"),
         protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
     ),

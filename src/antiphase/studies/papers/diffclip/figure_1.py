@@ -24,7 +24,7 @@ are those of Figure 5.
 | profile | models | cost |
 |---|---|---|
 | paper | 6, CC3M | 3 A100-days a model, half a day of measuring |
-| laptop | 10, OpenMoji | the trainings of Table 2, 3 core-minutes of measuring a model |
+| laptop | 16, OpenMoji | the trainings of Table 2, 3 core-minutes of measuring a model |
 
 antiphase study run diffclip-figure-1 --profile laptop
 """

@@ -17,7 +17,7 @@ OpenMoji's drawings, and Noto's emoji of the concepts held out are the shift; th
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CC3M and CC12M | 13 A100-days for each pair of seeds, and an hour of features |
-| laptop | 10, OpenMoji | the trainings of Table 2, seconds of measuring |
+| laptop | 16, OpenMoji | the trainings of Table 2, seconds of measuring |
 
 antiphase study run diffclip-figure-3 --profile laptop
 """

@@ -23,7 +23,7 @@ so the page of ``laptop`` shows no number.
 | profile | models | cost |
 |---|---|---|
 | paper | 6, CC12M | 10 A100-days a model, minutes of measuring |
-| laptop | 10, OpenMoji | the trainings of Table 2, seconds of measuring |
+| laptop | 16, OpenMoji | the trainings of Table 2, seconds of measuring |
 
 antiphase study run diffclip-figure-4 --profile laptop
 """

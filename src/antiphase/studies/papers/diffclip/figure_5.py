@@ -33,7 +33,7 @@ more than half of the mean gain over the six tasks.
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CC12M | 10 A100-days a model, half a day of measuring |
-| laptop | 20, OpenMoji | the trainings of Table 2 and as many again, 3 core-minutes of measuring a model |
+| laptop | 32, OpenMoji | the trainings of Table 2 and as many again, 3 core-minutes of measuring a model |
 
 antiphase study run diffclip-figure-5 --profile laptop
 """

@@ -19,7 +19,7 @@ left out.
 | profile | models | cost |
 |---|---|---|
 | paper | the released DiffCLIP, 3 untrained | not run |
-| laptop | 5, OpenMoji, and as many untrained | the trainings of Table 2, a core-minute a model |
+| laptop | 8, OpenMoji, and as many untrained | the trainings of Table 2, a core-minute a model |
 
 antiphase study run map-correlation --profile laptop
 """

@@ -25,7 +25,7 @@ narrow.
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CC3M and CC12M | 13 A100-days for each pair of seeds, and a day of probes |
-| laptop | 10, OpenMoji | the trainings of Table 2, 3 core-minutes of probes and episodes a model |
+| laptop | 16, OpenMoji | the trainings of Table 2, 3 core-minutes of probes and episodes a model |
 
 antiphase study run diffclip-table-1 --profile laptop
 """  # noqa: E501 (as the paper prints it)

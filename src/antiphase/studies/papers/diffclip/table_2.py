@@ -29,7 +29,7 @@ templates, and SLIP's seven for comparison. The captions of an image count as on
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CC3M and CC12M | 13 A100-days for each pair of seeds, and an hour of features |
-| laptop | 10, OpenMoji | 5 core-minutes of training a model with bf16, 20 without, half a minute of measuring |
+| laptop | 16, OpenMoji | 5 core-minutes of training a model with bf16, 20 without, half a minute of measuring |
 
 antiphase study run diffclip-table-2 --profile laptop
 """

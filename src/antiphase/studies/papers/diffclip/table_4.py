@@ -17,7 +17,7 @@ show the spread over training seeds.
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CC3M and CC12M | those of Table 1 |
-| laptop | 10, OpenMoji | the trainings of Table 2, 3 core-minutes of probes a model |
+| laptop | 16, OpenMoji | the trainings of Table 2, 3 core-minutes of probes a model |
 
 antiphase study run diffclip-table-4 --profile laptop
 """  # noqa: E501 (as the paper prints it)

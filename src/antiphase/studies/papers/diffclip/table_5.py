@@ -16,7 +16,7 @@ due to the training seed: the second rows show the spread over training seeds.
 | profile | models | cost |
 |---|---|---|
 | paper | 12, CC3M and CC12M | those of Table 1 |
-| laptop | 10, OpenMoji | the trainings of Table 2, seconds of episodes |
+| laptop | 16, OpenMoji | the trainings of Table 2, seconds of episodes |
 
 antiphase study run diffclip-table-5 --profile laptop
 """  # noqa: E501 (as the paper prints it)

@@ -64,7 +64,7 @@ def levels(found: pl.DataFrame) -> list[str]:
         if asr.keys() >= {"ViT", "DiffViT"}:
             told.append(
                 f"With one layer, PGD at {eps_name(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
-                f"{asr['DiffViT']:.1%} of DiffViT's on {data}; the paper has {theirs:.1%} for DiffViT on cifar10, and "
+                f"{asr['DiffViT']:.1%} of DiffViT's on {data}. The paper has {theirs:.1%} for DiffViT on cifar10 and "
                 "no number for ViT."
             )
     return [each.replace("%", " %") for each in told]

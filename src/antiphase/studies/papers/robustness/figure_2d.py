@@ -11,7 +11,7 @@ The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`
 | profile | models | cost |
 |---|---|---|
 | paper | 2, released; COCO and ImageNet, 1,000 images each | not run |
-| laptop | 10, OpenMoji | the trainings of DiffCLIP's Table 2, 3 core-minutes of patches a model |
+| laptop | 16, OpenMoji | the trainings of DiffCLIP's Table 2, 3 core-minutes of patches a model |
 
 antiphase study run figure-2d --profile laptop
 """

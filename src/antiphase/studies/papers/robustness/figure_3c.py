@@ -14,6 +14,8 @@ The distance at which ASR reaches 100 % exists only if every image is broken, so
 antiphase study run figure-3c --profile laptop
 """
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 
@@ -87,10 +89,11 @@ def _farthest(block: pl.DataFrame, data: str) -> Table:
         value=pl.mean("reach"), low=pl.min("reach"), high=pl.max("reach"), n=pl.first("n").cast(pl.Int64),
         seeds=pl.len().cast(pl.Int64),
     )  # fmt: skip
-    title = f"L2 distance at which ASR reaches 100 %: mean over seeds, and [least, largest] of them, {data}"
+    title = f"L2 distance at which ASR reaches 100 %: mean over seeds, {data}"
     depth = pl.format("depth {}", "depth")
-    return table_of(mean.sort("depth", maintain_order=True), pl.col("series"), depth, f"cw-all-{data}", title,
-                    percent=False, digits=3)  # fmt: skip
+    table = table_of(mean.sort("depth", maintain_order=True), pl.col("series"), depth, f"cw-all-{data}", title,
+                     percent=False, digits=3)  # fmt: skip
+    return replace(table, brackets="least and largest")
 
 
 def claims(rows: RowsByTable) -> list[Claim]:

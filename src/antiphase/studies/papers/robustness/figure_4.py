@@ -12,7 +12,7 @@ The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100, and the released CLIP and DiffCLIP | not run |
-| laptop | those of Figure 3(d); 10 CLIPs, OpenMoji | not run at this size |
+| laptop | those of Figure 3(d); 16 CLIPs, OpenMoji | not run at this size |
 
 antiphase study run figure-4 --profile laptop
 """

@@ -13,7 +13,7 @@ measured at images of ImageNet; the paper does not name any. The text leaves ope
 | profile | models | cost |
 |---|---|---|
 | paper | 30 DiffViTs, CIFAR-10 and CIFAR-100, and the released DiffCLIP | not run |
-| laptop | 62 DiffViTs, Fashion-MNIST; 5 DiffCLIPs, OpenMoji | not run at this size |
+| laptop | 62 DiffViTs, Fashion-MNIST; 8 DiffCLIPs, OpenMoji | not run at this size |
 
 antiphase study run figure-5 --profile laptop
 """

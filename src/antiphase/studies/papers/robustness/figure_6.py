@@ -14,7 +14,7 @@ Both are tested. "Equal" is read as at most 1 point lower.
 | profile | models | cost |
 |---|---|---|
 | paper | 60, CIFAR-10 and CIFAR-100; the released CLIP and DiffCLIP, COCO and ImageNet | not run |
-| laptop | 124, Fashion-MNIST; 10 CLIPs, OpenMoji | not run at this size |
+| laptop | 124, Fashion-MNIST; 16 CLIPs, OpenMoji | not run at this size |
 
 antiphase study run figure-6 --profile laptop
 """
@@ -147,7 +147,8 @@ def _clip_claims(worst: pl.DataFrame) -> list[Claim]:
             Check(f"ASR(DiffCLIP) − ASR(CLIP) + {_EQUAL * 100:.0f} point at {eps_name(eps)}", raised)
         )
     words = "With restarts, DiffCLIP's ASR equals or exceeds CLIP's at every ε."
-    return [Claim("clip-fragile-with-restarts", _SOURCE, words, checks)]
+    # a difference of 0 is as claimed, so none is called absent
+    return [Claim("clip-fragile-with-restarts", _SOURCE, words, checks, margin=0.0)]
 
 
 study = Study(
