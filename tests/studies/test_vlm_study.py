@@ -84,8 +84,11 @@ def test_metrics_of_pope_by_hand():
     found = estimated(scores(asked(said, truth, [5, 5, 7, 7, 7, 8])))
     assert found.select(*KEYS[:3]).unique().rows() == [("random", "emoji-objects", "CLIP")]
     assert dict(found.select("data", "value").iter_rows()) == pytest.approx(
-        {"accuracy": 4 / 6, "precision": 3 / 4, "recall": 3 / 4, "F1": 3 / 4, "yes": 4 / 6, "unparsed": 1 / 6}
-    )
+        {
+            "accuracy": 4 / 6, "precision": 3 / 4, "recall": 3 / 4, "F1": 3 / 4, "AUC": 4 / 8, "yes": 4 / 6,
+            "unparsed": 1 / 6,
+        }
+    )  # fmt: skip
     assert set(found["n"]) == {3}
     never = scores(asked([NO] * 4, [True, False] * 2, [1, 1, 2, 2]))
     assert "precision" not in set(never["data"])

@@ -119,17 +119,22 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
     )
 
 
-def test_stage_1_can_begin_at_the_norm_of_words(parts, tmp_path, run_cli):
-    barely = ("--learning-rate", "1e-30", "--projector-start", "words")
+def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli):
+    barely = ("--learning-rate", "1e-30", "--projector-start", "captions")
     code, _, err = run_cli(*words(parts, 1, tmp_path / "1", *begin(parts), *barely))
     assert code == 0, err
     vlm = load_vlm(tmp_path / "1")
     data = load_conversations(words(parts, 1, tmp_path)[4], stage=1)
-    images = torch.stack([prepare(vlm, data[row], 1, 2048).image for row in range(len(data))])
+    samples = [prepare(vlm, data[row], 1, 2048) for row in range(len(data))]
+    embeddings = vlm.language.get_input_embeddings().weight.detach()
+    captions = [embeddings[one.labels[one.labels != IGNORED]] for one in samples]
     with torch.no_grad():
-        norm = vlm.visual_tokens(images).norm(dim=2).mean().item()
-    expected = vlm.language.get_input_embeddings().weight.norm(dim=1).mean().item()
-    assert norm == pytest.approx(expected, rel=1e-4)
+        shown = vlm.visual_tokens(torch.stack([one.image for one in samples]))
+    mean = torch.stack([caption.mean(0) for caption in captions]).mean(0)
+    torch.testing.assert_close(shown.mean((0, 1)), mean, rtol=1e-4, atol=1e-5)
+    every = torch.cat(captions)
+    spread = (every - every.mean(0)).square().sum(1).mean()
+    torch.testing.assert_close((shown - mean).square().sum(2).mean(), spread, rtol=1e-4, atol=0)
 
 
 @pytest.mark.thorough
@@ -269,8 +274,8 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
             "merge 2: --pretrained has one; leave out --merge",
         ),
         (
-            words(parts, 2, out, "--pretrained", "p", "--projector-start", "words"),
-            "projector-start words: --pretrained has one; leave out --projector-start",
+            words(parts, 2, out, "--pretrained", "p", "--projector-start", "captions"),
+            "projector-start captions: --pretrained has one; leave out --projector-start",
         ),
         (words(parts, 1, out, "--pretrained", "p"), "stage 1 starts from a tower"),
         (words(parts, 2, out, "--pretrained", parts), "no recipe.json found"),

@@ -30,8 +30,8 @@ class Conversation:
     Attributes:
         id: name of the record.
         image: pixels in [0, 1], RGB, at their own size; None for a conversation without an image.
-        turns: pairs of a question and an answer, without a placeholder for the image. The one question of a caption,
-            for stage 1, is not used.
+        turns: pairs of a question and an answer, without a placeholder for the image. In stage 1 there is one, whose
+            answer is the caption; its question is ignored.
     """
 
     id: str

@@ -89,6 +89,7 @@ class EmojiConversations:
         shares = self._shares[_main_theme(there)]
         asked = []
         for name in OBJECTS:
+            # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
             share = shares[name] if name not in there else 1 - shares[name]
             if self._uniform(number, "ask", name) * (1 - share) < share:
                 asked.append((ASK.format(with_article(name)), "Yes" if name in there else "No"))

@@ -7,10 +7,13 @@ https://github.com/RUCAIBox/POPE.
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import polars as pl
+from jaxtyping import Float
 
 from antiphase.data.pope import PopeQuestion
 from antiphase.errors import UserError
+from antiphase.evaluation.clustered import auc_values, ratio_values
 from antiphase.evaluation.outcomes import outcome_rows
 
 NO, YES, UNPARSED = 0, 1, 2
@@ -93,9 +96,37 @@ def read_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """Return what rows of :func:`pope_rows` say: columns ``said_yes``, ``truth`` and ``unparsed``, of booleans."""
     return rows.select(
         said_yes=pl.col("prediction") != NO,
-        truth=(pl.col("score") > 0.5) == (pl.col("rank") == 0),
+        truth=(pl.col("score").fill_nan(0.0) > 0.5) == (pl.col("rank") == 0),  # NaN > 0.5 is true in polars
         unparsed=pl.col("prediction") == UNPARSED,
     )
+
+
+def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]]:
+    """Return POPE's metrics, each as a value for every question whose mean is the metric.
+
+    Precision, recall, F1 and AUC are no means of questions, so that their values are linearised
+    (:func:`~antiphase.evaluation.clustered.ratio_values`). What is undefined is left out, such as the precision of a
+    model that never says yes.
+
+    Args:
+        rows: as of :func:`pope_rows`.
+
+    Returns:
+        By name: accuracy, precision, recall, F1, AUC (of the probability of yes), yes and unparsed (shares).
+    """
+    told = read_rows(rows)
+    said, truth = told["said_yes"].to_numpy(), told["truth"].to_numpy()
+    both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
+    values = {"accuracy": (said == truth).astype(float)}
+    if said.any():
+        values["precision"] = ratio_values(both, yes)
+    if truth.any():
+        values["recall"] = ratio_values(both, right)
+    if (said | truth).any():
+        values["F1"] = ratio_values(2 * both, yes + right)
+    if truth.any() and not truth.all():
+        values["AUC"] = auc_values(rows["score"].to_numpy(), truth)
+    return values | {"yes": yes, "unparsed": told["unparsed"].to_numpy().astype(float)}
 
 
 def _first_sentence(answer: str) -> str:

@@ -1,9 +1,10 @@
 """POPE under attack: the answer to each question is a classifier of images, attacked like any other.
 
-The attack maximises the cross-entropy of the answer's first token; its target is the answer that the model gives, yes
-or no. Budgets and steps are those of C. Schlarmann et al., *Robust CLIP: Unsupervised Adversarial Fine-Tuning of Vision
-Embeddings for Robust Large Vision-Language Models*, ICML 2024, and its code (RobustVLM): APGD of 100 steps at 2/255 and
-4/255, with which they attack captions and visual question answering. They report POPE on clean images only.
+The attack maximises the cross-entropy between no and yes as the answer's first token, all other words left out; its
+target is the answer that the model gives. Budgets and steps are those of C. Schlarmann et al., *Robust CLIP:
+Unsupervised Adversarial Fine-Tuning of Vision Embeddings for Robust Large Vision-Language Models*, ICML 2024, and its
+code (RobustVLM): APGD of 100 steps at 2/255 and 4/255, with which they attack captions and visual question answering.
+They report POPE on clean images only.
 """
 
 import json
@@ -136,7 +137,8 @@ class PopeAttack:
         settings = {
             "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
             **{name: str(value) for name, value in plan.settings.items()},
-            "objective": "loss of the first token of the answer", "attacked label": "the answer without an attack",
+            "objective": "cross-entropy between no and yes as the first token",
+            "attacked label": "the answer without an attack",
             "attack seed": plan.seed, "search": plan.precision,
             **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
         }  # fmt: skip

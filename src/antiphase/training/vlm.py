@@ -14,6 +14,7 @@ from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.vlm import VisionLanguageModel, save_vlm
 from antiphase.models.vlm.lora import is_lora
+from antiphase.models.vlm.prompt import IGNORED
 from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.processes import start_processes
@@ -22,7 +23,8 @@ from antiphase.training.tracking import Tracker, check_trackers, log_options, st
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
 from antiphase.training.vlm_step import Sample, SummedLoss, accumulate, prepare
 
-_MATCHED = 64  # images on which the projector's start is matched to words
+_FITTED = 4096  # captions to which the projector's start is fitted
+_TOGETHER = 64  # of them at a time
 
 
 def train_vlm(
@@ -81,8 +83,8 @@ def train_vlm(
         vlm.language.gradient_checkpointing_enable({"use_reentrant": False})
         vlm.language.train()  # transformers recomputes in training mode only
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
-    if recipe.stage == 1 and recipe.projector_start == "words":
-        _start_at_words(vlm, conversations, recipe)
+    if recipe.stage == 1 and recipe.projector_start == "captions":
+        _start_at_captions(vlm, conversations, recipe)
     model = SummedLoss(vlm)
     if sharded:
         shard(model, decoder_blocks(vlm.language), accelerator)
@@ -144,16 +146,25 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
     return found
 
 
-def _start_at_words(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
-    """Let the projector begin with the mean norm of the language model's words, on the first images."""
+def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
+    """Let the projector begin with the least squares fit to the words of the first captions."""
+    embeddings = vlm.language.get_input_embeddings().weight.detach()
     samples = [
         prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-        for row in range(min(_MATCHED, len(conversations)))
+        for row in range(min(_FITTED, len(conversations)))
     ]
-    images = torch.stack([one.image for one in samples if one.image is not None])
-    words = vlm.language.get_input_embeddings().weight.detach()
-    with torch.no_grad():
-        vlm.projector.match(vlm.tower(images), float(words.float().norm(dim=1).mean()))
+    captions = [embeddings[one.labels[one.labels != IGNORED]].float() for one in samples]
+    words = torch.cat(captions)
+    norm = float((words - words.mean(0)).square().sum(1).mean().sqrt())
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(samples), _TOGETHER):
+            some = slice(start, start + _TOGETHER)
+            images = torch.stack([one.image for one in samples[some] if one.image is not None])
+            with torch.no_grad():
+                yield vlm.tower(images), torch.stack([caption.mean(0) for caption in captions[some]])
+
+    vlm.projector.start_at_words(batches(), norm)
 
 
 class _Stream:

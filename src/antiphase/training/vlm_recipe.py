@@ -17,9 +17,9 @@ class VlmRecipe(BaseModel):
     tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
     decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
 
-    ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; with ``"words"`` they are shifted
-    and scaled so that image tokens begin with the mean norm of the language model's words, see
-    :meth:`~antiphase.models.vlm.projector.Projector.match`.
+    ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; ``"captions"`` are a least squares
+    fit from image tokens to the words of the captions, see
+    :meth:`~antiphase.models.vlm.projector.Projector.start_at_words`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -40,7 +40,7 @@ class VlmRecipe(BaseModel):
     epsilon: float = Field(default=1e-8, gt=0)
     gradient_norm: float = Field(default=1.0, gt=0)
     max_length: int = Field(default=2048, ge=8)
-    projector_start: Literal["default", "words"] = "default"
+    projector_start: Literal["default", "captions"] = "default"
     precision: Precision = "float32"
     store: Literal["float32", "bfloat16"] = "float32"
 
@@ -49,7 +49,7 @@ class VlmRecipe(BaseModel):
 VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
     "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
     "emoji": {
-        1: {"learning_rate": 2e-3, "batch_size": 16, "epochs": 1, "projector_start": "words"},
+        1: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
         2: {"learning_rate": 1e-4, "batch_size": 16, "epochs": 1},
     },
 }

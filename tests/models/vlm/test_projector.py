@@ -1,23 +1,39 @@
-"""The projector's start that matches words."""
+"""The projector's start at the words of captions, against numpy's least squares."""
 
+import numpy as np
 import pytest
 import torch
 
+from antiphase.errors import UserError
 from antiphase.models.vlm.projector import Projector
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp2x"])
-def test_after_matching_the_outputs_have_mean_0_and_the_norm_of_words(kind):
+def test_the_start_is_a_least_squares_fit_to_the_words_of_the_captions():
     torch.manual_seed(0)
-    projector = Projector(kind, width=6, count=16, language_width=10, merge=2).double()
-    tokens = 3 * torch.randn(20, 16, 6, dtype=torch.float64) + 5
-    before = projector(tokens)
-    projector.match(tokens, 3.2)
-    after = projector(tokens)
-    torch.testing.assert_close(after.mean((0, 1)), torch.zeros(10, dtype=torch.float64), atol=1e-12, rtol=0)
-    assert after.norm(dim=-1).mean().item() == pytest.approx(3.2)
-    centred = before - before.mean((0, 1))
-    torch.testing.assert_close(
-        after, centred * (3.2 / centred.norm(dim=-1).mean())
-    )  # nothing else has changed
+    projector = Projector("linear", width=3, count=16, language_width=5, merge=2).double()
+    tokens = 3 * torch.randn(20, 16, 3, dtype=torch.float64) + 5
+    words = torch.randn(20, 5, dtype=torch.float64) + 1
+    projector.start_at_words([(tokens[:7], words[:7]), (tokens[7:], words[7:])], norm=3.2)
+
+    grid = tokens.numpy().reshape(20, 2, 2, 2, 2, 3)  # rows and columns of squares, and within them
+    merged = grid.transpose(0, 1, 3, 2, 4, 5).reshape(80, 12)
+    x = merged - merged.mean(0)
+    y = np.repeat(words.numpy() - words.numpy().mean(0), 4, axis=0)
+    penalty = np.sqrt(1e-3 * np.square(x).sum() / 12) * np.eye(12)
+    fit = np.linalg.lstsq(np.vstack([x, penalty]), np.vstack([y, np.zeros((12, 5))]), rcond=None)[0]
+    moved = x @ fit
+    expected = words.numpy().mean(0) + moved * (3.2 / np.sqrt(np.square(moved).sum(1).mean()))
+    np.testing.assert_allclose(projector(tokens).detach().numpy().reshape(80, 5), expected, rtol=1e-9)
     assert all(parameter.requires_grad for parameter in projector.parameters())
+    assert [name for name, _ in projector.named_parameters()] == ["layers.0.weight", "layers.0.bias"]
+
+
+def test_before_that_nothing_is_subtracted():
+    projector = Projector("linear", width=3, count=4, language_width=5)
+    tokens = torch.randn(2, 4, 3)
+    assert torch.equal(projector(tokens), projector.layers(tokens))
+
+
+def test_only_a_linear_projector_can_be_fitted():
+    with pytest.raises(UserError, match="projector_start captions: expected a linear projector, not mlp2x"):
+        Projector("mlp2x", width=3, count=4, language_width=5).start_at_words([], 1.0)

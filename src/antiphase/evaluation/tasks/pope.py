@@ -1,14 +1,12 @@
 """POPE: is an object in the image? Half of the objects asked about are not."""
 
-import numpy as np
 import polars as pl
 from torch import nn
 
 from antiphase.data.pope import SAMPLINGS, PopeSet
 from antiphase.evaluation.answers import answer_all
-from antiphase.evaluation.clustered import auc_values, ratio_values
 from antiphase.evaluation.metrics import Metric, observed
-from antiphase.evaluation.pope import join_answers, pope_rows, read_rows
+from antiphase.evaluation.pope import join_answers, pope_rows, pope_values
 from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.models.card import card_of
 
@@ -37,24 +35,13 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    told = read_rows(rows)
-    said, truth = told["said_yes"].to_numpy(), told["truth"].to_numpy()
-    both = (said & truth).astype(float)
-
-    def metric(name: str, values: np.ndarray, tested: bool = False) -> Metric:
-        frame = observed(rows.with_columns(value=pl.Series(values.astype(float))), pl.col("value"))
-        return Metric(setting, name, frame, clustered=True, tested=tested)
-
-    found = [metric("accuracy", said == truth, tested=True)]
-    if said.any():
-        found.append(metric("precision", ratio_values(both, said.astype(float))))
-    if truth.any():
-        found.append(metric("recall", ratio_values(both, truth.astype(float))))
-    if (said | truth).any():
-        found.append(metric("F1", ratio_values(2 * both, said.astype(float) + truth)))
-    if truth.any() and not truth.all():
-        found.append(metric("AUC", auc_values(rows["score"].to_numpy(), truth)))
-    return [*found, metric("yes", said), metric("unparsed", told["unparsed"].to_numpy())]
+    return [
+        Metric(
+            setting, name, observed(rows.with_columns(value=pl.Series(values)), pl.col("value")), clustered=True,
+            tested=name == "accuracy",
+        )
+        for name, values in pope_values(rows).items()
+    ]  # fmt: skip
 
 
 TASK = EvaluationTask(

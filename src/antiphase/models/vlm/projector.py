@@ -1,6 +1,7 @@
 """From an image tower's tokens to the word space of a language model."""
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from antiphase.errors import UserError
 
 Kind = Literal["linear", "mlp2x"]
+Tokens = Float[Tensor, "batch tokens width"]
+Words = Float[Tensor, "batch language"]
+_RIDGE = 1e-3
 
 
 class Projector(nn.Module):
@@ -17,7 +21,8 @@ class Projector(nn.Module):
 
     ``linear`` is LLaVA's W·h + b, ``mlp2x`` is LLaVA 1.5's W₂·GELU(W₁·h + b₁) + b₂. With ``merge`` m > 1, the m × m
     neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024,
-    *pixel unshuffle*): an image then takes 1/m² of the positions.
+    *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
+    is subtracted from each token.
 
     Args:
         kind: ``linear`` or ``mlp2x``.
@@ -41,6 +46,8 @@ class Projector(nn.Module):
         first = nn.Linear(width * merge * merge, language_width)
         more = [nn.GELU(), nn.Linear(language_width, language_width)] if kind == "mlp2x" else []
         self.layers = nn.Sequential(first, *more)
+        self.centre: Tensor
+        self.register_buffer("centre", torch.zeros(first.in_features))
 
     @property
     def count(self) -> int:
@@ -48,28 +55,54 @@ class Projector(nn.Module):
         return (self.side // self.merge) ** 2
 
     @torch.no_grad()
-    def match(self, tokens: Float[Tensor, "batch tokens width"], norm: float) -> None:
-        """Shift and scale the last layer: what it gives for these tokens then has the mean 0 and this mean norm.
+    def start_at_words(self, batches: Iterable[tuple[Tokens, Words]], norm: float) -> None:
+        """Begin where image tokens resemble the words of the captions that they occur with: a least squares fit.
 
-        Drawn as usual, what it gives has the norm that the tower's tokens happen to have, and a large part that is the
-        same for all of them.
+        Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
+        the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
+        mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
 
         Args:
-            tokens: of some images.
-            norm: such as the mean norm of a language model's word embeddings.
-        """
-        last = self.layers[-1]
-        assert isinstance(last, nn.Linear)
-        last.bias -= self(tokens).mean((0, 1))
-        scale = norm / self(tokens).norm(dim=-1).mean()
-        last.weight *= scale
-        last.bias *= scale
+            batches: tokens of some images, and the mean word embedding of the caption of each.
+            norm: root mean square distance of the captions' words from their mean.
 
-    def forward(
-        self, tokens: Float[Tensor, "batch tokens width"]
-    ) -> Float[Tensor, "batch positions language"]:
+        Raises:
+            UserError: if the projector is not linear.
+        """
+        if self.kind != "linear":
+            raise UserError(f"projector_start captions: expected a linear projector, not {self.kind}")
+        layer = self.layers[0]
+        assert isinstance(layer, nn.Linear)
+        wide, out = layer.in_features, layer.out_features
+        squares, products = (torch.zeros(wide, size, dtype=torch.float64) for size in (wide, out))
+        total, words = torch.zeros(wide, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
+        images = 0
+        for tokens, mean_words in batches:
+            own, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
+            flat = own.flatten(0, 1)
+            squares += flat.T @ flat
+            products += own.sum(1).T @ target
+            total += flat.sum(0)
+            words += target.sum(0)
+            images += len(own)
+        count = images * self.count
+        mean, mean_word = total / count, words / images
+        covariance = squares / count - mean.outer(mean)
+        common = products / count - mean.outer(mean_word)
+        ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(wide, dtype=torch.float64)
+        weight = torch.linalg.solve(covariance + ridge, common).T
+        size = (weight @ covariance * weight).sum().sqrt()
+        layer.weight.copy_(weight * (norm / size))
+        layer.bias.copy_(mean_word)
+        self.centre.copy_(mean)
+
+    def _merged(self, tokens: Tokens) -> Float[Tensor, "batch positions merged"]:
         m = self.merge
-        if m > 1:
-            grid = tokens.unflatten(1, (self.side // m, m, self.side // m, m))
-            tokens = grid.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
-        return self.layers(tokens)
+        if m == 1:
+            return tokens
+        grid = tokens.unflatten(1, (self.side // m, m, self.side // m, m))
+        return grid.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "batch positions language"]:
+        return self.layers(self._merged(tokens) - self.centre)

@@ -29,9 +29,10 @@ class Prompt:
     r"""Write conversations as a language model expects them, and mark the answers as targets.
 
     ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
-    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, without a system message of ours.
-    Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The image precedes the first question. Targets are
-    the tokens of the answers and the end-of-sequence token behind each; all others have the label ``IGNORED``.
+    tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, with a system message if the
+    template adds one. Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The image precedes the first
+    question. Targets are the tokens of the answers and the end-of-sequence token behind each; all others have the label
+    ``IGNORED``.
 
     The text is split at the image and each side is tokenised as a whole, as in LLaVA, so that a token never depends on
     where a question ends.
@@ -124,8 +125,8 @@ class Prompt:
             after = self._rendered(messages, opened=False)
             if not before.startswith(written) or not after.startswith(before + answer):
                 raise UserError(
-                    f"chat template: a conversation of {len(messages)} messages does not begin with the one before; "
-                    "use --prompt llava"
+                    f"chat template: it changes earlier messages when there are {len(messages)}, so that answers "
+                    "cannot be found; use the format llava"
                 )
             said, ended, rest = after[len(before) :].partition(end)
             pieces += [(before[len(written) :], False), (said + ended, True), (rest, False)]

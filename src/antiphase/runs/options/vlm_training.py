@@ -65,10 +65,10 @@ class TrainVlmOptions(Options):
         Literal["linear", "mlp2x"] | None, Field(description="Kind of projector. If not given: linear.")
     ] = None
     projector_start: Annotated[
-        Literal["default", "words"] | None,
+        Literal["default", "captions"] | None,
         Field(
-            description="Weights with which stage 1 begins: PyTorch's default, or shifted and scaled so that image "
-            "tokens have the mean norm of words. If not given: the preset's."
+            description="Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble "
+            "the words of the captions. If not given: the preset's."
         ),
     ] = None
     merge: Annotated[

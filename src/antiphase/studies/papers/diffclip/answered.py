@@ -4,8 +4,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.data.conceptual import TITLES
-from antiphase.evaluation.clustered import ratio_values
-from antiphase.evaluation.pope import read_rows
+from antiphase.evaluation.pope import pope_values
 from antiphase.evaluation.pope_attack import answer_rates
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.papers.diffclip.observed import clustered
@@ -16,11 +15,9 @@ FALSE_YES = "false yes"
 
 
 def scores(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each question and metric of POPE: accuracy, precision, recall, F1, yes and unparsed.
+    """Return a row for each question and metric of :func:`~antiphase.evaluation.pope.pope_values`.
 
-    Precision, recall and F1 are ratios, so that their values are linearised (``ratio_values``): plain means are the
-    metrics. The questions about an image are one sample. A metric that is undefined for a model is left out, such as
-    the precision of one that never says yes.
+    The questions about an image are one sample.
 
     Args:
         rows: of :class:`~antiphase.studies.cells.Evaluate` with the task ``pope``.
@@ -31,18 +28,7 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
     found = []
     named = _pretrained(rows)
     for key, block in named.group_by([*_MODEL, "setting"], maintain_order=True):
-        told = read_rows(block)
-        said, truth = told["said_yes"].to_numpy(), told["truth"].to_numpy()
-        both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
-        values = {"accuracy": (said == truth).astype(float)}
-        if said.any():
-            values["precision"] = ratio_values(both, yes)
-        if truth.any():
-            values["recall"] = ratio_values(both, right)
-        if (said | truth).any():
-            values["F1"] = ratio_values(2 * both, yes + right)
-        values |= {"yes": yes, "unparsed": told["unparsed"].to_numpy().astype(float)}
-        found += [_block(key, block["group"], name, value) for name, value in values.items()]
+        found += [_block(key, block["group"], name, value) for name, value in pope_values(block).items()]
     return clustered(pl.concat(found), [*_MODEL, "task", "data"])
 
 

@@ -14,7 +14,8 @@ CLIP across all metrics of POPE.
 | adversarial | CC12M | DiffCLIP | 50.20 | 50.10 | 99.47 |
 
 By these numbers both models answer yes to nearly every question: half of the right answers are yes, so always yes has
-an accuracy of 50 %. They are no target. Two of the nine gains are 0 as printed. F1 and the share of yes are added here.
+an accuracy of 50 %. They are no target. Two of the nine gains are 0 as printed. F1, the share of yes and AUC are added
+here; AUC, of the probability of yes, does not depend on where a model draws the line between yes and no.
 The tokens of an image are those before the tower's last block, without the class token, as in TinyLLaVA's code.
 
 Not in the paper: the hallucination rate, which is the share of yes to absent objects, under APGD on the answer at 2/255

@@ -35,8 +35,8 @@ class VlmBench:
         towers: what differs from the towers of the other studies, as fields of ``DiffclipBench``.
         align: settings of stage 1 that differ from the preset.
         tune: those of stage 2.
-        aligned: conversations of stage 1 at most.
-        tuned: conversations of stage 2 at most.
+        caption_limit: conversations of stage 1 at most.
+        question_limit: conversations of stage 2 at most.
         images: of POPE at most.
         attacked: images whose questions are attacked.
         steps: of the attack.
@@ -51,8 +51,8 @@ class VlmBench:
     towers: Mapping[str, Any] = field(default_factory=dict)
     align: Mapping[str, Any] = field(default_factory=dict)
     tune: Mapping[str, Any] = field(default_factory=dict)
-    aligned: int | None = None
-    tuned: int | None = None
+    caption_limit: int | None = None
+    question_limit: int | None = None
     images: int | None = None
     attacked: int | None = None
     steps: int = 100
@@ -61,15 +61,15 @@ class VlmBench:
     def train(self, tower: TrainClip | Given, seed: int) -> TrainVlm:
         """Return stage 2, which needs stage 1."""
         first = TrainVlm(
-            start=tower, data=self.captions, seed=seed, language=self.language, preset=self.preset, limit=self.aligned,
-            recipe=dict(self.align),
+            start=tower, data=self.captions, seed=seed, language=self.language, preset=self.preset,
+            limit=self.caption_limit, recipe=dict(self.align),
         )  # fmt: skip
         return TrainVlm(
             start=first,
             data=self.instructions,
             seed=seed,
             preset=self.preset,
-            limit=self.tuned,
+            limit=self.question_limit,
             recipe=dict(self.tune),
         )
 
@@ -93,8 +93,8 @@ _BENCHES = {
     ),
     "laptop": VlmBench(
         language="smollm2", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
-        towers=_EMOJI, align={"precision": "bf16"}, tune={"precision": "bf16"}, aligned=6000, tuned=2000, images=100,
-        attacked=20, steps=10,
+        towers=_EMOJI, align={"precision": "bf16"}, tune={"precision": "bf16"}, caption_limit=2000, question_limit=2000,
+        images=100, attacked=20, steps=10,
     ),
     "smoke": VlmBench(
         language="tiny", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
@@ -104,7 +104,8 @@ _BENCHES = {
                 "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
             },
         },
-        align={"batch_size": 4}, tune={"batch_size": 4}, aligned=8, tuned=8, images=2, attacked=2, steps=1, seeds=1,
+        align={"batch_size": 4}, tune={"batch_size": 4}, caption_limit=8, question_limit=8, images=2, attacked=2,
+        steps=1, seeds=1,
     ),
 }  # fmt: skip
 
@@ -134,8 +135,8 @@ def settings(profile: Profile) -> dict[str, str]:
     }  # fmt: skip
     return found | {
         "language model": own.language,
-        "stage 1": _stage(own.captions, own.aligned, own.preset, own.align),
-        "stage 2": _stage(own.instructions, own.tuned, own.preset, own.tune),
+        "stage 1": _stage(own.captions, own.caption_limit, own.preset, own.align),
+        "stage 2": _stage(own.instructions, own.question_limit, own.preset, own.tune),
         "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
         "attack": f"APGD on the answer's first token, {own.steps} steps, "
         f"{', '.join(f'{eps * 255:g}/255' for eps in EPS)}, {own.attacked} images",
