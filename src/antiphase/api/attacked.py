@@ -8,13 +8,14 @@ from matplotlib.figure import Figure
 from antiphase.api.kind import Kind
 from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
+from antiphase.budgets import eps_label
 from antiphase.evaluation.rates import compare
 from antiphase.report import read_run, write_report
 from antiphase.report.card.writer import write_card
 from antiphase.report.runs.tables import difference_sheets, rate_sheets
 from antiphase.report.style.figures import rate_figure
 from antiphase.report.style.sheets import Sheet
-from antiphase.report.style.wording import attack_label, eps_label, percent
+from antiphase.report.style.wording import attack_label, percent
 
 
 def _line(result: Result) -> str:

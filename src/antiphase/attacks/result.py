@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from antiphase.attacks.threat import Threat
+from antiphase.budgets import eps_label
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,7 +64,7 @@ class AttackResult:
     def __repr__(self) -> str:
         warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
         return (
-            f"<AttackResult {self.attack}, {self.threat.norm}, ε = {self.threat.eps * 255:g}/255: "
+            f"<AttackResult {self.attack}, {self.threat.norm}, ε = {eps_label(self.threat.eps)}: "
             f"{int(self.success.sum())} of {len(self):,} samples broken, {self.seconds:.1f} s{warned}>"
         )
 

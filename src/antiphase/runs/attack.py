@@ -20,6 +20,7 @@ from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting, nesting, sweep
 from antiphase.attacks.threat import Norm, Threat
+from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import ROW_SCHEMA
@@ -235,7 +236,7 @@ class _Cells:
                 journals[each].append(rows)
 
         several = float(eps.min()) < largest
-        up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{largest * 255:g}/255"
+        up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
         title = f"{self.name} {stage.name}{up_to}" if self.progress and self.process.first else ""
         return {
             "seed": plan.seed, "ids": ids, "batch_size": plan.batch_size, "precision": plan.precision,

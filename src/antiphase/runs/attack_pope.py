@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from antiphase.attacks import Threat, sweep
+from antiphase.budgets import eps_label
 from antiphase.data.images import ArrayImages
 from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import model_images
@@ -135,7 +136,7 @@ class PopeAttack:
         write_json(self.out / "questions.json", words)
         plan = self.plan
         settings = {
-            "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
+            "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(map(eps_label, plan.eps)),
             **{name: str(value) for name, value in plan.settings.items()},
             "objective": "cross-entropy between no and yes as the first token",
             "attacked label": "the answer without an attack",

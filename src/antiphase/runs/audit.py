@@ -15,6 +15,7 @@ from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.sweep import nesting
+from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
 from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
@@ -288,7 +289,7 @@ def _about(data: ImageSet) -> list[str]:
 def _settings(plan: AttackPlan) -> dict[str, Any]:
     """Return what a reader needs to judge the numbers."""
     return {
-        "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(f"{eps * 255:g}/255" for eps in plan.eps),
+        "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(map(eps_label, plan.eps)),
         **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
         "budgets": _CARRIED[nesting(plan.nested)],
         "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
+from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
@@ -119,9 +120,9 @@ def sense_all(
         for part, frame in rows.items():
             write_frame(out / f"{part}.parquet", frame)
         settings = {name: value for name, value in asdict(plan).items() if name not in ("eps", "travel")}
-        settings |= {"Lipschitz ball": f"L∞, {plan.eps * 255:g}/255", "Lipschitz norms": "L2 → L2"}
+        settings |= {"Lipschitz ball": f"L∞, {eps_label(plan.eps)}", "Lipschitz norms": "L2 → L2"}
         settings |= {"parts": ", ".join(parts), "PGD": "20 steps of ε/4, random start, best iterate"}
-        settings |= {"perturbations": ", ".join(f"{eps * 255:g}/255" for eps in plan.travel)}
+        settings |= {"perturbations": ", ".join(map(eps_label, plan.travel))}
         seconds = time.monotonic() - began
         record = run_record(everyone, names, data, settings, [], command, seconds, options)
         write_json(out / "run.json", record)

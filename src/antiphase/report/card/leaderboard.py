@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from antiphase.budgets import eps_label
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, Rates, RobustnessCard
@@ -13,7 +14,6 @@ from antiphase.report.card.reading import CARD, read_card
 from antiphase.report.style.markup import environment
 from antiphase.report.style.wording import (
     attack_label,
-    eps_label,
     p_text,
     percent,
     percent_range,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from antiphase.budgets import eps_label
 from antiphase.report.card.model import Model, Rate, RobustnessCard
 from antiphase.report.style.wording import (
     attack_label,
-    eps_label,
     lambda_range,
     p_text,
     percent,

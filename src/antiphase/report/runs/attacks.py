@@ -2,9 +2,10 @@
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.report.runs.stored import StoredRun
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import attack_label, eps_label
+from antiphase.report.style.wording import attack_label
 
 
 def norm_sheets(run: StoredRun) -> list[Sheet]:

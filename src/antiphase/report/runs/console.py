@@ -9,9 +9,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from antiphase.budgets import eps_label
 from antiphase.report.runs.headline import headlines
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.wording import attack_label, eps_label, p_text, percent, points
+from antiphase.report.style.wording import attack_label, p_text, percent, points
 
 _COLUMNS = 5  # ε that fit next to a name in 80 characters
 

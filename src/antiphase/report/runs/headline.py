@@ -17,12 +17,12 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.runs.stored import StoredRun
 from antiphase.report.style.wording import (
     attack_condition,
     attack_label,
-    eps_label,
     p_text,
     percent,
     percent_range,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from antiphase.budgets import eps_label
 from antiphase.files import replacing, write_text
 from antiphase.report.runs.attacks import felled_sheets, norm_sheets
 from antiphase.report.runs.gallery import AttackGallery, cards, has_hard_pixels, magnification
@@ -15,7 +16,7 @@ from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models
 from antiphase.report.style.families import seed_counts
 from antiphase.report.style.figures import rate_figure
 from antiphase.report.style.markup import embedded, environment
-from antiphase.report.style.wording import eps_label, settings_text
+from antiphase.report.style.wording import settings_text
 
 # metric: (name, name on a tab, definition)
 _RATES = {

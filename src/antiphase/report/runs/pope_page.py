@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
+from antiphase.budgets import eps_label
 from antiphase.evaluation.pope_attack import ALL
 from antiphase.files import replacing, write_text
 from antiphase.report.runs.gallery import cards, has_hard_pixels, magnification
@@ -20,7 +21,7 @@ from antiphase.report.style.families import Family, families
 from antiphase.report.style.figures import MARKERS, STYLE, legend_label
 from antiphase.report.style.markup import embedded, environment
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import attack_label, eps_label, percent, percent_range, points_interval
+from antiphase.report.style.wording import attack_label, percent, percent_range, points_interval
 from antiphase.runs.gallery import read_gallery
 
 Row = Mapping[str, Any]

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
@@ -15,7 +16,7 @@ from antiphase.report.runs.layer_figures import Panel, layer_figure, single_laye
 from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import eps_label, number
+from antiphase.report.style.wording import number
 from antiphase.sensitivity.estimators import all_estimators
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}

@@ -5,12 +5,12 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.report.runs.stored import StoredRun
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import (
     attack_label,
-    eps_label,
     lambda_range,
     p_text,
     percent,

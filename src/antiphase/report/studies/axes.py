@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from antiphase.report.style.wording import eps_label
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import BY_SEED, Panel
 
 LETTER = 0.075

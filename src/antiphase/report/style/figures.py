@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from antiphase.budgets import eps_label
 from antiphase.report.style.families import Family
-from antiphase.report.style.wording import attack_label, eps_label
+from antiphase.report.style.wording import attack_label
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, final
 import polars as pl
 from torch import nn
 
+from antiphase.budgets import eps_label
 from antiphase.data import load_data
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
@@ -73,7 +74,7 @@ class TrainVit(Cell):
         words = [self.series, f"depth {self.depth}"]
         words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
         words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
-        words += [f"trained at ε {float(self.adversary.get('eps', 0)) * 255:g}/255"] if self.adversary else []
+        words += [f"trained at ε {eps_label(float(self.adversary.get('eps', 0)))}"] if self.adversary else []
         return " ".join([*words, f"seed {self.seed}"])
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.estimation import over
@@ -32,7 +33,6 @@ from antiphase.studies.own.causes.parts import (
     mean_of,
 )
 from antiphase.studies.own.causes.tables import tables
-from antiphase.studies.papers.robustness.show import eps_name
 from antiphase.studies.spec import RowsByTable
 
 _AT = 1 / 255  # of the first sentence
@@ -86,7 +86,7 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
         for row in own.iter_rows(named=True)
     }
     return (
-        f"Under PGD at ε = {eps_name(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
+        f"Under PGD at ε = {eps_label(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
         f"Smaller clean margins account for {words[MARGINS]}; the clean margin of an image is the logit of its "
         "prediction minus the next highest, without an attack. The rest is what remains if images are weighted so that "
         f"both models have the same margins: {words[NORM]} come from the normalisation of each head and its factor "
@@ -175,7 +175,7 @@ def _by_factor(rates: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
 def _bars(asr: Mapping[str, pl.DataFrame], names: Mapping[str, str], of: str) -> Panel:
     """Return a panel with a group of bars for each model, at 1/255 and 2/255."""
     shown = [_placed(asr[name], pl.lit(float(at))) for at, name in enumerate(names)]
-    points = pl.concat(shown).filter(pl.col("series").is_in([eps_name(eps) for eps in EPS[1:3]]))
+    points = pl.concat(shown).filter(pl.col("series").is_in([eps_label(eps) for eps in EPS[1:3]]))
     title = f"1/255 and 2/255{of}"
     return Panel(
         title, "", "attack success rate", points, kind="bar", ticks=tuple(names.values()), percent=True
@@ -184,6 +184,6 @@ def _bars(asr: Mapping[str, pl.DataFrame], names: Mapping[str, str], of: str) ->
 
 def _placed(points: pl.DataFrame, place: pl.Expr) -> pl.DataFrame:
     """Return points whose series are the ε, at the given places."""
-    return points.select(*ESTIMATES, series=pl.col("x").map_elements(eps_name, pl.String), x=place).select(
+    return points.select(*ESTIMATES, series=pl.col("x").map_elements(eps_label, pl.String), x=place).select(
         "series", "x", *ESTIMATES
     )

@@ -27,6 +27,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from antiphase.budgets import eps_label
 from antiphase.evaluation.statistics import Estimate
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.own.causes.models import (
@@ -53,7 +54,7 @@ from antiphase.studies.own.causes.parts import (
     mean_of,
 )
 from antiphase.studies.papers.robustness.bench import settings
-from antiphase.studies.papers.robustness.show import each_data, eps_name
+from antiphase.studies.papers.robustness.show import each_data
 from antiphase.studies.spec import RowsByTable, Study
 
 _SMALL = EPS[:3]
@@ -70,7 +71,7 @@ def _claims(found: Measured) -> list[Claim]:
         def estimate(eps: float) -> Estimate | None:
             return mean_of(values(eps)) if found.seeds else None
 
-        return [Check(f"{what} at {eps_name(eps)}", estimate(eps)) for eps in _SMALL]
+        return [Check(f"{what} at {eps_label(eps)}", estimate(eps)) for eps in _SMALL]
 
     def above(first: str, second: str) -> list[Check]:
         def values(eps: float) -> np.ndarray:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.evaluation.standardised import STRATA
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.own.causes.models import BARE, DIFFVIT, EPS, LADDER, NORMAL, STOPPED, TRAINED, VIT
 from antiphase.studies.own.causes.parts import LOGARITHMS, Measured, mean_of
-from antiphase.studies.papers.robustness.show import eps_name
 
 Cell = tuple[str, str, Estimate]
 _TINY = 1e-9  # of a margin or slope, before its logarithm
@@ -74,11 +74,11 @@ def _by_strata(found: Measured) -> Iterable[Cell]:
     """Yield what remains at equal margins for other numbers of strata than the usual one, and for that."""
     for strata in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA):
         for eps in EPS:
-            yield str(strata), eps_name(eps), as_difference(mean_of(found.remaining(eps, strata)))
+            yield str(strata), eps_label(eps), as_difference(mean_of(found.remaining(eps, strata)))
 
 
 def _by_eps(points: pl.DataFrame) -> pl.DataFrame:
-    column = pl.col("x").map_elements(eps_name, pl.String)
+    column = pl.col("x").map_elements(eps_label, pl.String)
     return points.select(*ESTIMATES, row=pl.col("series"), column=column, paper=pl.lit(None, pl.Float64))
 
 

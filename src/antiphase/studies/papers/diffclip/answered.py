@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.data.conceptual import TITLES
 from antiphase.evaluation.pope import pope_values
 from antiphase.evaluation.pope_attack import answer_rates
@@ -47,9 +48,7 @@ def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
     )
     rates = answer_rates(named).filter(metric=FALSE_YES)
     models = named.select("model", *_MODEL).unique()
-    budget = pl.col("eps").map_elements(
-        lambda eps: f"{eps * 255:g}/255" if eps else _CLEAN, return_dtype=pl.String
-    )
+    budget = pl.col("eps").map_elements(lambda eps: eps_label(eps) if eps else _CLEAN, return_dtype=pl.String)
     return rates.join(models, on="model", maintain_order="left").select(
         *_MODEL, task="sampling", data=budget, value="value", **{SAMPLE: pl.col("image").cast(pl.String)}
     )

@@ -26,6 +26,7 @@ antiphase study run map-correlation --profile laptop
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.claims import Check, Claim
@@ -33,7 +34,7 @@ from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, me
 from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
 from antiphase.studies.papers.diffclip.released import listed, released
-from antiphase.studies.papers.robustness.show import eps_name, table_of
+from antiphase.studies.papers.robustness.show import table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 NOISE = (8 / 255, 64 / 255)
@@ -70,7 +71,7 @@ def settings(profile: Profile) -> dict[str, str]:
     given = [one for one in _pairs(profile) if isinstance(one, Given)]
     kept = {name: value for name, value in bench_settings(profile).items() if name in shown}
     kept |= {"models": listed(given)} if given else {}
-    noise = ", ".join(f"±{eps_name(eps)}" for eps in NOISE)
+    noise = ", ".join(f"±{eps_label(eps)}" for eps in NOISE)
     return kept | {"images": f"{IMAGES[profile.name]} of {bench(profile).home}", "noise": f"uniform, {noise}"}
 
 
@@ -82,7 +83,7 @@ def values(rows: RowsByTable) -> pl.DataFrame:
     """
     branches = rows["branches"]
     kind = pl.col("perturbation").replace_strict({"noise": "noise", "pgd": "PGD"}, return_dtype=pl.String)
-    perturbed = pl.format("{} {}", kind, pl.col("eps").map_elements(eps_name, pl.String))
+    perturbed = pl.format("{} {}", kind, pl.col("eps").map_elements(eps_label, pl.String))
     own = ("series", SEED, "layer", "head", SAMPLE)
     # the clean image is the same in the rows of every perturbation
     clean = branches.filter(pl.col("perturbation") == "noise", pl.col("eps") == pl.col("eps").min())
@@ -130,7 +131,7 @@ def draw(rows: RowsByTable) -> Artefact:
 def claims(rows: RowsByTable) -> list[Claim]:
     """What noise cancellation would need, averaged over layers and heads."""
     found = values(rows)
-    noises = [f"noise {eps_name(eps)}" for eps in NOISE]
+    noises = [f"noise {eps_label(eps)}" for eps in NOISE]
 
     def apart(first: dict[str, str], second: dict[str, str], what: str) -> Check:
         return Check(what, difference(found, first, second, VALUE), "")

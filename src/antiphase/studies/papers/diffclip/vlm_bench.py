@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from antiphase.budgets import eps_label
 from antiphase.studies.cells.answers import AttackAnswers
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
@@ -139,7 +140,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "stage 2": _stage(own.instructions, own.question_limit, own.preset, own.tune),
         "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
         "attack": f"APGD on the answer's first token, {own.steps} steps, "
-        f"{', '.join(f'{eps * 255:g}/255' for eps in EPS)}, {own.attacked} images",
+        f"{', '.join(map(eps_label, EPS))}, {own.attacked} images",
     }
 
 

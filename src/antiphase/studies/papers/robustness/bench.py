@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphase.budgets import eps_label
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.studies.cells import Accuracy, Attack, Sense, TrainVit
 from antiphase.studies.spec import Cell, Profile
@@ -182,7 +183,7 @@ def settings(profile: Profile) -> dict[str, str]:
 
 def _sense_said(plan: SensePlan) -> str:
     return (
-        f"radius {plan.eps * 255:g}/255, {plan.samples} uniform samples, {plan.steps} steps of ascent, "
+        f"radius {eps_label(plan.eps)}, {plan.samples} uniform samples, {plan.steps} steps of ascent, "
         f"{plan.probes} directions"
     )
 

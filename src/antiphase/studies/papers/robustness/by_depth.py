@@ -2,10 +2,11 @@
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over, peak, share_above, trend
-from antiphase.studies.papers.robustness.show import against, eps_name, table_of
+from antiphase.studies.papers.robustness.show import against, table_of
 
 AT = (1 / 255, 4 / 255)
 _HIGH = 0.9  # our reading of "saturate at high ASR"
@@ -18,7 +19,7 @@ def draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
     for (data, eps), block in found.group_by(["data", "eps"], maintain_order=True):
         if not any(abs(float(eps) - at) < 1e-9 for at in AT):  # type: ignore[arg-type]
             continue
-        title = f"{attack}, ε = {eps_name(float(eps))}, {data}"  # type: ignore[arg-type]
+        title = f"{attack}, ε = {eps_label(float(eps))}, {data}"  # type: ignore[arg-type]
         points = block.with_columns(x=pl.col("depth").cast(pl.Float64)).drop("data", "eps", "depth")
         panels.append(Panel(title, "depth", "attack success rate", points, percent=True))
         key = f"{name}-{data}-{float(eps) * 255:g}"  # type: ignore[arg-type]

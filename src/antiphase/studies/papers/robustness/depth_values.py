@@ -2,11 +2,12 @@
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.evaluation.statistics import Estimate
 from antiphase.sensitivity.depth import crossover
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference
 from antiphase.studies.papers.robustness.layer_values import PERTURBATIONS
-from antiphase.studies.papers.robustness.show import against, eps_name
+from antiphase.studies.papers.robustness.show import against
 from antiphase.studies.spec import RowsByTable
 
 ALPHA, KEPT, LIPSCHITZ, BOUND, OBSERVED = "ᾱ", "signal kept", "L̄", "ᾱ·L̄", "observed"
@@ -82,7 +83,7 @@ def by_stage(found: pl.DataFrame) -> pl.DataFrame:
 
 def small(found: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of the perturbations of 1/255."""
-    return found.filter(pl.col("perturbation").str.ends_with(f" {eps_name(SMALL)}"))
+    return found.filter(pl.col("perturbation").str.ends_with(f" {eps_label(SMALL)}"))
 
 
 def titled(found: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
@@ -129,5 +130,5 @@ def _depth(apart: dict[int, Estimate | None]) -> str:
 def _labelled(rows: pl.DataFrame) -> pl.DataFrame:
     """Name each perturbation with its ε."""
     kind = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
-    eps = pl.col("eps").map_elements(eps_name, pl.String)
+    eps = pl.col("eps").map_elements(eps_label, pl.String)
     return rows.with_columns(perturbation=pl.format("{}, {}", kind, eps))

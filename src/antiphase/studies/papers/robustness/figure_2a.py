@@ -14,11 +14,12 @@ antiphase study run figure-2a --profile laptop
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import ASR, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
-from antiphase.studies.papers.robustness.show import eps_name, eps_table, more_fragile
+from antiphase.studies.papers.robustness.show import eps_table, more_fragile
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = pl.DataFrame(
@@ -63,7 +64,7 @@ def levels(found: pl.DataFrame) -> list[str]:
         asr = dict(block.select("series", "value").iter_rows())
         if asr.keys() >= {"ViT", "DiffViT"}:
             told.append(
-                f"With one layer, PGD at {eps_name(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
+                f"With one layer, PGD at {eps_label(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
                 f"{asr['DiffViT']:.1%} of DiffViT's on {data}. The paper has {theirs:.1%} for DiffViT on cifar10 and "
                 "no number for ViT."
             )

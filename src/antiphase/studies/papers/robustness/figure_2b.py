@@ -16,6 +16,7 @@ The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`
 antiphase study run figure-2b --profile laptop
 """
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over
@@ -28,7 +29,7 @@ from antiphase.studies.papers.robustness.clip_attacks import (
     lineup,
     settings,
 )
-from antiphase.studies.papers.robustness.show import against, eps_name, eps_table
+from antiphase.studies.papers.robustness.show import against, eps_table
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 
@@ -59,7 +60,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     def checks(data: str) -> list[Check]:
         return [
             Check(
-                f"ASR(DiffCLIP) − ASR(CLIP) at {eps_name(eps)}, {data}",
+                f"ASR(DiffCLIP) − ASR(CLIP) at {eps_label(eps)}, {data}",
                 against(attacks, "DiffCLIP", "CLIP", ASR, data=data, eps=eps),
             )
             for eps in EPS

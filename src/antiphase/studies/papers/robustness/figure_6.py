@@ -24,6 +24,7 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, difference, estimates, over
@@ -31,7 +32,7 @@ from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, twi
 from antiphase.studies.papers.robustness.by_depth import asr_claims, draw_asr
 from antiphase.studies.papers.robustness.clip_attacks import clip_attack, lineup
 from antiphase.studies.papers.robustness.clip_bench import clip_settings
-from antiphase.studies.papers.robustness.show import against, each_data, eps_name, more_fragile, table_of
+from antiphase.studies.papers.robustness.show import against, each_data, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 RUNS = (0, 1, 2)  # attack seeds, one random start each
@@ -76,7 +77,7 @@ def draw(rows: RowsByTable) -> Artefact:
         words = f"PGD, depth 1, {data}" if block.filter(_is_vit()).height else f"PGD, {data}"
         panels.append(Panel(words, "ε", "attack success rate", points, scale="eps", percent=True))
         model = pl.when(_is_vit()).then(pl.format("{}, depth {}", "series", "depth")).otherwise("series")
-        column = pl.col("eps").map_elements(eps_name, pl.String)
+        column = pl.col("eps").map_elements(eps_label, pl.String)
         row = pl.format("{}, {}", model, "protocol")
         tables.append(table_of(block, row, column, f"restarts-{data}", f"ASR under PGD by protocol, {data}"))
     caption = (
@@ -144,7 +145,7 @@ def _clip_claims(worst: pl.DataFrame) -> list[Claim]:
             found, value=found.value + _EQUAL, low=found.low + _EQUAL, high=found.high + _EQUAL
         )
         checks.append(
-            Check(f"ASR(DiffCLIP) − ASR(CLIP) + {_EQUAL * 100:.0f} point at {eps_name(eps)}", raised)
+            Check(f"ASR(DiffCLIP) − ASR(CLIP) + {_EQUAL * 100:.0f} point at {eps_label(eps)}", raised)
         )
     words = "With restarts, DiffCLIP's ASR equals or exceeds CLIP's at every ε."
     # a difference of 0 is as claimed, so none is called absent

@@ -6,18 +6,10 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, difference
-
-
-def eps_name(eps: float) -> str:
-    """Return a budget in 255ths.
-
-    >>> eps_name(0.5 / 255)
-    '0.5/255'
-    """
-    return f"{eps * 255:g}/255"
 
 
 def eps_table(found: pl.DataFrame, title: str, name: str, paper: pl.DataFrame | None = None) -> Table:
@@ -34,7 +26,7 @@ def eps_table(found: pl.DataFrame, title: str, name: str, paper: pl.DataFrame | 
         "eps",
         *ESTIMATES,
         row=pl.col("series"),
-        column=pl.col("eps").map_elements(eps_name, pl.String),
+        column=pl.col("eps").map_elements(eps_label, pl.String),
     )
     return Table(name, title, "model", with_paper(cells, paper, ["series", "eps"]).drop("series", "eps"))
 
@@ -80,7 +72,7 @@ def more_fragile(attacks: pl.DataFrame, eps: Sequence[float], **where: Any) -> l
     words = "".join(f", {name} {value}" for name, value in where.items())
     return [
         Check(
-            f"ASR(DiffViT) − ASR(ViT) at {eps_name(at)}{words}" + (f", {data}" if several else ""),
+            f"ASR(DiffViT) − ASR(ViT) at {eps_label(at)}{words}" + (f", {data}" if several else ""),
             against(attacks, "DiffViT", "ViT", ASR, eps=at, data=data, **where),
         )
         for data in attacks["data"].unique(maintain_order=True)

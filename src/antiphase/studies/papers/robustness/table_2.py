@@ -20,12 +20,13 @@ antiphase study run table-2 --profile laptop
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, all_cells, bench, settings
-from antiphase.studies.papers.robustness.show import against, eps_name, more_fragile, table_of
+from antiphase.studies.papers.robustness.show import against, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 WIDTHS = (8, 4, 2)
@@ -34,7 +35,7 @@ PAPER = {
     "DiffViT": (0.6465, 0.4556, 0.1834, 0.6318, 0.3866, 0.2822, 0.2364),
     "ViT": (0.6139, 0.4072, 0.1498, 0.6490, 0.3857, 0.2309, 0.1866),
 }
-COLUMNS = (*(f"patch {width}" for width in WIDTHS), *map(eps_name, BUDGETS))
+COLUMNS = (*(f"patch {width}" for width in WIDTHS), *map(eps_label, BUDGETS))
 
 
 def _models(profile: Profile) -> list[TrainVit]:
@@ -58,7 +59,7 @@ def draw(rows: RowsByTable) -> Artefact:
     """The paper's table, its numbers beside ours."""
     attacks = rows["attack"].with_columns(
         column=pl.when(attack="patch").then(pl.format("patch {}", "width")).otherwise(
-            pl.col("eps").map_elements(eps_name, pl.String)
+            pl.col("eps").map_elements(eps_label, pl.String)
         )
     )  # fmt: skip
     found = estimates(attacks.filter(pl.col("column").is_in(COLUMNS)), ["series", "column"], ASR)

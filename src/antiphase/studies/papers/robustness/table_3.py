@@ -24,16 +24,17 @@ antiphase study run table-3 --profile laptop
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, CORRECT, estimates, over, trend
 from antiphase.studies.papers.robustness.bench import KINDS, SMALL, all_cells, bench, settings
-from antiphase.studies.papers.robustness.show import apart, eps_name, table_of
+from antiphase.studies.papers.robustness.show import apart, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 TRAINED = (0.0, 0.25 / 255, 0.5 / 255, 1 / 255)
 ACCURACY_MARGIN = 0.005  # half a point
-COLUMNS = ("accuracy", *(f"ASR {eps_name(eps)}" for eps in SMALL))
+COLUMNS = ("accuracy", *(f"ASR {eps_label(eps)}" for eps in SMALL))
 PAPER = (
     (0.8700, 0.3310, 0.6367, 0.8498),
     (0.9518, 0.2537, 0.6434, 0.8824),
@@ -57,11 +58,11 @@ def cells(profile: Profile) -> list[Cell]:
 
 
 def _name(series: str, eps: float) -> str:
-    return f"{series}, adversarial ε = {eps_name(eps)}" if eps else f"{series}, natural"
+    return f"{series}, adversarial ε = {eps_label(eps)}" if eps else f"{series}, natural"
 
 
 def _trained(eps: float) -> str:
-    return f"trained at {eps_name(eps)}" if eps else "natural"
+    return f"trained at {eps_label(eps)}" if eps else "natural"
 
 
 def _nearest(eps: float) -> int:
@@ -75,7 +76,7 @@ def draw(rows: RowsByTable) -> Artefact:
     named = pl.struct("series", "train_eps").map_elements(
         lambda one: _name(one["series"], one["train_eps"]), pl.String
     )
-    column = pl.format("ASR {}", pl.col("eps").map_elements(eps_name, pl.String))
+    column = pl.format("ASR {}", pl.col("eps").map_elements(eps_label, pl.String))
     blocks = [
         table_of(found, named, label, "", "").cells.with_columns(found["series"], found["train_eps"])
         for found, label in ((clean, pl.lit("accuracy")), (asr, column))
@@ -112,10 +113,10 @@ def claims(rows: RowsByTable) -> list[Claim]:
 
     def asr(kind: str, trained: float, at: float) -> Check:
         found = apart(attacks, "train_eps", 0.0, trained, ASR, {"series": kind, "eps": at})
-        return Check(f"ASR({kind}, natural) − ASR(adversarially trained), at {eps_name(at)}", found)
+        return Check(f"ASR({kind}, natural) − ASR(adversarially trained), at {eps_label(at)}", found)
 
     def kept(kind: str, first: float, second: float) -> Check:
-        words = ["natural" if eps == 0 else eps_name(eps) for eps in (first, second)]
+        words = ["natural" if eps == 0 else eps_label(eps) for eps in (first, second)]
         found = apart(clean, "train_eps", first, second, CORRECT, {"series": kind})
         return Check(f"accuracy({kind}, {words[0]}) − accuracy({words[1]})", found)
 
