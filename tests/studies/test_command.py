@@ -45,6 +45,17 @@ def test_list_names_both_papers(call):
     assert "diffclip-figure-5" in out
 
 
+def test_run_says_beforehand_if_the_seeds_are_too_few_for_a_verdict(call, tmp_path):
+    def told(*words):
+        code, _, err = call("run", "table-1", *words, "--dry-run", "--store", tmp_path / "store")
+        assert code == 0
+        return "3 training seeds: a verdict takes 8 (--seeds 8)" in err
+
+    assert told("--profile", "laptop", "--seeds", 3)
+    assert not told("--profile", "laptop")
+    assert not told("--profile", "smoke", "--seeds", 3)
+
+
 def test_run_says_what_it_will_do_does_it_and_then_has_nothing_to_do(call, tmp_path):
     words = ("table-1", "--profile", "smoke", "--store", tmp_path / "store")
     code, _, err = call("run", *words)

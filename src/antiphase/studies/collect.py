@@ -70,15 +70,15 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
             versions.setdefault(name, set()).add(version)
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
-        study.name, study.paper, study.label, study.title, study.text or "", profile.name, _seeds(cells), command,
-        len(done), len(cells), Artefact(notes=[reason]) if reason else artefact, claims,
+        study.name, study.paper, study.label, study.title, study.text or "", profile.name, training_seeds(cells),
+        command, len(done), len(cells), Artefact(notes=[reason]) if reason else artefact, claims,
         {**shown_settings(study, profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
     )  # fmt: skip
 
 
-def _seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
+def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
     """Return the training seeds of the models that are measured."""
     found = {cell.factors().get(SEED) for cell in cells}
     return tuple(sorted(seed for seed in found if seed is not None))

@@ -1,13 +1,15 @@
 """A run of studies by its options: in this process, in several, or under SLURM."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphase.errors import UserError
 from antiphase.runs.folders import check_holder
 from antiphase.runs.loading import find_device
 from antiphase.runs.processes import this_process
+from antiphase.studies.claims import LEAST_SEEDS
+from antiphase.studies.collect import training_seeds
 from antiphase.studies.dry_run import dry_run
 from antiphase.studies.executors import Local, Slurm, parse_settings
 from antiphase.studies.lab import Lab
@@ -16,6 +18,7 @@ from antiphase.studies.pack import Pack
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
 from antiphase.studies.selection import describe, select
+from antiphase.studies.spec import Cell, Profile
 from antiphase.studies.store import Store
 
 
@@ -50,6 +53,8 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         for why in plan.damaged.values():
             say(f"damaged: {why}")
         say(describe(plan))
+        if few := _too_few(cells, chosen.profile):
+            say(few)
     found = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
         return found
@@ -81,6 +86,14 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     if process.first:
         say(f"{len(after.cells)} cells are there; {options.next_command('report')} draws them")
     return found | {"missing": len(after.missing)}
+
+
+def _too_few(cells: Sequence[Cell], profile: Profile) -> str:
+    """Say how many training seeds a verdict takes if there are fewer; released models have none."""
+    seeds = len(training_seeds(cells))
+    if profile.name == "smoke" or seeds >= LEAST_SEEDS or not any(cell.needs() for cell in cells):
+        return ""
+    return f"{seeds} training seed{'s' * (seeds != 1)}: a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
 
 
 def _command(options: RunOptions) -> list[str]:
