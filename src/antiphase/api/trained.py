@@ -36,7 +36,7 @@ def _line(result: Result) -> str:
     numbers = [
         f"{name.replace('_', ' ')} {value:.4g}" for name, value in last.items() if name not in _NOT_DRAWN
     ]
-    return f"{', '.join(numbers[:3])} after {last['epoch']} epochs"
+    return f"{', '.join(numbers[:3])} after {last['epoch']} epoch{'s' * (last['epoch'] > 1)}"
 
 
 def _sheets(folder: Path) -> list[Sheet]:

@@ -52,5 +52,5 @@ def trained(
         last = run(options, typed_command())[-1]
     if os.environ.get("RANK", "0") != "0":
         return None
-    print(f"{said(last)} after {last['epoch']} epochs; {options.out}")
+    print(f"{said(last)} after {last['epoch']} epoch{'s' * (last['epoch'] > 1)}; {options.out}")
     return last | {"out": str(options.out)}

@@ -17,7 +17,7 @@ import polars as pl
 from antiphase.budgets import eps_label
 from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Claim
-from antiphase.studies.estimation import ASR, estimates, over
+from antiphase.studies.estimation import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import eps_table, more_fragile
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
@@ -47,26 +47,33 @@ def draw(rows: RowsByTable) -> Artefact:
         )  # fmt: skip
         tables.append(eps_table(block, f"ASR under PGD, {data}", f"asr-{data}", theirs))
     caption = f"Share of images whose prediction PGD changes. Bands: 95 % over {over(found)}."
-    return Artefact([Plot("figure-2a", caption, tuple(panels))], tables, notes=levels(found))
+    return Artefact(
+        [Plot("figure-2a", caption, tuple(panels))], tables, notes=levels(found, rows["accuracy"])
+    )
 
 
-def levels(found: pl.DataFrame) -> list[str]:
-    """Return a sentence for each data set: the ASR of both models at 1/255, and the paper's.
+def levels(found: pl.DataFrame, clean: pl.DataFrame) -> list[str]:
+    """Return two sentences for each data set: the ASR of both models at 1/255 and their accuracy, and the paper's ASR.
 
     Args:
         found: estimates with columns ``data``, ``series`` and ``eps``.
+        clean: rows of accuracy.
     """
+    right = estimates(clean, ["data", "series"], CORRECT)
     at, told = 1 / 255, []
     theirs = PAPER.filter(pl.col("x") == at)["value"].item()
     for (data,), block in found.filter((pl.col("eps") - at).abs() < 1e-9).group_by(
         "data", maintain_order=True
     ):
-        asr = dict(block.select("series", "value").iter_rows())
-        if asr.keys() >= {"ViT", "DiffViT"}:
+        asr, accuracy = (
+            dict(frame.select("series", "value").iter_rows()) for frame in (block, right.filter(data=data))
+        )
+        if asr.keys() & accuracy.keys() >= {"ViT", "DiffViT"}:
             told.append(
                 f"With one layer, PGD at {eps_label(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
-                f"{asr['DiffViT']:.1%} of DiffViT's on {data}. The paper has {theirs:.1%} for DiffViT on cifar10 and "
-                "no number for ViT."
+                f"{asr['DiffViT']:.1%} of DiffViT's on {data}; without an attack {accuracy['ViT']:.1%} and "
+                f"{accuracy['DiffViT']:.1%} are right. The paper has {theirs:.1%} for DiffViT on cifar10 and no number "
+                "for ViT."
             )
     return [each.replace("%", " %") for each in told]
 
