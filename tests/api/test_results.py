@@ -181,7 +181,7 @@ def test_a_training_without_out_has_the_weights_of_one_with_it(tmp_path):
         ).read_bytes()
     assert ap.load_model(str(tmp_path / "b")).card.attention == "differential"
     assert held.frame()["epoch"].to_list() == [1]
-    assert re.fullmatch(r"<antiphase train: loss [\d.]+, accuracy [\d.]+ after 1 epochs>", repr(held))
+    assert re.fullmatch(r"<antiphase train: loss [\d.]+, accuracy [\d.]+ after 1 epoch>", repr(held))
     assert len(held.plot().axes) == 2
     assert "accuracy" in held._repr_html_()
     with pytest.raises(UserError, match=r"give them to antiphase\.audit or evaluate"):

@@ -253,3 +253,8 @@ def test_intervals_without_end_and_at_the_ends_of_the_range_are_cut():
     assert as_size(Estimate(0.0, -1.0, 1.0, 2)).low == 0.0
     assert as_difference(Estimate(0.5, -0.2, 1.2, 2)) == Estimate(0.5, -0.2, 1.0, 2)
     assert as_difference(Estimate(0.5, -math.inf, math.inf, 1)).high == math.inf
+
+
+def test_an_estimate_beyond_what_a_difference_can_be_stays_inside_its_interval():
+    found = as_difference(Estimate(1.2, 1.19, 1.21, 9))  # a trend along a fitted line
+    assert (found.low, found.value, found.high) == (1.19, 1.2, 1.2)

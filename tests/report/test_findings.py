@@ -49,7 +49,7 @@ def test_lines_are_grouped_by_unit_and_section_and_all_verdicts_are_there():
     headline = next(line for line in lines if line.statement == HEADLINE.statement)
     assert (headline.value, headline.low, headline.high) == pytest.approx((3.0, 2.0, 4.0))
     assert headline.margin == pytest.approx(2.0)
-    assert headline.numbers == ("+3.0 points [2.0, 4.0]", "of 2, it decides")
+    assert headline.numbers == ("+3.0 points [2.0, 4.0]", "decides among 2")
     other = next(line for line in lines if line.statement == OPEN.statement)
     assert other.value == pytest.approx(0.1 / (0.2 / 2.13))  # in standard errors
     assert other.numbers[1].startswith("takes ")
@@ -108,8 +108,8 @@ def test_three_questions_are_answered_with_numbers_and_prices():
     assert sure.startswith(counted(results()))
     assert "16 training seeds" in sure
     assert told[-1].endswith(
-        "A verdict on 1 of the 2 undecided claims would take about 3 core-hours, if the differences seen are the true "
-        "ones."
+        "A verdict on 1 of the 2 undecided claims would take at least 3 core-hours in all, if the differences seen are "
+        "the true ones."
     )
     assert summary([made_up.empty()]) == []
     assert headlines(results(), 1) == [sentence(OPEN)]

@@ -96,6 +96,9 @@ def test_checks_that_need_not_hold_make_the_others_stricter():
     assert claim(clear, barely).verdict == "holds"
     assert claim(clear, clear, not_, exceptions=1).verdict == "holds"
     assert claim(clear, barely, not_, exceptions=1).verdict == "undecided"
+    within = check(0.0045, 0.002)  # p = .0125 to .025: above 0, and too small to matter
+    assert claim(within).verdict == "holds"
+    assert claim(clear, within, not_, exceptions=1).verdicts[1] == "undecided"
 
 
 def estimates(generator, means, seeds=10, samples=80):

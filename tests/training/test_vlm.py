@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,8 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
     )
 
 
-def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli):
+def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli, monkeypatch):
+    monkeypatch.setattr("antiphase.training.vlm._TOGETHER", 3)
     barely = ("--learning-rate", "1e-30", "--projector-start", "captions")
     code, _, err = run_cli(*words(parts, 1, tmp_path / "1", *begin(parts), *barely))
     assert code == 0, err
@@ -128,13 +130,23 @@ def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli
     samples = [prepare(vlm, data[row], 1, 2048) for row in range(len(data))]
     embeddings = vlm.language.get_input_embeddings().weight.detach()
     captions = [embeddings[one.labels[one.labels != IGNORED]] for one in samples]
-    with torch.no_grad():
-        shown = vlm.visual_tokens(torch.stack([one.image for one in samples]))
-    mean = torch.stack([caption.mean(0) for caption in captions]).mean(0)
-    torch.testing.assert_close(shown.mean((0, 1)), mean, rtol=1e-4, atol=1e-5)
     every = torch.cat(captions)
-    spread = (every - every.mean(0)).square().sum(1).mean()
-    torch.testing.assert_close((shown - mean).square().sum(2).mean(), spread, rtol=1e-4, atol=0)
+    expected = deepcopy(vlm.projector)
+    with torch.no_grad():
+        tokens = vlm.tower(torch.stack([one.image for one in samples]))
+        norm = (every - every.mean(0)).square().sum(1).mean().sqrt().item()
+        expected.start_at_words([(tokens, torch.stack([caption.mean(0) for caption in captions]))], norm)
+    assert vlm.projector.centre.abs().min() > 0
+    for name, value in vlm.projector.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_only_a_linear_projector_begins_at_captions(parts, tmp_path, run_cli):
+    more = ("--projector", "mlp2x", "--projector-start", "captions")
+    code, _, err = run_cli(*words(parts, 1, tmp_path / "1", *begin(parts), *more))
+    assert code == 2
+    assert "projector mlp2x: --projector-start captions expects a linear one" in err
+    assert not (tmp_path / "1" / "recipe.json").exists()
 
 
 @pytest.mark.thorough

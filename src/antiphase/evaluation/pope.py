@@ -125,7 +125,7 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
     if (said | truth).any():
         values["F1"] = ratio_values(2 * both, yes + right)
     if truth.any() and not truth.all():
-        values["AUC"] = auc_values(rows["score"].to_numpy(), truth)
+        values["AUC"] = auc_values(rows["score"].fill_nan(0.0).to_numpy(), truth)
     return values | {"yes": yes, "unparsed": told["unparsed"].to_numpy().astype(float)}
 
 

@@ -173,7 +173,8 @@ def as_size(estimate: Estimate) -> Estimate:
 def as_difference(estimate: Estimate) -> Estimate:
     """Clip the interval of a difference of fractions, or of a cosine, to [−1, 1].
 
-    Clipping to the possible values does not change the coverage. Infinite intervals are kept: nothing is known.
+    Clipping to the possible values does not change the coverage; the estimate itself stays inside the interval.
+    Infinite intervals are kept: nothing is known.
     """
     return _cut(estimate, -1.0, 1.0) if math.isfinite(estimate.high) else estimate
 

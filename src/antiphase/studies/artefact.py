@@ -17,6 +17,10 @@ BY_SEED = "by_seed"
 """Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
 
 
+INTERVALS = "95 % intervals"
+"""What stands in the brackets of most tables."""
+
+
 @dataclass(frozen=True)
 class Panel:
     """One pair of axes.
@@ -110,7 +114,7 @@ class Table:
     cells: pl.DataFrame
     percent: bool = True
     digits: int = 1
-    brackets: str = "95 % intervals"
+    brackets: str = INTERVALS
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,8 @@ class Claim:
             return "holds"
         if against:
             return "contradicted"
+        if check.estimate.low > 0:  # but not at the level that exceptions ask for
+            return "undecided"
         margin = self.margin_of(check)
         within = margin is not None and -margin <= check.estimate.low and check.estimate.high <= margin
         return "absent" if within else "undecided"
@@ -202,6 +204,8 @@ class Claim:
         )  # Holm's first step: at most strict
         if power_of(value, spread, level) >= POWER:
             return "holds" if value > 0 else "contradicted"
+        if value > 0 and power_of(value, spread) >= POWER:
+            return "undecided"
         within = margin is not None and power_within(value, margin, spread) >= POWER
         return "absent" if within else "undecided"
 

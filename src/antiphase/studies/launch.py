@@ -1,7 +1,7 @@
 """A run of studies by its options: in this process, in several, or under SLURM."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from antiphase.errors import UserError
@@ -18,7 +18,7 @@ from antiphase.studies.pack import Pack
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
 from antiphase.studies.selection import describe, select
-from antiphase.studies.spec import Cell, Profile
+from antiphase.studies.spec import Profile, Study
 from antiphase.studies.store import Store
 
 
@@ -53,8 +53,9 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         for why in plan.damaged.values():
             say(f"damaged: {why}")
         say(describe(plan))
-        if few := _too_few(cells, chosen.profile):
-            say(few)
+        for study in chosen.studies:
+            if few := _too_few(study, chosen.profile):
+                say(few)
     found = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
         return found
@@ -88,12 +89,14 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     return found | {"missing": len(after.missing)}
 
 
-def _too_few(cells: Sequence[Cell], profile: Profile) -> str:
-    """Say how many training seeds a verdict takes if there are fewer; released models have none."""
+def _too_few(study: Study, profile: Profile) -> str:
+    """Say how many training seeds a verdict takes if a study has fewer; released models have none."""
+    cells = study.cells(profile)
     seeds = len(training_seeds(cells))
     if profile.name == "smoke" or seeds >= LEAST_SEEDS or not any(cell.needs() for cell in cells):
         return ""
-    return f"{seeds} training seed{'s' * (seeds != 1)}: a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
+    has = f"{study.name} has {seeds} training seed{'s' * (seeds != 1)}"
+    return f"{has}; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
 
 
 def _command(options: RunOptions) -> list[str]:

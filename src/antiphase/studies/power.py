@@ -23,8 +23,8 @@ class Power:
         by_seed: part of it that more training seeds make smaller; by_seed² + by_image² = error².
         by_image: part of it that only more images make smaller.
         decides: smallest true difference that is off zero with a probability of 80 %.
-        needed: seeds for a power of 80 %, if the difference seen is the true one, and for a verdict; None if no number
-            is enough.
+        needed: seeds for a power of 80 % at the 95 % interval, if the difference seen is the true one, and at least as
+            many as a verdict takes; None if no number is enough.
         minutes: core-minutes of that many seeds, with their trainings; None if unknown.
     """
 

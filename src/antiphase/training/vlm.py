@@ -83,14 +83,20 @@ def train_vlm(
         vlm.language.gradient_checkpointing_enable({"use_reentrant": False})
         vlm.language.train()  # transformers recomputes in training mode only
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
-    if recipe.stage == 1 and recipe.projector_start == "captions":
-        _start_at_captions(vlm, conversations, recipe)
+    fitted = recipe.stage == 1 and recipe.projector_start == "captions"
+    if fitted and recipe.model.projector != "linear":
+        raise UserError(
+            f"projector {recipe.model.projector}: --projector-start captions expects a linear one; add "
+            "--projector-start default"
+        )
     model = SummedLoss(vlm)
+    if not sharded:
+        model.to(accelerator.device)
+    if fitted:
+        _start_at_captions(vlm, conversations, recipe)
     if sharded:
         shard(model, decoder_blocks(vlm.language), accelerator)
         trained = trained_parameters(vlm, recipe)  # others have taken their places
-    else:
-        model.to(accelerator.device)
     stream = _Stream(recipe, vlm, conversations, accelerator.process_index, world)
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
@@ -149,20 +155,25 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
 def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
     """Let the projector begin with the least squares fit to the words of the first captions."""
     embeddings = vlm.language.get_input_embeddings().weight.detach()
-    samples = [
-        prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-        for row in range(min(_FITTED, len(conversations)))
-    ]
-    captions = [embeddings[one.labels[one.labels != IGNORED]].float() for one in samples]
+    rows = range(min(_FITTED, len(conversations)))
+
+    def sample(row: int) -> Sample:
+        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
+
+    labels = (sample(row).labels.to(embeddings.device) for row in rows)
+    captions = [embeddings[each[each != IGNORED]].float() for each in labels]
     words = torch.cat(captions)
     norm = float((words - words.mean(0)).square().sum(1).mean().sqrt())
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(samples), _TOGETHER):
-            some = slice(start, start + _TOGETHER)
-            images = torch.stack([one.image for one in samples[some] if one.image is not None])
+        for start in range(0, len(rows), _TOGETHER):
+            some = rows[start : start + _TOGETHER]
+            images = torch.stack(
+                [image for image in (sample(row).image for row in some) if image is not None]
+            )
             with torch.no_grad():
-                yield vlm.tower(images), torch.stack([caption.mean(0) for caption in captions[some]])
+                tokens = vlm.tower(images.to(embeddings.device))
+            yield tokens, torch.stack([captions[row].mean(0) for row in some])
 
     vlm.projector.start_at_words(batches(), norm)
 

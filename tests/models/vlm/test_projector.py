@@ -35,5 +35,5 @@ def test_before_that_nothing_is_subtracted():
 
 
 def test_only_a_linear_projector_can_be_fitted():
-    with pytest.raises(UserError, match="projector_start captions: expected a linear projector, not mlp2x"):
+    with pytest.raises(UserError, match="projector mlp2x: expected a linear one"):
         Projector("mlp2x", width=3, count=4, language_width=5).start_at_words([], 1.0)

@@ -56,7 +56,7 @@ class Projector(nn.Module):
 
     @torch.no_grad()
     def start_at_words(self, batches: Iterable[tuple[Tokens, Words]], norm: float) -> None:
-        """Begin where image tokens resemble the words of the captions that they occur with: a least squares fit.
+        """Start from a least squares fit of image tokens to the words of their captions.
 
         Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
         the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
@@ -71,7 +71,7 @@ class Projector(nn.Module):
             UserError: if the projector is not linear.
         """
         if self.kind != "linear":
-            raise UserError(f"projector_start captions: expected a linear projector, not {self.kind}")
+            raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
         layer = self.layers[0]
         assert isinstance(layer, nn.Linear)
         wide, out = layer.in_features, layer.out_features

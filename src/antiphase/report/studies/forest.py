@@ -44,7 +44,7 @@ class Line:
         section: section of the paper.
         statement: the claim.
         verdict: its verdict.
-        numbers: the estimate and its interval in words; of how many it is the least, and what a verdict would take.
+        numbers: the estimate and its interval in words; among how many it decides, and what a verdict would take.
         value, low, high: the estimate and its interval in units of the axis.
         margin: the margin in units of the axis, or None.
     """
@@ -105,7 +105,7 @@ def _line(claim: Claim) -> Line:
     margin = claim.margin_of(check)
     paid = price(claim).partition(", ")[0]
     parts = [
-        f"of {len(claim.checks)}, it decides" if len(claim.checks) > 1 else "",
+        f"decides among {len(claim.checks)}" if len(claim.checks) > 1 else "",
         f"takes {paid}" if paid.endswith("seeds") else paid,
     ]
     numbers = tuple(filter(None, [" ".join(estimate_parts(check)), "; ".join(filter(None, parts))]))

@@ -17,7 +17,7 @@ from antiphase.report.studies.wording import (
     verdict_note,
     with_interval,
 )
-from antiphase.studies.artefact import Panel, Plot, Table
+from antiphase.studies.artefact import INTERVALS, Panel, Plot, Table
 from antiphase.studies.claims import Claim
 from antiphase.studies.numbers import bracketed, written
 from antiphase.studies.results import Result
@@ -110,7 +110,13 @@ def _of_table(table: Table) -> list[str]:
             fields.append(" ".join(filter(None, parts)))
         rows.append(fields)
     heads = [escaped(name) for name in (table.index, *columns)]
-    about = "; ".join(filter(None, ["%" if table.percent else "", basis(table.cells)]))
+    usual = table.brackets == INTERVALS
+    words = [
+        "%" if table.percent else "",
+        "" if usual else f"{table.brackets} in brackets",
+        basis(table.cells),
+    ]
+    about = "; ".join(filter(None, words))
     title = f"**{escaped(table.title)}**" + (f" ({about})" if about else "")
     return [title, _table(heads, rows)]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphase.report.studies.forest import deciding
 from antiphase.report.studies.wording import by_paper, core_time, estimates_line, price
-from antiphase.studies.claims import MARGINS, Claim, Verdict
+from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.results import Result
 
 FRAGILE = (
@@ -148,10 +148,7 @@ def _scale(results: Sequence[Result], claims: Sequence[Claim]) -> str:
     of = f" on {data}" if data else ""
     return (
         f"{counted(results)} They were tested on the "
-        f"models of the profile {profiles}{of}, with {seeds} training seeds of each model and {images} images. A claim "
-        "is one difference or several that should all be above 0, with 95 % intervals over seeds and images. A "
-        "difference is called absent if its interval includes 0 and lies within "
-        f"±{100 * (MARGINS['points'] or 0):g} points, or within the margin that its study declares."
+        f"models of the profile {profiles}{of}, with {seeds} training seeds of each model and {images} images."
     )
 
 
@@ -167,7 +164,7 @@ def _chosen(results: Sequence[Result], chosen: Sequence[tuple[str, str]]) -> lis
 def _sure(results: Sequence[Result]) -> str:
     """Say how often the verdicts may be wrong, and what the undecided claims would take.
 
-    The claims of a study share its models, so the dearest of them pays for the others.
+    The claims of a study share models, so that the dearest alone is counted: the least that all of them take.
     """
     by_study = [
         [claim for claim in result.claims if _tested(claim) and claim.verdict == "undecided"]
@@ -183,7 +180,7 @@ def _sure(results: Sequence[Result]) -> str:
         some, every = (sum(map(len, lists)) for lists in (priced, by_study))
         dearest = sum(max(prices) for prices in priced if prices)
         words += (
-            f" A verdict on {_of(some, every)} would take about {core_time(dearest)}, if the "
+            f" A verdict on {_of(some, every)} would take at least {core_time(dearest)} in all, if the "
             "differences seen are the true ones."
         )
     return words

@@ -54,7 +54,7 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
         UserError: the file lacks the marks.
     """
     first, *others = [*map(_marked, headlines(results, _README_LINES - 1))] or [""]
-    lines = [first, "\n".join(f"- {each}" for each in others), counted(results)]
+    lines = [first, "\n".join(f"- {each}" for each in others), _marked(counted(results))]
     folder = os.path.relpath(pictures, into.parent)
     picture = _picture("" if folder == "." else f"{folder}/")
     _replace(into, "findings", "\n\n".join(filter(None, [picture, *lines])) + "\n")

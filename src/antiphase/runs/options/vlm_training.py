@@ -68,7 +68,7 @@ class TrainVlmOptions(Options):
         Literal["default", "captions"] | None,
         Field(
             description="Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble "
-            "the words of the captions. If not given: the preset's."
+            "the words of the captions (linear projectors only). If not given: the preset's."
         ),
     ] = None
     merge: Annotated[

@@ -41,7 +41,7 @@ _SHORT = (
     "DiffViT, N(0, 0.02)", "ViT, shorter",
 )  # fmt: skip
 _LIMITS = (
-    "The number of strata that margins are divided into is a choice; a table has others. What is not identified: how "
+    "The number of strata that margins are divided into is a choice; a table shows others. What is not identified: how "
     "much of another part works through the margin, since a change of the mechanism moves the margins too; one order "
     "of the steps, since norm and factor act on narrow heads here and on wide ones in the other order (table); and the "
     "scale of the logits, which training fixes only roughly: twice the logits are twice the margins at the same ASR. "

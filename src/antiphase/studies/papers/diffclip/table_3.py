@@ -25,7 +25,7 @@ the DiffCLIP tower. Three training seeds give intervals, but no verdict: that ta
 | profile | models | cost |
 |---|---|---|
 | paper | 6, CC12M, Qwen2.5-0.5B-Instruct | never run; towers as in Table 1, for the rest there is no estimate |
-| laptop | 6, emoji-objects, SmolLM2-135M | never run; about 30 core-minutes a model with bf16, the attack not counted |
+| laptop | 6, emoji-objects, SmolLM2-135M | never run; about 25 core-minutes a model with bf16, the attack not counted |
 
 antiphase study run diffclip-table-3 --profile laptop
 """
