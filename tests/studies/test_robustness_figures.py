@@ -84,7 +84,7 @@ def attacks():
             | {
                 "attack_seed": run % 3,
                 "restarts": 3 if run == 3 else None,
-                "cell": str(at[:5]),
+                "cell": str((series, depth, run, seed)),  # all ε
                 "sample": image,
             }
             | {"eps": figure_6.EPS[eps], "success": bool(broken[at])}
@@ -117,6 +117,8 @@ def test_figure_6_claims_of_restarts_and_of_depth(attacks):
     gain = broken[:, :, 3].mean((2, 3, 4)) - broken[:, :, :3].mean((2, 3, 4, 5))  # (series, depth)
     assert raised == pytest.approx(gain.flatten().tolist())
     assert len(claims["fragile-with-restarts-everywhere"].checks) == 2 * 2  # depths, and 0.5/255 and 1/255
+    # three runs and the restarts of each seed: what the price of a claim is counted from
+    assert len(claims["restarts-raise-asr"].checks[0].estimate.cells) == 4 * SEEDS
     falls = claims["pgd-with-restarts-falls-with-depth"].checks[0].estimate.value
     assert falls == pytest.approx(broken[0, 0, 3, 1].mean() - broken[0, 1, 3, 1].mean())
 

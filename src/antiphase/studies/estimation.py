@@ -231,8 +231,16 @@ def contrast(
                 "measure both with the same settings"
             )
     combined = sum(weight * matrix for matrix, (weight, _) in zip(matrices, groups, strict=True))
-    cells = {cell for block in blocks if "cell" in block.columns for cell in block["cell"].unique()}
+    cells = {cell for block in blocks for cell in _cells(block)}
     return replace(crossed_mean(np.asarray(combined)), cells=tuple(sorted(cells)))
+
+
+def _cells(block: pl.DataFrame) -> list[str]:
+    """Return the identities of the cells that rows are from; a row made of several cells has a list of them."""
+    if "cell" not in block.columns:
+        return []
+    own = block["cell"].unique()
+    return (own.explode().unique() if own.dtype == pl.List else own).to_list()
 
 
 def _levels(rows: pl.DataFrame, column: str, where: Mapping[str, Any]) -> list[Any]:

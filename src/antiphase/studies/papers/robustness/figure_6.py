@@ -56,11 +56,12 @@ def cells(profile: Profile) -> list[Cell]:
 
 
 def by_protocol(attacks: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each protocol, model, ε and image; ``success`` is the share of the runs that broke it."""
+    """Return a row for each protocol, model, ε and image: ``success`` is the share of runs, ``cell`` lists them."""
     protocol = pl.when(pl.col("restarts").is_null()).then(pl.lit(AVERAGE)).otherwise(pl.lit(WORST))
     keys = ["protocol", "data", "series", "depth", "training_seed", "eps", "sample"]
     named = attacks.with_columns(protocol=protocol)
-    return named.group_by(keys, maintain_order=True).agg(pl.col("success").cast(pl.Float64).mean())
+    cells = pl.col("cell").unique().sort()
+    return named.group_by(keys, maintain_order=True).agg(pl.col("success").cast(pl.Float64).mean(), cells)
 
 
 def draw(rows: RowsByTable) -> Artefact:
