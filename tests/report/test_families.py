@@ -3,8 +3,9 @@ import polars as pl
 import pytest
 from scipy import stats
 
+from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA
-from antiphase.report.style.families import families, family_comparisons, family_results, over_images
+from antiphase.report.style.families import families
 
 
 def model(name, attention="softmax", seed=None):
@@ -68,7 +69,7 @@ def test_mean_over_a_family_is_per_cell_and_skips_single_models():
         for eps, value in zip((0.1, 0.2), values, strict=True)
     ]
     columns = ["model", "attack", "norm", "eps", "metric", "value", "low", "high", "n"]
-    means = family_results(pl.DataFrame(rates, schema=columns, orient="row"), families(TWO_SEEDS[:3]))
+    means = family_results(pl.DataFrame(rates, schema=columns, orient="row"), by_seed(TWO_SEEDS[:3]))
     assert means["family"].to_list() == ["d", "d"]
     assert means["value"].to_list() == pytest.approx([0.3, 0.6])
     assert means["n"].to_list() == [2, 2]
@@ -77,18 +78,18 @@ def test_mean_over_a_family_is_per_cell_and_skips_single_models():
 
 def test_mean_difference_counts_pairs_as_seeds():
     pairs = [comparison("d-0", "v-0", 0.2), comparison("d-1", "v-1", 0.3)]
-    means = family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), families(TWO_SEEDS))
+    means = family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), by_seed(TWO_SEEDS))
     assert means.select("family", "against_family", "n").rows() == [("d", "v", 2)]
     assert means["value"][0] == pytest.approx(0.25)
 
 
 def test_pairs_that_share_a_model_are_no_seeds_of_their_own():
     pairs = [comparison("d-0", "v-0", 0.2), comparison("d-1", "v-0", 0.3)]
-    assert family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), families(TWO_SEEDS)).is_empty()
+    assert family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), by_seed(TWO_SEEDS)).is_empty()
 
 
 def test_no_comparisons_have_no_means():
-    assert family_comparisons(pl.DataFrame(schema=COMPARISON_SCHEMA), families(TWO_SEEDS)).is_empty()
+    assert family_comparisons(pl.DataFrame(schema=COMPARISON_SCHEMA), by_seed(TWO_SEEDS)).is_empty()
 
 
 def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
@@ -120,7 +121,7 @@ def test_rates_over_few_seeds_stay_within_0_and_100_percent():
     results = pl.DataFrame(
         [{"model": f"d-{seed}", "value": value} | cells for seed, value in ((0, 0.97), (1, 0.88))]
     )
-    mean = family_results(results, families(TWO_SEEDS)).row(0, named=True)
+    mean = family_results(results, by_seed(TWO_SEEDS)).row(0, named=True)
     assert 0.0 < mean["low"] < 0.9 < mean["high"] < 1.0
 
 
@@ -128,5 +129,5 @@ def test_mean_differences_stay_within_100_points():
     pairs = pl.DataFrame(
         [comparison("d-0", "v-0", 0.9), comparison("d-1", "v-1", 0.1)], COMPARISON_SCHEMA, orient="row"
     )
-    mean = family_comparisons(pairs, families(TWO_SEEDS)).row(0, named=True)
+    mean = family_comparisons(pairs, by_seed(TWO_SEEDS)).row(0, named=True)
     assert (mean["low"], mean["high"]) == (-1.0, 1.0)

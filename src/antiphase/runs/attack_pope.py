@@ -8,7 +8,6 @@ They report POPE on clean images only.
 """
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
+from antiphase.evaluation.families import by_seed
 from antiphase.evaluation.pope_attack import ASKED_SCHEMA, summarise_answers
 from antiphase.evaluation.rates import summarise_rates
 from antiphase.files import write_json
@@ -120,7 +120,7 @@ class PopeAttack:
             for (name, model) in lineup.items() if (card := card_of(model))
         ]  # fmt: skip
         summary = summarise_rates(rows, shown, pairs)
-        summary["pope"] = summarise_answers(rows, seeds_together(shown), pairs)
+        summary["pope"] = summarise_answers(rows, by_seed(shown), pairs)
         if this_process().first:
             self._write(rows, summary, lineup, warnings, time.monotonic() - began)
         return summary
@@ -208,24 +208,6 @@ def asked_together(model: nn.Module, pope: PopeSet) -> Iterator[Asked]:
             name=pope.name, split="test", class_names=ANSWERS, ids=ids, labels=labels, pixels=pixels
         )  # fmt: skip
         yield Asked(text, own, tuple(at), tuple(tuple(samplings[image, text]) for image in images))
-
-
-def seeds_together(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the models of each name and kind of attention that differ in the training seed alone.
-
-    >>> seeds_together([{"name": f"a-{seed}", "seed": seed, "attention": "softmax"} for seed in (0, 1)])
-    {'a': ['a-0', 'a-1']}
-    """
-    groups: dict[tuple[str, str], list[str]] = {}
-    for model in models:
-        name, seed = model["name"], model["seed"]
-        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
-        groups.setdefault((stem, model["attention"]), []).append(name)
-    stems = [stem for stem, _ in groups]
-    return {
-        (stem if stems.count(stem) == 1 else f"{stem}, {attention}") if len(names) > 1 else names[0]: names
-        for (stem, attention), names in groups.items()
-    }
 
 
 def _classifier(model: nn.Module, question: str) -> nn.Module:

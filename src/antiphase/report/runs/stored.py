@@ -1,6 +1,7 @@
 """The files of a run directory, read and checked."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError
+from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
-from antiphase.report.style.families import Family, families, family_comparisons, family_results, over_images
+from antiphase.report.style.families import Family, families
 from antiphase.runs.gallery import AttackGallery, read_gallery
 
 RUN_KEYS = (
@@ -64,7 +66,7 @@ def read_run(directory: Path) -> StoredRun:
         raise UserError(
             f"model {odd!r} is not in both summary.json and rows.parquet of {directory}: run it again"
         )
-    groups = families(summary["models"])
+    groups = by_seed(summary["models"])
     pairs = dict.fromkeys((entry["model"], entry["against"]) for entry in summary["comparisons"])
     results = rates(rows)
     comparisons = pl.concat(
@@ -75,7 +77,7 @@ def read_run(directory: Path) -> StoredRun:
         models=summary["models"],
         pairs=list(pairs),
         run=run,
-        families=groups,
+        families=families(summary["models"]),
         accuracy=clean_accuracy(rows),
         results=results,
         comparisons=comparisons,
@@ -88,15 +90,14 @@ def read_run(directory: Path) -> StoredRun:
 
 
 def _over_seeds_and_images(
-    comparisons: pl.DataFrame, groups: list[Family], rows: pl.DataFrame
+    comparisons: pl.DataFrame, groups: Mapping[str, Sequence[str]], rows: pl.DataFrame
 ) -> pl.DataFrame:
     """Average over the pairs of two families, with intervals over seeds and over images."""
     means = family_comparisons(comparisons, groups)
-    names = {family.name: family.models for family in groups}
     frames = []
     for (first, second), mean in means.group_by(["family", "against_family"], maintain_order=True):
         pairs = comparisons.filter(
-            pl.col("model").is_in(names[str(first)]) & pl.col("against").is_in(names[str(second)])
+            pl.col("model").is_in(groups[str(first)]) & pl.col("against").is_in(groups[str(second)])
         )
         unique = pairs.select("model", "against").unique(maintain_order=True).rows()
         frames.append(mean.join(over_images(rows, unique), on=["attack", "norm", "eps"], how="left"))

@@ -1,13 +1,10 @@
 """Families of models that differ only in their training seed: each has one colour and one mean."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
-
-from antiphase.evaluation.statistics import Estimate, as_difference, as_share, mean_over_seeds
+from antiphase.evaluation.families import by_seed
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
 # report.
@@ -25,26 +22,20 @@ class Family:
 
 
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
-    """Group the models of a summary by attention and name without the seed at its end.
+    """Give each family of ``antiphase.evaluation.families.by_seed`` a colour.
 
     >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
     >>> families(models)
     [Family(name='vit', color='#0072B2', models=('vit-0', 'vit-1'))]
     """
-    groups: dict[tuple[str, str, bool], list[str]] = {}
-    for model in models:
-        name, seed = model["name"], model["seed"]
-        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
-        groups.setdefault((model["attention"], stem, seed is None), []).append(name)
-    stems = [stem for _, stem, _ in groups]
+    attention = {model["name"]: model["attention"] for model in models}
     first, further = dict(_FIRST), list(_FURTHER)
     found = []
-    for (attention, stem, _), names in groups.items():
-        color = first.pop(attention, None) or further[0]
+    for name, members in by_seed(models).items():
+        color = first.pop(attention[members[0]], None) or further[0]
         if color == further[0]:
             further.append(further.pop(0))  # reuse colours if there are more families
-        shared = stem if stems.count(stem) == 1 else f"{stem}, {attention}"
-        found.append(Family(shared if len(names) > 1 else names[0], color, tuple(names)))
+        found.append(Family(name, color, tuple(members)))
     return found
 
 
@@ -58,83 +49,3 @@ def seed_counts(groups: Sequence[Family]) -> str:
     if not counts:
         return ""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-
-
-def over_seeds(
-    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
-) -> pl.DataFrame:
-    """Average ``column`` over each group of at least two rows, one row per seed, with Student's t interval.
-
-    Args:
-        frame: the rows.
-        keys: columns that define the groups.
-        column: column to average.
-        within: restricts the interval to the range of the values.
-
-    Returns:
-        Columns ``*keys, value, low, high, n``, groups in the order of the rows, without smaller groups.
-    """
-    means = []
-    for key, group in frame.group_by(keys, maintain_order=True):
-        if len(group) > 1:
-            mean = within(mean_over_seeds(group[column].to_list()))
-            means.append((*key, mean.value, mean.low, mean.high, mean.n))
-    schema: dict[str, Any] = {name: frame.schema[name] for name in keys}
-    numbers = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-    return pl.DataFrame(means, schema=schema | numbers, orient="row")
-
-
-def family_results(results: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFrame:
-    """Average each rate over the seeds of each family.
-
-    Returns:
-        Columns ``family, attack, norm, eps, metric, value, low, high, n``.
-    """
-    owner = {model: family.name for family in groups for model in family.models}
-    named = results.with_columns(family=pl.col("model").replace_strict(owner, return_dtype=pl.String))
-    return over_seeds(named, ["family", "attack", "norm", "eps", "metric"], "value", as_share)
-
-
-def family_comparisons(comparisons: pl.DataFrame, groups: Sequence[Family]) -> pl.DataFrame:
-    """Average the paired differences of each two families over their pairs.
-
-    Pairs must be independent: there is no mean if two pairs share a model.
-
-    Returns:
-        Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
-    """
-    owner = {model: family.name for family in groups for model in family.models}
-    pairs = comparisons.with_columns(
-        family=pl.col("model").replace_strict(owner, return_dtype=pl.String),
-        against_family=pl.col("against").replace_strict(owner, return_dtype=pl.String),
-    )
-    keys = ["family", "against_family", "attack", "norm", "eps"]
-    apart = pairs.filter(
-        (pl.col("model").n_unique().over(keys) == pl.len().over(keys))
-        & (pl.col("against").n_unique().over(keys) == pl.len().over(keys))
-    )
-    return over_seeds(apart, keys, "difference", as_difference)
-
-
-def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
-    """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
-
-    With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is
-    d̄ ± 1.96·s/√n over the n images, clipped to [−1, 1].
-
-    Returns:
-        Columns ``attack, norm, eps, image_low, image_high``.
-    """
-    fell = rows.select("model", "attack", "norm", "eps", "sample", pl.col("success").cast(pl.Float64))
-    keys = ["attack", "norm", "eps", "sample"]
-    signed = [
-        fell.filter(model=name).with_columns(success=sign * pl.col("success"))
-        for pair in pairs
-        for name, sign in zip(pair, (1.0, -1.0), strict=True)
-    ]
-    images = pl.concat(signed).group_by(keys).agg(d=pl.sum("success") / len(pairs))
-    half = 1.96 * pl.std("d") / pl.len().sqrt()
-    return images.group_by(keys[:3]).agg(
-        image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
-        image_high=(pl.mean("d") + half).clip(upper_bound=1.0),
-    )

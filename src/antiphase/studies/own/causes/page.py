@@ -87,12 +87,11 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
     }
     return (
         f"Under PGD at ε = {eps_label(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
-        f"Smaller clean margins account for {words[MARGINS]}; the clean margin of an image is the logit of its "
-        "prediction minus the next highest, without an attack. The rest is what remains if images are weighted so that "
-        f"both models have the same margins: {words[NORM]} come from the normalisation of each head and its factor "
-        f"1 − λ_init, {words[HEADS]} from half as many heads twice as wide, and {words[SUBTRACTION]} from the "
-        f"subtraction. Of the subtraction's part, {words[ANGLE]} come from the angle between the gradients of the two "
-        "maps."
+        "It has four parts. Smaller clean margins, the gap between the two largest logits without an attack, give "
+        f"{words[MARGINS]}. With images weighted so that both models have the same margins, half as many heads twice "
+        f"as wide give {words[HEADS]}, the normalisation of each head and its factor 1 − λ_init {words[NORM]}, and the "
+        f"subtraction {words[SUBTRACTION]}. Of the subtraction's part, {words[ANGLE]} come from the angle between the "
+        "gradients of the two maps, the paper's explanation."
     )
 
 

@@ -71,8 +71,8 @@ def levels(found: pl.DataFrame, clean: pl.DataFrame) -> list[str]:
         if asr.keys() & accuracy.keys() >= {"ViT", "DiffViT"}:
             told.append(
                 f"With one layer, PGD at {eps_label(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
-                f"{asr['DiffViT']:.1%} of DiffViT's on {data}; without an attack {accuracy['ViT']:.1%} and "
-                f"{accuracy['DiffViT']:.1%} are right. The paper has {theirs:.1%} for DiffViT on cifar10 and no number "
+                f"{asr['DiffViT']:.1%} of DiffViT's on {data}; their clean accuracies are {accuracy['ViT']:.1%} and "
+                f"{accuracy['DiffViT']:.1%}. The paper reports an ASR of {theirs:.1%} for DiffViT on cifar10 and none "
                 "for ViT."
             )
     return [each.replace("%", " %") for each in told]

@@ -92,7 +92,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     higher = "With four layers, DiffViT has the higher ASR"
     return [
         Claim("fragile-to-patches-at-depth-4", "Table 2", f"{higher} under patches.", patches),
-        Claim("fragile-at-depth-4", "Table 2", f"{higher} at .5 and 1/255.", small),
+        Claim("fragile-at-depth-4", "Table 2", f"{higher} at 0.5/255 and 1/255.", small),
     ]
 
 

@@ -135,12 +135,12 @@ def claims(rows: RowsByTable) -> list[Claim]:
         ),
         Claim(
             "small-eps-is-free", "Appendix D.2, Table 3",
-            "Adversarial training at .25/255 raises DiffViT's clean accuracy, as the paper's table has it.",
+            "Adversarial training at 0.25/255 raises DiffViT's clean accuracy, as the paper's table has it.",
             [kept("DiffViT", TRAINED[1], 0.0)], ACCURACY_MARGIN,
         ),
         Claim(
             "large-eps-costs", "Appendix D.2, Table 3",
-            "Beyond ε = .5/255 adversarial training costs DiffViT clean accuracy.",
+            "Beyond ε = 0.5/255 adversarial training costs DiffViT clean accuracy.",
             [
                 Check("accuracy(DiffViT, fitted line at 0.25/255) − accuracy(1/255)", falls),
                 kept("DiffViT", 0.0, TRAINED[3]),
