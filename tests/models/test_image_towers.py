@@ -51,6 +51,28 @@ def test_features_of_classifiers_are_what_their_head_is_given():
     torch.testing.assert_close(timm.model.head(tower.features(images)), timm(images))
 
 
+@torch.no_grad()
+def test_the_features_of_a_dual_encoder_of_ones_own_are_its_embedding(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from antiphase.data.decoding import Square\n"
+        "class Dual(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.square, self.logit_scale = Square(8), torch.nn.Parameter(torch.zeros(()))\n"
+        "        self.image, self.text = torch.nn.Linear(192, 5), torch.nn.Embedding(256, 5)\n"
+        "    def encode_image(self, images):\n"
+        "        return self.image(images.flatten(1))\n"
+        "    def encode_text(self, texts):\n"
+        "        return torch.stack([self.text(torch.tensor(list(t.encode()))).mean(0) for t in texts])\n"
+    )
+    model = load_model(f"python:{tmp_path / 'mine.py'}:Dual")
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    tower = image_tower(model)
+    assert (tower.channels, tower.square.size, tower.raw) == (3, 8, False)
+    torch.testing.assert_close(tower.project(tower.features(images)), model.encode_image(images))
+
+
 def test_a_model_of_unknown_make_is_refused():
     odd = with_card(nn.Linear(2, 2), ModelCard("odd", "odd:1", "softmax", 0, (3, 4, 4), 2))
     with pytest.raises(UserError, match="odd:1: cannot extract features"):

@@ -1,4 +1,4 @@
-"""Image features of any model, for linear probes and few-shot learning."""
+"""Image features of a CLIP or a classifier, for linear probes, few-shot learning and retrieval."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from antiphase.models.card import card_of
 from antiphase.models.clip import CLIP
 from antiphase.models.dual_encoders import OpenClip
 from antiphase.models.normalize import Normalized
-from antiphase.models.schemes.hugging_face import HuggingFaceDual
 from antiphase.models.vit import VisionTransformer
+from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 
 Images = Float[Tensor, "batch channels height width"]
 Features = Float[Tensor, "batch width"]
@@ -51,8 +51,8 @@ def image_tower(model: nn.Module) -> ImageTower:
         return ImageTower(model.visual, lambda x: x @ model.image_projection, model.square, 3)
     if isinstance(model, OpenClip):
         return _open_clip(model)
-    if isinstance(model, HuggingFaceDual):
-        return ImageTower(model.encode_image, lambda x: x, model.square, model.image_shape[0], raw=False)
+    if is_dual_encoder(model):
+        return _whole(model)
     channels, size, _ = card_of(model).image_shape
     if isinstance(model, VisionTransformer):
         return ImageTower(model.features, None, Square(size), channels)
@@ -118,4 +118,10 @@ def _open_clip(model: OpenClip) -> ImageTower:
             return visual.trunk(model.normalize(images))
 
         return ImageTower(trunk, visual.head, model.square, model.image_shape[0])
-    return ImageTower(model.encode_image, lambda x: x, model.square, model.image_shape[0], raw=False)
+    return _whole(model)
+
+
+def _whole(model: nn.Module) -> ImageTower:
+    """Take the image embedding of a dual encoder that cannot be split before its projection."""
+    dual = as_dual_encoder(model)
+    return ImageTower(dual.encode_image, lambda x: x, dual.square, card_of(model).image_shape[0], raw=False)
