@@ -141,7 +141,7 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
         ("limit = ", "cannot be read (Invalid value"),
         ("steps = 2\nstep = 2", "'step' is no option; expected some of model, against"),
         ("[audit]\nlimit = 2", "'audit' is no option"),
-        ("limit = 0", "'--limit': Input should be greater than or equal to 1"),
+        ("limit = 0", "limit 0: expected a number of at least 1"),
         ('eps = ["1/0"]', "eps '1/0'"),
     ],
 )
@@ -192,7 +192,11 @@ def test_a_number_that_differs_is_named(tmp_path):
 
 def test_only_a_finished_run_is_repeated(folder, run_cli):
     run_cli("export", "specimen:vit-0", "--out", "out")
-    for name in ("out", "photos", "nowhere"):
+    for name, text in (("list", "[1]"), ("nothing", '{"options": null}')):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(text)
+        (folder / name / ".antiphase").write_text("audit")
+    for name in ("out", "photos", "nowhere", "list", "nothing"):
         code, out, err = run_cli("rerun", name)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"'{name}': no run.json with options in it" in err

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_json, write_text
 
 
@@ -69,9 +70,20 @@ def test_an_exception_leaves_nothing_where_there_was_nothing(tmp_path):
 
 
 def test_a_rename_that_fails_leaves_no_temporary(tmp_path):
-    (tmp_path / "folder" / "inside").mkdir(parents=True)
-    with pytest.raises(OSError, match="folder"), replacing(tmp_path / "folder") as temporary:
-        temporary.write_text("text")
+    def write():
+        with replacing(tmp_path / "folder") as temporary:
+            temporary.write_text("text")
+            (tmp_path / "folder" / "inside").mkdir(parents=True)
+
+    with pytest.raises(OSError, match="folder"):
+        write()
+    assert _names(tmp_path) == ["folder"]
+
+
+def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder: is a directory"), replacing(tmp_path / "folder"):
+        pass
     assert _names(tmp_path) == ["folder"]
 
 

@@ -265,7 +265,7 @@ def test_alignment_of_a_lambda_for_each_query_is_refused_in_a_line(digits):
     [
         (
             {"parameterisation": "matrix"},
-            "parameterisation: 'matrix': expected one of vector, scalar, fixed, zero, token",
+            "parameterisation 'matrix': expected one of vector, scalar, fixed, zero, token",
         ),
         ({"attention": "x"}, "attention 'x': not an option here"),
     ],

@@ -2,14 +2,11 @@
 
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer.main
 
 from antiphase.cli.app import app
-
-_KINDS = {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH"}
 
 
 def command_pages() -> Iterator[tuple[str, str, str]]:
@@ -48,15 +45,8 @@ def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return f"`{_usage(parameter)}`"
     flags = [*parameter.opts, *parameter.secondary_opts]
-    value = (
-        "" if parameter.is_flag else f" {parameter.metavar or _kind(parameter.type_descriptor.annotation)}"
-    )
+    value = "" if parameter.is_flag else f" {parameter.metavar}"
     return ", ".join(f"`{flag}{value}`" for flag in flags)
-
-
-def _kind(annotation: Any) -> str:
-    """Return the word that stands for a value of a type."""
-    return _KINDS.get(annotation) or _kind(get_args(annotation)[0])
 
 
 def _help(parameter: Any) -> str:

@@ -1,5 +1,7 @@
 """The exception for mistakes of the caller."""
 
+from typing import Any
+
 
 class UserError(ValueError):
     """Invalid input: a one-line message says what was wrong with which value, what was expected and how to fix it.
@@ -18,6 +20,49 @@ def shown(text: object, most: int = 80) -> str:
     whole = repr(text)
     side = (most - 3) // 2
     return whole if len(whole) <= most else f"{whole[:side]} … {whole[-side:]}"
+
+
+_BOUNDS = {
+    "greater_than_equal": ("of at least", "ge"), "greater_than": ("above", "gt"),
+    "less_than_equal": ("of at most", "le"), "less_than": ("below", "lt"),
+}  # fmt: skip
+_KINDS = {
+    "int": "an integer", "float": "a number", "finite": "a finite number", "bool": "true or false", "string": "text",
+    "model": "an object with fields", "dict": "an object with fields", "list": "a list", "tuple": "a list",
+}  # fmt: skip
+
+
+def invalid(error: Any, before: str = "") -> UserError:
+    """Return the first mistake of a pydantic ``ValidationError`` as one line: the field, its value, what was expected.
+
+    A mistake that was raised as a ``UserError`` keeps its own words.
+
+    Args:
+        error: the ValidationError.
+        before: what the line begins with, such as a file's name.
+    """
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] != "json_invalid"), found[0])
+    kind, context = str(first["type"]), first.get("ctx", {})
+    if isinstance(context.get("error"), UserError):
+        return UserError(f"{before}{context['error']}")
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    field = f"{before}{place.lstrip('.') or 'content'}"
+    if kind == "missing":
+        return UserError(f"{field}: is missing; expected a value")
+    if kind == "extra_forbidden":
+        return UserError(f"{field}: no such field; leave it out")
+    words, value = str(first["msg"]).removeprefix("Value error, "), f" {shown(first['input'])}"
+    if kind in _BOUNDS:
+        side, bound = _BOUNDS[kind]
+        words, value = f"expected a number {side} {context[bound]}", value.replace("'", "")
+    elif kind == "literal_error":
+        words = f"expected {context['expected']}".replace("'", "")
+    elif kind.split("_")[0] in _KINDS:
+        words = f"expected {_KINDS[kind.split('_')[0]]}"
+    elif kind == "json_invalid" or isinstance(first["input"], dict):
+        value = ""
+    return UserError(f"{field}{value}: {words.replace('Input should be', 'expected')}")
 
 
 class NoSuchSplit(UserError):

@@ -17,10 +17,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``; on a clean exit it replaces ``path``, otherwise it is deleted."""
+    """Yield a temporary path next to ``path``; on a clean exit it replaces ``path``, otherwise it is deleted.
+
+    Raises:
+        UserError: ``path`` is a directory.
+    """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; expected the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        error.filename = str(path)  # not the temporary name, which nobody gave
+        raise
     os.close(handle)
     temporary = Path(name)
     try:

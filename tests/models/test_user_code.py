@@ -165,7 +165,7 @@ class Evil:
         ("python:net.py:build?depth", "'depth': expected name=value"),
         ("python:net.py:broken", r"raised KeyError: 'depth' \(net.py, line 3\d\)"),
         ("python:net.py:leaves", r"raised SystemExit: 3 \(net.py, line"),
-        ("python:net.py:number", "returned a int; expected a torch.nn.Module"),
+        ("python:net.py:number", "returned int; expected a torch.nn.Module"),
         ("python:net.py:maps", r"returns a tensor of float32 and shape \(2, 3, 6, 6\).*expected logits"),
         ("python:net.py:odd", r"fails on images of 8×8 to 512×512 pixels \(RuntimeError: .*image_shape = "),
         ("python:net.py:not_finite", "'positions' contains NaN"),

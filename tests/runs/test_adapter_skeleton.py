@@ -8,9 +8,11 @@ import polars as pl
 import pytest
 import torch
 
+from antiphase.models import clip, write_model
 from antiphase.runs.loading import load_models
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.adapters import _ADAPTERS
+from tests.training.tiny_pairs import TINY
 
 OWN = Path(__file__).parents[1] / "sensitivity" / "own_attention.py"
 MODEL = """
@@ -92,6 +94,12 @@ def test_a_skeleton_names_the_parts_and_works_once_it_is_completed(folder, run_c
     assert maps.lam.shape == (2, 2, 16)
     assert model.card.attention == "differential"
     assert run_cli("sense", "python:net.py:of_query", "--write-adapter", "adapter.py")[0] == 2  # it exists
+
+
+def test_the_image_tower_of_a_clip_is_looked_at(folder, run_cli):
+    write_model(clip(**TINY), folder / "clip")
+    code, out, err = run_cli("sense", "clip", "--write-adapter", "adapter.py")
+    assert (code, out) == (0, "all attention is recognised; no adapter is needed\n"), err
 
 
 def test_no_skeleton_is_written_where_none_is_needed(folder, run_cli):

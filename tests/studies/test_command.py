@@ -106,6 +106,9 @@ def test_claims_are_printed_written_as_json_and_put_into_a_file(call, store, tmp
         found["table-3"]["done"] == 2
     )  # attack and accuracy of the natural DiffViT, which is table 1's, too
     page = tmp_path / "findings.md"
+    code, _, err = call(*words, "--into", page)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "findings.md: expected a line <!-- claims -->" in err
     page.write_text("# x\n<!-- claims -->\nold\n<!-- /claims -->\nend\n")
     code, _, _ = call(*words, "--into", page)
     assert code == 0
@@ -170,7 +173,7 @@ def test_power_says_what_the_rows_can_decide(call, tmp_path):
     assert [each["verdict"] for each in json.loads(out)] == [None] * 6
 
 
-def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path):
+def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypatch):
     words = ("table-1", "--profile", "smoke")
     code, out, _ = call("pack", *words, "--store", store, "--to", tmp_path / "results")
     assert (code, out) == (0, f"table-1: 18 cells added to {tmp_path / 'results'}\n")
@@ -184,8 +187,11 @@ def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path):
         made[name] = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert made["store"] == made["pack"]
     for command in ("claims", "power", "rows"):
-        code, _, err = call(command, *words, "--rows", tmp_path / "results")
+        code, out, err = call(command, *words, "--rows", tmp_path / "results")
         assert code == 0, err
+        with monkeypatch.context() as there:  # results/ is read where there is no store, as in a clone
+            there.chdir(tmp_path)
+            assert call(command, *words) == (0, out, "")
     code, _, err = call("run", *words, "--rows", tmp_path / "results", "--store", tmp_path / "elsewhere")
     assert code == 0
     assert "18 cells, all there" in err
@@ -288,14 +294,18 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
         (("run", "table-1", "--executor", "slurm", "--slurm", "x"), "--slurm 'x': expected name=value"),
         (("rows", "table-1", "--profile", "paper"), "table-1: no rows in antiphase-store under profile paper"),
         (("report", "table-1", "--profile", "paper"), "antiphase-store: holds no cell of these studies"),
-        (("claims", "table-1", "--into", "nowhere.md"), "nowhere.md: expected a line <!-- claims -->"),
+        (("claims", "table-1", "--into", "nowhere.md"), "antiphase-store: holds no cell of these studies"),
         (("pack", "table-1", "--profile", "paper"), "antiphase-store: holds no finished cell of these studies"),
-        (("power", "table-1", "--rows", "nowhere"), "nowhere: holds no cell of these studies"),
+        (("power", "table-1", "--rows", "nowhere"), "rows 'nowhere': no such directory; expected one written by"),
+        (("run", "broken.py"), "broken.py: SyntaxError: "),
+        (("run", "raises.py"), "raises.py: raised ZeroDivisionError: division by zero (raises.py, line 2)"),
         (("new", "My Study"), "name 'My Study': expected small letters"),
     ],
 )  # fmt: skip
 def test_a_mistake_gets_one_line(call, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("study =")
+    (tmp_path / "raises.py").write_text("\nstudy = 1 / 0")
     code, _, err = call(*words)
     assert code == 2
     assert err.count("\n") <= 2  # a plan may stand before it

@@ -42,9 +42,8 @@ class Threat:
             raise UserError(f"bounds {self.bounds}: expected (smallest, largest)")
         whole = self.bounds[1] - self.bounds[0]
         if self.norm == "linf" and whole < self.eps < math.inf:
-            example = (
-                f"; for {self.eps:g} of 255 levels, pass {self.eps:g}/255" if self.bounds == (0, 1) else ""
-            )
+            levels = self.bounds == (0, 1) and self.eps <= 255
+            example = f"; for {self.eps:g} of 255 levels, pass {self.eps:g}/255" if levels else ""
             raise UserError(f"eps {self.eps:g}: expected at most {whole:g}, the pixel range{example}")
         if self.norm == "l2" and _LONGEST * whole < self.eps < math.inf:
             raise UserError(f"eps {self.eps:g}: expected at most {_LONGEST * whole:g} in norm 'l2'")

@@ -17,7 +17,7 @@ from antiphase.heap import keep_freed_memory
 # what is wrong with a path that somebody gave
 _UNUSABLE = {
     errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
-    errno.ELOOP, errno.ENOSPC, errno.EDQUOT,
+    errno.ELOOP, errno.ENOSPC, errno.EDQUOT, errno.EBUSY,
 }  # fmt: skip
 
 _LONGEST_WORD = 500  # a longer name or path is shown without its middle
@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Measure how fragile differential attention is, and help to build models that are not.",
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.info.cls = lazy_group(app)
 

@@ -10,7 +10,7 @@ import os
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -99,11 +99,11 @@ def _shared(fields: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:
             logging.getLogger("antiphase").setLevel(logging.INFO)
 
     talkative = typer.Option(
-        "--verbose", "-v", callback=log, is_eager=True,
+        "--verbose", "-v", callback=log, is_eager=True, metavar="",
         help="Say more: why a backend was not chosen, and after a mistake where it was found.",
     )  # fmt: skip
     as_json = typer.Option(
-        "--json", help="Print one JSON value to standard output; all else goes to standard error."
+        "--json", metavar="", help="Print one JSON value to standard output; all else goes to standard error."
     )
     return [
         inspect.Parameter("config", _KEYWORD, annotation=Annotated[Path | None, config], default=None),
@@ -145,16 +145,12 @@ def _typed(context: typer.Context, key: str) -> bool:
 def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
     """Return the parameter from which typer makes the option or argument of a field."""
     shown = _shown(field)
-    kind, choices = _kind(field.annotation, shown)
+    kind, word = _kind(field.annotation, shown)
     extra: dict[str, Any] = {
         "help": field.description,
-        "metavar": shown.metavar or " | ".join(choices) or None,
+        "metavar": (shown.metavar or word) + _range(field),
         "hidden": shown.hidden,
     }
-    for bound in field.metadata:
-        if kind in (int, float, int | None, float | None):
-            extra |= {"min": bound.ge} if hasattr(bound, "ge") else {}
-            extra |= {"max": bound.le} if hasattr(bound, "le") else {}
     if shown.check is not None:
         extra["parser"] = _parser(shown.check)
     if shown.argument:
@@ -177,7 +173,8 @@ def _empty(default: Any) -> Any:
 def _shown(field: FieldInfo) -> Typed:
     """Return how a field is shown: of several markers, the last that says something counts."""
     found: dict[str, Any] = {}
-    for marker in field.metadata:
+    inner = [each for part in get_args(field.annotation) for each in getattr(part, "__metadata__", ())]
+    for marker in (*inner, *field.metadata):
         if isinstance(marker, Typed):
             found |= {
                 each.name: getattr(marker, each.name)
@@ -187,18 +184,43 @@ def _shown(field: FieldInfo) -> Typed:
     return Typed(**found)
 
 
-def _kind(annotation: Any, shown: Typed) -> tuple[Any, Iterable[str]]:
-    """Return the type that typer is to read, text where the model reads it, and the choices that its help shows."""
+def _kind(annotation: Any, shown: Typed) -> tuple[Any, str]:
+    """Return the type that typer is to read, text where the model reads it, and the word for a value in the help."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     kind, *_ = (part for part in kinds if part is not type(None))
-    choices: Iterable[str] = shown.choices or ()
-    if get_origin(kind) is Literal:
-        kind, choices = str, get_args(kind)
-    elif shown.text is not None:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    word = " | ".join(get_args(kind) if get_origin(kind) is Literal else shown.choices or ())
+    if get_origin(kind) is tuple:
+        kind = str if shown.text is not None else list[get_args(kind)[0]]
+    word = word or _WORDS.get(kind, "TEXT")
+    if get_origin(kind) is Literal or kind in (int, float):  # the model's mistakes name the value
         kind = str
-    elif get_origin(kind) is tuple:
-        kind = list[get_args(kind)[0]]
-    return (kind | None if type(None) in kinds else kind), choices
+    return (kind | None if type(None) in kinds else kind), word
+
+
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_WORDS = {bool: "", int: "N", float: "X", Path: "PATH", list[Path]: "PATH"}
+
+
+def _range(field: FieldInfo) -> str:
+    """Return the range of a number for its help, such as ``" [x>=1]"``."""
+    found = {
+        name: bound
+        for each in field.metadata
+        for name in _SIGNS
+        if (bound := getattr(each, name, None)) is not None
+    }
+    bounds = {
+        name: f"{bound:g}" if isinstance(bound, float) else f"{bound}"
+        for name, bound in found.items()
+        if bound < 2**62
+    }
+    low = next((name for name in ("ge", "gt") if name in bounds), "")
+    high = next((name for name in ("le", "lt") if name in bounds), "")
+    if low and high:
+        return f" [{bounds[low]}{_SIGNS[low].replace('>', '<')}x{_SIGNS[high]}{bounds[high]}]"
+    return f" [x{_SIGNS[low or high]}{bounds[low or high]}]" if low or high else ""
 
 
 def _parser(check: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -54,7 +54,7 @@ MODULES = {
     ),
     "study": (
         "study",
-        "The papers' tables and figures, and studies of your own.",
+        "The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
     ),
     "export": (
         "export",

@@ -30,8 +30,12 @@ def sense(options: SenseOptions) -> Answer:
     if options.write_adapter is not None:
         from antiphase.runs.adapter_skeleton import write_skeleton
 
-        print(write_skeleton(options))
-        return
+        done = write_skeleton(options)
+        print(done)
+        return {
+            "adapter": str(options.write_adapter) if options.write_adapter.exists() else None,
+            "said": done,
+        }
     with run_folder(options.out, "sense"):
         from antiphase.report.runs.sense_page import lipschitz_table, sense_table, write_sense_report
         from antiphase.runs.processes import this_process

@@ -28,7 +28,10 @@ from antiphase.studies.options import (
 if TYPE_CHECKING:
     from antiphase.studies.results import Result
 
-study = typer.Typer(cls=HelpGroup, help="The papers' tables and figures, and studies of your own.")
+study = typer.Typer(
+    cls=HelpGroup,
+    help="The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
+)
 app.add_typer(study, name="study")
 
 
@@ -124,7 +127,7 @@ def status(options: AnyStudyOptions) -> Answer:
     from antiphase.studies.selection import select
 
     table = Table(box=None, header_style="bold")
-    for column in ("study", "done", "running", "to do", "damaged", "about"):
+    for column in ("study", "done", "running", "to do", "damaged", "time left"):
         table.add_column(column, justify="left" if column == "study" else "right")
     chosen, found = select(options), []
     for one in chosen.studies:
@@ -191,6 +194,7 @@ def claims(options: ClaimsOptions) -> Answer:
     from antiphase.studies.selection import results_of
 
     results = results_of(options)
+    _check_some(results, options)
     if options.into is not None:
         replace_claims(results, options.into)
         print(options.into)
@@ -201,7 +205,7 @@ def claims(options: ClaimsOptions) -> Answer:
 
 @command(study, PackOptions)
 def pack(options: PackOptions) -> Answer:
-    """Add the rows of finished cells to a directory that ships: small Parquet files, without checkpoints.
+    """Add the rows of finished cells to a directory of small Parquet files, without checkpoints.
 
     Rows that are there already stay. Several machines may add to one directory; to merge two, pack one into the other.
 
@@ -222,7 +226,7 @@ def pack(options: PackOptions) -> Answer:
 
 @command(study, PowerOptions)
 def power(options: PowerOptions) -> Answer:
-    """Show what the stored rows can decide: for each difference, the smallest that would be found, and what it takes.
+    """Show for each difference the smallest that is found with 80 % power, and the seeds that the one seen takes.
 
     **Examples**
 

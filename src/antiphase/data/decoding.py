@@ -87,12 +87,15 @@ def decode(
     return _resize_and_crop(image_size, interpolation)(_read(path, channels, printable(str(path)), mend))
 
 
-def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "3 height width"]:
+def decode_whole(
+    file: Path | bytes, name: str | None = None, mend: str = "repair it, or remove it from the data"
+) -> UInt8[Tensor, "3 height width"]:
     """Decode a file to RGB at its own size; otherwise like :func:`decode`.
 
     Args:
         file: a path, or the bytes of the file.
         name: name in error messages; None: the path.
+        mend: what an error message advises.
 
     Raises:
         UserError: naming the file that cannot be decoded.
@@ -103,7 +106,7 @@ def decode_whole(file: Path | bytes, name: str | None = None) -> UInt8[Tensor, "
             source,
             3,
             name or (printable(str(file)) if isinstance(file, Path) else "in memory"),
-            "repair it, or remove it from the data",
+            mend,
         )
     )
 

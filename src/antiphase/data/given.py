@@ -122,9 +122,8 @@ def npz_images(path: str, split: str) -> ArrayImages:
         raise
     except Exception as error:  # zipfile, zlib and NumPy each raise their own
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(
-            f"{name}: cannot be read ({reason}); expected a file written by numpy.savez"
-        ) from None
+        why = "" if "pickle" in reason else f" ({reason})"  # NumPy advises to execute the file
+        raise UserError(f"{name}: cannot be read{why}; expected a file written by numpy.savez") from None
     if images.ndim == 3:
         images = images[:, None]
     elif _channels_last(images.shape):

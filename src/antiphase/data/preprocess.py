@@ -55,7 +55,7 @@ def model_images(
         return own.images(positions)
     if isinstance(data, PairSet):
         if channels != 3:
-            raise UserError(f"{data.name} is in colour; the model expects images with {channels} channel")
+            raise UserError(f"{data.name} is in colour, but the model expects grey images; use other data")
         return (
             torch.stack(list(in_threads(lambda at: square(data.pixels(at)), map(int, positions)))).float()
             / 255
@@ -65,8 +65,8 @@ def model_images(
         return images
     if channels != 3:
         raise UserError(
-            f"{data.name} has images of shape {data.image_shape}; the model expects "
-            f"{(channels, square.size, square.size)}"
+            f"{data.name} has images of shape {data.image_shape}, but the model expects "
+            f"{(channels, square.size, square.size)}; use other data"
         )
     pixels = (images * 255).round().to(torch.uint8).expand(-1, 3, -1, -1)
     return torch.stack([square(image) for image in pixels]).float() / 255

@@ -52,7 +52,8 @@ def read_recipe(directory: Path) -> dict[str, Any]:
         recipe = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train"
+            f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
+            "train-vlm or export"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None

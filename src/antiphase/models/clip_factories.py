@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, invalid
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.clip_init import Init
 from antiphase.models.towers import ScheduleName
@@ -169,5 +169,4 @@ def valid_clip(values: Any, source: str = "") -> ClipConfig:
     try:
         return ClipConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{source}{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise invalid(error, source) from None

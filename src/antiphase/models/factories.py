@@ -12,7 +12,7 @@ from pydantic import (
     model_serializer,
 )
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, invalid
 from antiphase.models.towers import TowerConfig, attention_slot
 from antiphase.models.vit import InitialWeights, VisionTransformer, initialise
 
@@ -130,7 +130,5 @@ def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConf
     try:
         return VitConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field, message = ".".join(map(str, first["loc"])), first["msg"]
         presets = ", ".join(map(str, PRESETS))
-        raise UserError(f"{field}: {message} (presets exist for image sizes {presets})") from None
+        raise UserError(f"{invalid(error)} (presets exist for image sizes {presets})") from None

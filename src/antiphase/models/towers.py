@@ -23,7 +23,7 @@ def _registered(table: Mapping[str, Any]) -> AfterValidator:
 
     def check(name: str) -> str:
         if name not in table:
-            raise PydanticCustomError("registered", f"{name!r}: expected one of {', '.join(table)}")  # type: ignore[arg-type]
+            raise PydanticCustomError("registered", f"expected one of {', '.join(table)}")  # type: ignore[arg-type]
         return name
 
     return AfterValidator(check)

@@ -70,12 +70,16 @@ class AttackPlan:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if not self.eps or len(set(self.eps)) < len(self.eps):
-            raise UserError(f"eps {self.eps}: expected at least one budget, and none twice")
-        for eps in self.eps:
-            Threat(self.norm, eps)
+        if not self.eps:
+            raise UserError("eps: expected at least one")
+        for at, eps in enumerate(self.eps):
             if not 0 < eps < math.inf:
-                raise UserError(f"eps {eps}: expected a positive number, in units of the [0, 1] pixel")
+                raise UserError(
+                    f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
+                )
+            if eps in self.eps[:at]:
+                raise UserError(f"eps {eps_label(eps)}: given twice; give each ε once")
+            Threat(self.norm, eps)
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
         check_seed(self.seed)

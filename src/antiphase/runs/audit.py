@@ -32,7 +32,7 @@ from antiphase.runs.attack_pope import PopeAttack
 from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import check_compiler, find_device, load_lineup, load_models
+from antiphase.runs.loading import check_compiler, check_twins, find_device, load_lineup, load_models
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
@@ -86,8 +86,7 @@ def prepare(options: AuditOptions, command: str = "") -> "Audit | PopeAttack":
 def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAttack:
     """Load vision-language models and POPE's questions."""
     models, against = options.model, options.against
-    if against and len(against) != len(models):
-        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    check_twins(models, against)
     loaded = load_models([*models, *against], find_device(options.device), answering=True)
     source = load_source(
         str(options.data), options.split, options.limit, None, False, False, not options.quiet
@@ -192,10 +191,7 @@ class Audit:
         Raises:
             UserError: if models and data do not fit each other.
         """
-        if self.twins and len(self.twins) != len(self.models):
-            raise UserError(
-                f"{len(self.models)} models against {len(self.twins)}: expected a twin for each, or none"
-            )
+        check_twins(self.models, self.twins)
         everyone = [*self.models, *self.twins]
         cards = [card_of(model) for model in everyone]
         data, said = in_model_order(cards, self.data)

@@ -13,7 +13,7 @@ from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.evaluation_sources import asked, left_out, load_source
 from antiphase.runs.features import FeatureStore
-from antiphase.runs.loading import find_device, load_models
+from antiphase.runs.loading import check_twins, find_device, load_models
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.processes import this_process
 
@@ -31,8 +31,7 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
     protocol, progress = _protocol(options), not options.quiet
     wanted, names = asked(options.tasks, options.data)
     models, against = options.models, options.against
-    if against and len(against) != len(models):
-        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    check_twins(models, against)
     place, process = find_device(options.device), this_process()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

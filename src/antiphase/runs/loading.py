@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +53,7 @@ def load_lineup(
     from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
 
     place = find_device(device)
-    if against and len(against) != len(models):
-        raise UserError(f"{len(models)} models against {len(against)}: expected a twin for each")
+    check_twins(models, against)
     loaded = load_models([*models, *against], place, random_weights)
     if prompt is not None and not any(map(is_dual_encoder, loaded)):
         raise UserError(f"prompt {prompt!r}: none of the models is a CLIP; leave out --prompt")
@@ -180,6 +179,19 @@ def check_compiler(place: "torch.device") -> None:
     if place.type == "cpu" and shutil.which(compiler) is None:
         raise UserError(
             f"--compile: no C++ compiler {compiler!r} on the PATH; install one or leave out --compile"
+        )
+
+
+def check_twins(models: Sized, twins: Sized) -> None:
+    """Refuse twins that are not one for each model, unless there are none.
+
+    Raises:
+        UserError: their number differs.
+    """
+    if twins and len(twins) != len(models):
+        raise UserError(
+            f"against: {len(twins)} for {len(models)} model{'s' * (len(models) != 1)}; give one twin for each, in the "
+            "models' order"
         )
 
 

@@ -25,8 +25,8 @@ def recorded(run: Path) -> tuple[str, dict[str, Any]]:
     """
     try:
         command = (run / MARKER).read_text(encoding="utf-8").strip()
-        options = json.loads((run / RECORD).read_text(encoding="utf-8"))["options"]
-    except (OSError, ValueError, KeyError):
+        options = dict(json.loads((run / RECORD).read_text(encoding="utf-8"))["options"])
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"run {shown(str(run))}: no {RECORD} with options in it; expected the directory of a finished run"
         ) from None

@@ -18,7 +18,7 @@ from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import load_lineup
+from antiphase.runs.loading import check_twins, load_lineup
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
@@ -84,8 +84,7 @@ def sense_all(
             is given and the run would take more than a year.
     """
     began = time.monotonic()
-    if twins and len(twins) != len(models):
-        raise UserError(f"{len(models)} models against {len(twins)}: expected a twin for each, or none")
+    check_twins(models, twins)
     if not set(parts) <= {part.name for part in PARTS}:
         raise UserError(
             f"parts {', '.join(parts)}: expected some of {', '.join(part.name for part in PARTS)}"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from antiphase.budgets import eps_label
 from antiphase.errors import UserError
 from antiphase.streams import check_seed
 
@@ -38,6 +39,9 @@ class SensePlan:
         for name, least in (("samples", 1), ("steps", 1), ("points", 1), ("lipschitz_limit", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} {getattr(self, name)}: expected at least {least}")
-        for eps in (self.eps, *self.travel):
-            if not 0 < eps <= 1:
-                raise UserError(f"eps {eps}: expected a number in (0, 1], in units of the [0, 1] pixel")
+        for name, value in (("radius", self.eps), *(("eps", each) for each in self.travel)):
+            if not 0 < value <= 1:
+                raise UserError(
+                    f"{name} {eps_label(value)}: expected a number above 0 and at most 1, in units of the [0, 1] pixel "
+                    "range"
+                )

@@ -66,9 +66,17 @@ def record(
     return found
 
 
-def unrecognised(model: nn.Module, inputs: Inputs) -> dict[str, nn.Module]:
-    """Return by name the modules that compute softmax maps or are named after attention, but are not recognised."""
-    _, others, unknown = _observed(model, inputs, model, None, watch=True)
+def unrecognised(
+    model: nn.Module, inputs: Inputs, call: Callable[..., Any] | None = None
+) -> dict[str, nn.Module]:
+    """Return by name the modules that compute softmax maps or are named after attention, but are not recognised.
+
+    Args:
+        model: the model.
+        inputs: what it is run on.
+        call: runs it; None: the model itself.
+    """
+    _, others, unknown = _observed(model, inputs, call or model, None, watch=True)
     return dict(unknown) | {one.name: one.module for one in others}
 
 

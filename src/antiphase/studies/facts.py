@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
 from antiphase.data.sources import source_of
-from antiphase.errors import UserError
+from antiphase.errors import invalid
 from antiphase.evaluation.tasks import Protocol
 from antiphase.models.clip import ClipConfig, bare_clip
 from antiphase.models.factories import VitConfig, build_vision, configure
@@ -72,8 +72,7 @@ def _(cell: TrainVit) -> Iterator[Fact]:
             }
         )  # fmt: skip
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{cell.label}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise invalid(error, f"{cell.label}: ") from None
     yield "train.attention", attention
     yield "train.data", cell.data
     yield "train.depth", _blocks(config)  # type: ignore[arg-type]  # frozen, hence hashable

@@ -13,14 +13,16 @@ from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet, T
 
 Names = Annotated[
     tuple[str, ...],
-    Typed(argument=True),
+    Typed(argument=True, metavar="STUDY..."),
     Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all."),
 ]
-Name = Annotated[str, Typed(argument=True), Field(description="Study, or a file of your own.")]
+Name = Annotated[
+    str, Typed(argument=True, metavar="STUDY"), Field(description="Study, or a file of your own.")
+]
 ProfileName = Annotated[
     Literal["smoke", "laptop", "paper"],
     Field(
-        description="Size: smoke takes seconds, laptop suits 2 cores, paper has the paper's data and sizes."
+        description="Size: smoke takes seconds, laptop hours on 2 cores; paper has the paper's data and sizes."
     ),
 ]
 Seeds = Annotated[
@@ -73,10 +75,15 @@ Baseline = Annotated[
         "open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and unverified."
     ),
 ]
-StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
+StoreFolder = Annotated[
+    Directory,
+    Field(
+        description="Directory of rows and checkpoints. If there is none: rows are read from results/, as in a clone."
+    ),
+]
 RowsFolder = Annotated[
     Path | None,
-    Field(description="Directory of rows that ship (study pack), read in place of the store."),
+    Field(description="Directory of rows written by study pack, read in place of the store."),
 ]
 STORE = Path("antiphase-store")
 RESULTS = Path("results")
@@ -99,7 +106,9 @@ class StudyOptions(Options):
 
     @property
     def place(self) -> Path:
-        """The folder that is read."""
+        """The folder that is read: without a store here, the rows of the repository."""
+        if self.rows is None and self.store == STORE and not STORE.exists() and RESULTS.is_dir():
+            return RESULTS
         return self.store if self.rows is None else self.rows
 
     @property
@@ -126,7 +135,9 @@ class RunOptions(StudyOptions):
 
     rows: Annotated[
         Path | None,
-        Field(description="Directory of rows that ship; measurements that are there are not run again."),
+        Field(
+            description="Directory of rows written by study pack; measurements that are there are not run again."
+        ),
     ] = None
 
     jobs: Annotated[
@@ -190,16 +201,22 @@ class ClaimsOptions(AnyStudyOptions):
 
     into: Annotated[
         Path | None,
+        Typed(metavar="FILE"),
         Field(
-            description="Markdown file in which to replace the lines between <!-- claims --> and <!-- /claims -->."
+            description="Markdown file in which to replace the lines between `<!-- claims -->` and "
+            "`<!-- /claims -->`."
         ),
     ] = None
 
 
 class PackOptions(AnyStudyOptions):
-    """Add finished cells to the rows that ship."""
+    """Write the rows of finished cells as small files."""
 
     to: Annotated[Directory, Field(description="Directory to add the rows to.")] = RESULTS
+
+    @property
+    def place(self) -> Path:
+        return self.store if self.rows is None else self.rows
 
 
 class PowerOptions(StudyOptions):
@@ -219,8 +236,8 @@ class ReportOptions(AnyStudyOptions):
     readme: Annotated[
         Path | None,
         Field(
-            description="Markdown file in which to replace the lines between <!-- findings --> and <!-- /findings -->; "
-            "with --markdown."
+            description="Markdown file in which to replace the lines between `<!-- findings -->` and "
+            "`<!-- /findings -->`; with --markdown."
         ),
     ] = None
 
@@ -236,7 +253,7 @@ class NewOptions(Options):
 
     name: Annotated[
         str,
-        Typed(argument=True),
+        Typed(argument=True, metavar="NAME"),
         Field(description="Name of the study; NAME.py is written to the current folder."),
     ]
 

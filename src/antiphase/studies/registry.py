@@ -6,10 +6,11 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from antiphase.errors import UserError
+from antiphase.models.schemes.user_code import guarded
 from antiphase.studies import own, papers
 from antiphase.studies.spec import Study
 
@@ -71,7 +72,7 @@ def load_study(path: Path) -> Study:
     """Return the ``study`` of a Python file; its folder is then on the import path, for the modules beside it.
 
     Raises:
-        UserError: The file does not exist, or defines no ``study``.
+        UserError: The file does not exist, raises an error, or defines no ``study``.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; create one with antiphase study new NAME")
@@ -82,7 +83,7 @@ def load_study(path: Path) -> Study:
     if folder not in sys.path:  # for good: cells may import more when they run
         sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    guarded(str(path), path.resolve().parent, partial(spec.loader.exec_module, module))
     study = getattr(module, "study", None)
     if not isinstance(study, Study):
         raise UserError(f"{path}: expected `study = Study(…)`; antiphase study new NAME writes an example")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.progress import duration
 from antiphase.studies.collect import result
 from antiphase.studies.options import PackOptions, StudyOptions
@@ -39,7 +39,7 @@ def select(options: StudyOptions) -> Selection:
     """Return the studies that the options name.
 
     Raises:
-        UserError: one of them is not known, or an option has no effect on them.
+        UserError: one of them is not known, an option has no effect on them, or the rows do not exist.
     """
     size = profile(options.profile, options.seeds)
     chosen = replace(size, models=options.models, baseline=options.baseline)
@@ -49,7 +49,11 @@ def select(options: StudyOptions) -> Selection:
     if chosen.baseline:
         where = "studies of the released pair: with --models released, or Figures 2(b), 2(d) and 4 of robustness, paper"
         _check_effect(studies, chosen, replace(chosen, baseline=None), "baseline", where)
-    store = Store(options.store) if options.rows is None else Pack(options.rows)
+    if options.rows is not None and not options.rows.is_dir():
+        raise UserError(
+            f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"
+        )
+    store = Store(options.store) if options.place == options.store else Pack(options.place)
     return Selection(chosen, studies, store)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, invalid
 from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import configure_clip, find_clip
 from antiphase.precision import Precision
@@ -84,8 +84,7 @@ def make_clip_recipe(
         values = chosen["recipe"] | fields
         return ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))} {first['input']!r}: {first['msg']}") from None
+        raise invalid(error) from None
 
 
 def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> float:

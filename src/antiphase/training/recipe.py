@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from antiphase.data import ImageSet
-from antiphase.errors import UserError
+from antiphase.errors import invalid
 from antiphase.models.factories import VitConfig, configure
 from antiphase.models.towers import attention_of
 from antiphase.precision import Precision, multiplies_bf16
@@ -80,8 +80,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
     try:
         return Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))} {first['input']!r}: {first['msg']}") from None
+        raise invalid(error) from None
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:

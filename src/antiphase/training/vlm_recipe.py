@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from antiphase.errors import UserError
+from antiphase.errors import invalid
 from antiphase.models.vlm import VlmConfig
 from antiphase.precision import Precision
 
@@ -74,8 +74,7 @@ def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) ->
     try:
         return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))} {first['input']!r}: {first['msg']}") from None
+        raise invalid(error) from None
 
 
 def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> float:

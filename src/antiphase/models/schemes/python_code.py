@@ -4,8 +4,6 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,8 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.probing import Probe, probe
-from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, first_line
-from antiphase.models.schemes.user_code import import_file, importing_from, source_digest
+from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
+from antiphase.models.schemes.user_code import guarded, import_file, importing_from, source_digest
 from antiphase.models.zeroshot import is_dual_encoder
 
 _WEIGHTS = "weights"  # the setting that names a file of weights
@@ -86,7 +84,7 @@ def _load(wanted: Wanted) -> nn.Module:
             raise UserError(
                 f"{spec}: no such file or module {shown(where)}; expected a Python file or a module"
             )
-        module = _guarded(spec, folder, lambda: _imported(where, file))
+        module = guarded(spec, folder, lambda: _imported(where, file))
         build = _attribute(spec, module, function)
         # an untrained model is drawn from the seed, so that the same command finds its stored rows
         with drawn_from(wanted.seed):
@@ -136,10 +134,10 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
         except TypeError as error:
             takes = ", ".join(known.parameters) or "nothing"
             raise UserError(f"{spec}: {error}; the callable takes {takes}") from None
-    model = _guarded(spec, folder, lambda: build(**settings))
+    model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"{spec}: returned a {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
+            f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
         )
     return model, None if weights is None else str(weights)
 
@@ -180,22 +178,6 @@ def _stated_shape(model: nn.Module, spec: str) -> tuple[int, int, int] | None:
     except (TypeError, ValueError):
         raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
     return channels, height, width
-
-
-def _guarded(spec: str, folder: Path, call: Callable[[], Any]) -> Any:
-    """Run a user's code; what it raises becomes one line that names the place."""
-    try:
-        return call()
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SyntaxError):
-            place = f" ({Path(error.filename or '').name}, line {error.lineno})"
-            raise UserError(f"{spec}: SyntaxError: {error.msg}{place}") from error
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
-        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-        raise UserError(f"{spec}: raised {type(error).__name__}: {first_line(error)}{place}") from error
 
 
 def _literal(text: str) -> Any:

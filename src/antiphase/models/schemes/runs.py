@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, invalid, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.clip import build_clip
@@ -39,9 +39,7 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     try:
         config = VitConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("model", *first["loc"])))
-        raise UserError(f"{source}: {where}: {first['msg']}") from None
+        raise invalid(error, f"{source}: model.") from None
     model = build(config)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(

@@ -25,7 +25,11 @@ def _load(wanted: Wanted) -> nn.Module:
     known = models.list_models(module=models)
     if name not in known:
         near = difflib.get_close_matches(name, known, 3)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; expected one of its classifiers"
+        hint = (
+            f"; did you mean {', '.join(near)}?"
+            if near
+            else "; torchvision.models.list_models() has them all"
+        )
         raise UserError(f"torchvision has no classifier {shown(name)}{hint}")
     weights: Any = models.get_model_weights(name).DEFAULT  # type: ignore[attr-defined]
     settings = weights.transforms()

@@ -4,12 +4,16 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from antiphase.errors import UserError
 from antiphase.files import digest
+from antiphase.models.schemes.scheme import first_line
 
 _imported: set[str] = set()  # modules imported from users' folders so far
 
@@ -88,3 +92,28 @@ def _imports(node: ast.AST) -> Iterator[str]:
     for name in filter(None, names):
         parts = name.split(".")
         yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
+    """Run a user's code.
+
+    Args:
+        what: what it is called in messages.
+        folder: where the user's code is.
+        call: runs it.
+
+    Raises:
+        UserError: it raised something; names the place.
+    """
+    try:
+        return call()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError):
+            place = f" ({Path(error.filename or '').name}, line {error.lineno})"
+            raise UserError(f"{what}: SyntaxError: {error.msg}{place}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+        raise UserError(f"{what}: raised {type(error).__name__}: {first_line(error)}{place}") from error

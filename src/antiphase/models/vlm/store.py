@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, invalid
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
@@ -136,8 +136,7 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     try:
         config = VlmConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{source}: {'.'.join(map(str, ('model', *first['loc'])))}: {first['msg']}") from None
+        raise invalid(error, f"{source}: model.") from None
     file = folder / checkpoints.WEIGHTS_FILE
     tensors = checkpoints.read_weights(file)
     tower = build_tower(config.tower)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
+from antiphase.models.card import card_of
 from antiphase.models.clip import CLIP
 from antiphase.models.dual_encoders import OpenClip
 from antiphase.models.factories import VitConfig, build_vision
@@ -145,6 +146,10 @@ def image_tokens(model: nn.Module) -> Tower:
             model.visual.config = model.config.vision
         return OurTower(model.visual, model.square)
     if isinstance(model, VisionTransformer):
+        if model.image_shape[0] != 3:
+            raise UserError(
+                f"tower {card_of(model).spec}: takes grey images; expected a tower of colour images"
+            )
         return OurTower(model, Square(model.image_shape[1]))
     if isinstance(model, OpenClip):
         name = model.card.name.partition("/")[0]  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, invalid, shown
 from antiphase.report.card.model import RobustnessCard
 
 CARD = "card.json"
@@ -31,20 +31,4 @@ def read_card(path: str | Path) -> RobustnessCard:
     try:
         return RobustnessCard.model_validate_json(text, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        first = next((one for one in found if one["type"] != "json_invalid"), found[0])
-        words = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-        given = (
-            "" if first["type"] in ("value_error", "missing", "json_invalid") else f" {shown(first['input'])}"
-        )
-        raise UserError(f"card {shown(str(path))}: {_field(first['loc'])}{given}: {words}") from None
-
-
-def _field(place: tuple[str | int, ...]) -> str:
-    """Name a field.
-
-    >>> _field(("models", 0, "rates", 1, "asr"))
-    'models[0].rates[1].asr'
-    """
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return text.lstrip(".") or "content"
+        raise invalid(error, f"card {shown(str(path))}: ") from None

@@ -73,8 +73,12 @@ class AuditOptions(Options):
     restarts: Annotated[
         int | None, Field(ge=1, description="Random restarts per sample. If not given: 1.")
     ] = None
-    queries: Annotated[int | None, Field(ge=1, description="Square: forward passes per sample.")] = None
-    width: Annotated[int | None, Field(ge=1, description="Patch: side of the square in pixels.")] = None
+    queries: Annotated[
+        int | None, Field(ge=1, description="Square: forward passes per sample. If not given: 5,000.")
+    ] = None
+    width: Annotated[
+        int | None, Field(ge=1, description="Patch: side of the square in pixels. If not given: 8.")
+    ] = None
     objective: Annotated[
         Literal["cross_entropy", "margin", "dlr", "cosine"] | None,
         Field(

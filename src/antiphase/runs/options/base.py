@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, invalid, shown
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,6 @@ class Options(BaseModel):
 
 def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
     found = error.errors(include_url=False)[0]
-    name = str(found["loc"][0]) if found["loc"] else ""
-    context = found.get("ctx", {})
-    if isinstance(context.get("error"), UserError):
-        return context["error"]
     if found["type"] == "extra_forbidden":
-        return UserError(f"option {name!r}: expected one of {', '.join(options.model_fields)}")
-    if found["type"] == "missing":
-        return UserError(f"{name}: is missing; expected a value")
-    if found["type"] == "literal_error":
-        choices = context["expected"].replace("'", "")
-        return UserError(f"{name} {shown(found['input'])}: expected {choices}")
-    message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    return UserError(f"{name} {shown(found['input'])}: {message}")
+        return UserError(f"option {found['loc'][0]!r}: expected one of {', '.join(options.model_fields)}")
+    return invalid(error)

@@ -13,12 +13,14 @@ from antiphase.runs.options.fields import (
     Data,
     Device,
     Limit,
+    Number,
     OneModel,
     Out,
     Prompt,
     Quiet,
     RandomWeights,
     Seed,
+    Single,
     Split,
 )
 
@@ -27,13 +29,15 @@ class CertifyOptions(Options):
     """Certify an L2 radius for each image by randomised smoothing."""
 
     model: OneModel
-    against: Annotated[str | None, Field(description="Twin to compare with.")] = None
+    against: Annotated[
+        Single | None, Field(description="Model to compare with, such as the twin with standard attention.")
+    ] = None
     data: Data = None
     classes: Classes = None
     split: Split = "test"
     limit: Limit = 500
     sigma: Annotated[
-        float, Field(description="Standard deviation of the noise, in units of the [0, 1] pixel range.")
+        Number, Field(description="Standard deviation of the noise, in units of the [0, 1] pixel range.")
     ] = 0.25
     samples: Annotated[
         int, Field(description="Noisy copies of each image that bound the radius; 100,000 is customary.")

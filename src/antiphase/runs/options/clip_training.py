@@ -120,9 +120,12 @@ class TrainClipOptions(Options):
         if self.lambda_init is not None:
             from antiphase.models.clip_factories import find_clip
 
-            if find_clip(self.model).schedule is None:
+            schedule = find_clip(self.model).schedule
+            if schedule != "constant":
+                why = "has no λ" if schedule is None else "has λ_init by depth"
                 raise UserError(
-                    f"lambda_init: a {self.model} has no λ; leave out --lambda-init or train a diffclip"
+                    f"lambda_init {self.lambda_init:g}: a {self.model} {why}; leave out --lambda-init or train a "
+                    "diffclip"
                 )
         return self
 

@@ -20,9 +20,9 @@ from antiphase.runs.options.read import (
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
 
 # kinds of values
-Words = Annotated[tuple[str, ...], BeforeValidator(read_words), Typed(text=",".join)]
-Models = Annotated[tuple[str, ...], BeforeValidator(read_models), Typed(text=",".join)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(read_eps), Typed(text=eps_text)]
+Words = Annotated[tuple[str, ...], BeforeValidator(read_words), Typed(text=",".join, metavar="A,B,…")]
+Models = Annotated[tuple[str, ...], BeforeValidator(read_models), Typed(text=",".join, metavar="MODEL,…")]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(read_eps), Typed(text=eps_text, metavar="X,…")]
 Number = Annotated[float, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 OptionalNumber = Annotated[float | None, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 Directory = Annotated[Path, BeforeValidator(directory), Typed(check=directory, metavar="DIRECTORY")]
@@ -38,8 +38,17 @@ Model = Annotated[
     Typed(argument=True),
     Field(description=f"Model, or several separated by commas: {_FORMS}"),
 ]
+
+
+def _one(spec: str) -> str:
+    if len(found := read_models(spec)) > 1:
+        raise ValueError(f"{len(found)} models; expected one")
+    return spec
+
+
+Single = Annotated[str, AfterValidator(_one), Typed(metavar="MODEL")]
 OneModel = Annotated[
-    str,
+    Single,
     Typed(argument=True),
     Field(description=f"Model: {_FORMS}"),
 ]
@@ -66,7 +75,11 @@ Prompt = Annotated[
 
 # images
 Data = Annotated[
-    str | None, Field(description="Source of images. If not given: the test images of the model's own data.")
+    str | None,
+    Field(
+        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE; antiphase doctor lists "
+        "all. If not given: the test images of the model's own data."
+    ),
 ]
 Classes = Annotated[
     Path | None,

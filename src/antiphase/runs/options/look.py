@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import Device, Model, Models, Quiet, RandomWeights, Words
+from antiphase.runs.options.read import at_least_one
 
 
 class LookOptions(Options):
@@ -30,6 +31,7 @@ class LookOptions(Options):
     ] = ()
     method: Annotated[
         Words,
+        AfterValidator(at_least_one),
         Field(
             description="Maps to draw, separated by commas: relevance (for the text, over all layers), relevance-last "
             "(last layer only), relevance-positive and relevance-negative (of A1 and A2), attention (A1 − λ·A2, the "

@@ -122,7 +122,7 @@ def directory(value: str | Path) -> Path:
     if not str(value).strip() or "\0" in str(value):
         raise ValueError(f"{str(value)!r} is no path; expected a directory")
     if os.path.isfile(value):  # never raises, unlike Path.is_file
-        raise ValueError(f"Directory '{value}' is a file.")
+        raise ValueError(f"{str(value)!r} is a file; expected a directory")
     return Path(value)
 
 

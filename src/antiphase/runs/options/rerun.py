@@ -15,7 +15,7 @@ class RerunOptions(Options):
         Directory,
         Typed(argument=True),
         Field(
-            description="Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or train."
+            description="Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."
         ),
     ]
     out: Annotated[

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from antiphase.errors import UserError
 from antiphase.runs.options.base import Options, Typed
@@ -25,6 +25,7 @@ from antiphase.runs.options.fields import (
     Split,
     Words,
 )
+from antiphase.runs.options.read import at_least_one
 
 # the parts that use an option
 _USERS = {
@@ -43,6 +44,7 @@ class SenseOptions(Options):
     limit: Limit = 64
     parts: Annotated[
         Words,
+        AfterValidator(at_least_one),
         Field(
             description="Measurements, separated by commas: alignment, depth, lipschitz (a few hundred passes per "
             "layer)."

@@ -14,7 +14,7 @@ class VerifyOptions(Options):
 
     card: Annotated[
         Path,
-        Typed(argument=True),
+        Typed(argument=True, metavar="CARD"),
         Field(description="card.json, or the directory of the audit that wrote it."),
     ]
     tolerance: Annotated[
