@@ -10,7 +10,7 @@ from antiphase.runs.options.evaluate import EvaluateOptions
 
 @command(app, EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Answer:
-    """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, as DiffCLIP does.
+    """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
 
     Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
     images, captions, episodes or pairs; the spread over seeds is reported separately. With --against, every model is

@@ -34,7 +34,7 @@ MODULES = {
     "evaluate": (
         "evaluate",
         "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, "
-        "as DiffCLIP does.",
+        "captions.",
     ),
     "look": (
         "look",

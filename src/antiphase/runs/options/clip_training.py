@@ -29,15 +29,15 @@ class TrainClipOptions(Options):
         str,
         Typed(choices=CLIPS),
         Field(
-            description="Kind of model: diffclip-depth is DiffCLIP*, diffclip-vision is DiffCLIP†; the last two have "
-            "differential attention in one tower only."
+            description="Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is "
+            "DiffCLIP† (differential attention in the image tower only), diffclip-text has it in the text tower only."
         ),
     ]
     data: Annotated[
         str,
         Field(
             description="Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, "
-            "csv:PATH or another of docs/data.md."
+            "csv:PATH and more (antiphase doctor lists all)."
         ),
     ]
     out: Out

@@ -40,10 +40,10 @@ class EvaluateOptions(Options):
     data: Annotated[
         Words,
         Field(
-            description="Data sets, separated by commas: openmoji, noto-emoji, flickr8k, flickr30k, coco-karpathy, "
-            "csv:PATH, wds:PATH, imagenet, imagenet-v2, -a, -r, -sketch, the nine probe sets, folder:PATH, mmvp, "
-            "mmvp:PATH, emoji-mmvp, pope, pope:PATH, emoji-pope; paper stands for the DiffCLIP paper's data sets of "
-            "each task. If not given: openmoji."
+            description="Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, "
+            "imagenet-v2, flickr30k, coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, "
+            "emoji-pope (antiphase doctor lists all); paper stands for the DiffCLIP paper's data sets of each task. If "
+            "not given: openmoji."
         ),
     ] = ()
     split: Split = "test"

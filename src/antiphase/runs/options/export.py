@@ -19,7 +19,9 @@ class ExportOptions(Options):
         Field(description="Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."),
     ]
     out: Annotated[
-        Path | None, Typed(check=directory, metavar="DIRECTORY"), Field(description="Directory to write.")
+        Path | None,
+        Typed(check=directory, metavar="DIRECTORY"),
+        Field(description="Directory to write. Either this or --push is needed."),
     ] = None
     layout: Annotated[
         Literal["antiphase", "released"],

@@ -27,7 +27,11 @@ class LookOptions(Options):
     ]
     text: Annotated[tuple[str, ...], Field(description="Text to look for; repeat for several texts.")]
     against: Annotated[
-        Models, Field(description="Twin to show next to it; several separated by commas.")
+        Models,
+        Field(
+            description="Model to show next to it, such as the twin with standard attention; several separated by "
+            "commas."
+        ),
     ] = ()
     method: Annotated[
         Words,
@@ -41,7 +45,8 @@ class LookOptions(Options):
     layer: Annotated[
         int | None,
         Field(
-            description="Layer of attention, positive and negative, counted from 0. If not given: the last layer."
+            description="Layer of attention, positive and negative, counted from 0. If not given: the last "
+            "layer, -1."
         ),
     ] = None
     mask: Annotated[

@@ -24,16 +24,35 @@ _ADVERSARY_FIELDS = {
 class TrainOptions(Options):
     """Train a ViT or a DiffViT."""
 
-    model: Annotated[str, Typed(choices=VITS), Field(description="Kind of model.")]
-    data: Annotated[str, Field(description="Source of images with a train split.")]
+    model: Annotated[
+        str,
+        Typed(choices=VITS),
+        Field(
+            description="Kind of model: standard attention, differential attention, or standard attention with a "
+            "DiffViT's norm after each head (vit-norm)."
+        ),
+    ]
+    data: Annotated[
+        str,
+        Field(
+            description="Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; "
+            "antiphase doctor lists all."
+        ),
+    ]
     out: Out
     epochs: Annotated[int, Field(ge=1, description="Passes over the data.")] = 100
-    depth: Annotated[int | None, Field(ge=1, description="Number of blocks.")] = None
-    dim: Annotated[int | None, Field(ge=1, description="Width of the tokens.")] = None
+    depth: Annotated[
+        int | None, Field(ge=1, description="Number of blocks. If not given: by the image size.")
+    ] = None
+    dim: Annotated[
+        int | None, Field(ge=1, description="Width of the tokens. If not given: by the image size.")
+    ] = None
     heads: Annotated[
         int | None, Field(ge=1, description="Heads of the standard twin; a DiffViT has half as many.")
     ] = None
-    patch_size: Annotated[int | None, Field(ge=1, description="Side of a patch in pixels.")] = None
+    patch_size: Annotated[
+        int | None, Field(ge=1, description="Side of a patch in pixels. If not given: by the image size.")
+    ] = None
     lambda_init: Annotated[float | None, Field(description="DiffViT: initial λ. If not given: 0.8.")] = None
     lambda_schedule: Annotated[
         Literal["constant", "depth"] | None,
@@ -45,10 +64,17 @@ class TrainOptions(Options):
     parameterisation: Annotated[
         str | None,
         Typed(choices=LAMBDAS),
-        Field(description="DiffViT: what λ is computed from. If not given: vector."),
+        Field(
+            description="DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers "
+            "a head (scalar), λ_init alone (fixed) or 0 (zero). If not given: vector."
+        ),
     ] = None
     image_size: Annotated[
-        int | None, Field(ge=1, description="Side in pixels that image files are resized to.")
+        int | None,
+        Field(
+            ge=1,
+            description="Side in pixels that image files are resized to. If not given: the source's own.",
+        ),
     ] = None
     limit: Annotated[int | None, Field(ge=1, description="Train on at most N images.")] = None
     batch_size: Annotated[

@@ -59,7 +59,7 @@ class TrainVlmOptions(Options):
     ] = None
     preset: Annotated[
         Literal["diffclip", "emoji"],
-        Field(description="Recipe: DiffCLIP's, or a laptop's for emoji scenes (dev/vlm.md)."),
+        Field(description="Recipe: DiffCLIP's, or a laptop's for emoji scenes."),
     ] = "diffclip"
     projector: Annotated[
         Literal["linear", "mlp2x"] | None, Field(description="Kind of projector. If not given: linear.")
