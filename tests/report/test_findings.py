@@ -89,6 +89,19 @@ def test_its_text_is_text():
     assert len(svg) < 60_000
 
 
+def test_a_claim_on_clips_has_a_question_of_its_own():
+    clips = replace(
+        HEADLINE, name="zero-shot", statement="DiffCLIP has a higher zero-shot accuracy than CLIP."
+    )
+    told = summary([*results(), replace(made_up.table_1(), name="diffclip-table-2", claims=[clips])])
+    at = told.index("## Does it help a CLIP?")
+    assert told[at + 1].startswith("A CLIP and its twin DiffCLIP are trained alike")
+    assert told[at + 2].startswith(
+        "- DiffCLIP has a higher zero-shot accuracy than CLIP: **holds** (1/255: +5.0 points"
+    )
+    assert told[at + 3] == "## How sure is that?"
+
+
 def test_three_questions_are_answered_with_numbers_and_prices():
     told = summary(results())
     assert [line for line in told if line.startswith("## ")] == [

@@ -1,4 +1,4 @@
-"""What the studies found, as answers to three questions; every number is computed.
+"""What the studies found, as answers to a few questions; every number is computed.
 
 The lists say which claims answer which question; the words of a claim are its statement in its study.
 """
@@ -25,6 +25,13 @@ WHY = (
     ("figure-5", "opposed-everywhere"), ("figure-4", "da-is-steeper-truly"), ("table-1", "asr-peaks"),
 )  # fmt: skip
 """Claims that say why."""
+HELPS = (
+    ("diffclip-figure-1", "better-in-six-tasks"), ("diffclip-table-1", "probe-average"),
+    ("diffclip-table-1", "few-shot-average"), ("diffclip-table-2", "retrieval"), ("diffclip-table-2", "zero-shot"),
+    ("diffclip-figure-3", "better-under-shift"), ("diffclip-figure-4", "fine-grained"),
+    ("diffclip-attention", "more-focused"), ("map-correlation", "maps-share"), ("map-correlation", "noise-is-shared"),
+)  # fmt: skip
+"""Claims that say what differential attention does for a CLIP."""
 LEVELS, PARTS = "figure-2a", "causes"
 """The studies whose first notes say how high the ASR is, and how the difference falls into parts."""
 
@@ -32,6 +39,9 @@ _WORDS = (
     "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
     "A positive difference is as claimed; brackets hold 95 % intervals."
+)
+_OF_CLIPS = (
+    "A CLIP and its twin DiffCLIP are trained alike on few images with captions, and do the same tasks."
 )
 VERBS: dict[Verdict, tuple[str, str]] = {
     "holds": ("holds", "hold"),
@@ -44,7 +54,7 @@ _WHOSE = {"robustness": "The paper on sensitivity", "diffclip": "DiffCLIP's pape
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """Return a paragraph on what was compared, then a question as a heading and its answers for each of three."""
+    """Return a paragraph on what was compared, then questions as headings, each with its answers."""
     claims = [claim for result in results for claim in result.claims if _tested(claim)]
     if not claims:
         return []
@@ -54,6 +64,9 @@ def summary(results: Sequence[Result]) -> list[str]:
             *_bullets(_chosen(results, FRAGILE)),
         ],
         "Why?": [*_note(results, PARTS), *_bullets(_chosen(results, WHY))],
+        "Does it help a CLIP?": [_OF_CLIPS, *of_clips]
+        if (of_clips := _bullets(_chosen(results, HELPS)))
+        else [],
         "How sure is that?": [_scale(results, claims), _sure(results)],
     }
     answered = ([f"## {question}", *answers] for question, answers in found.items() if answers)

@@ -113,7 +113,7 @@ def plain_claims(result: Result) -> dict[str, Any]:
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
-    """Write what the studies found as one Markdown page: three questions, a picture of all claims, then the tables.
+    """Write what the studies found as one Markdown page: a few questions, a picture of all claims, then the tables.
 
     The picture is written next to the page, once for wide and once for narrow screens.
     """
