@@ -1,4 +1,4 @@
-"""The exception for mistakes of the caller."""
+"""The exception for mistakes of the caller, and other exceptions in one line of a message."""
 
 from typing import Any
 
@@ -20,6 +20,24 @@ def shown(text: object, most: int = 80) -> str:
     whole = repr(text)
     side = (most - 3) // 2
     return whole if len(whole) <= most else f"{whole[:side]} … {whole[-side:]}"
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an exception's message, or its type if the message is empty.
+
+    >>> first_line(OSError("no such file\ntry another")), first_line(OSError())
+    ('no such file', 'OSError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return an exception's whole message in one line, or its type if the message is empty.
+
+    >>> one_line(OSError("no such file\ntry another")), one_line(OSError())
+    ('no such file try another', 'OSError')
+    """
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 _BOUNDS = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.runs.given import PREFIX, holding
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
         with torch.no_grad():
             logits = model(images.images([0]).to(place))
     except Exception as error:  # the user's code
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(
             f"model {name}: fails on an image of {images.name} of shape {images.image_shape} ({reason}); expected a "
             "classifier of such images in [0, 1]"

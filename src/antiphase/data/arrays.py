@@ -9,7 +9,7 @@ from torch import Tensor
 
 from antiphase.data.idx import read_idx
 from antiphase.data.images import ArrayImages
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 FASHION_MNIST_CLASSES = (
@@ -75,7 +75,7 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
         except (RuntimeError, OSError) as error:
             raise UserError(
                 f"fashion-mnist: not found in {folders[0]} or {folder}, and the download failed "
-                f"({_one_line(error)}): apt-get install dataset-fashion-mnist"
+                f"({one_line(error)}): apt-get install dataset-fashion-mnist"
             ) from error
     images, labels = (read_idx(folder / name) for name in names)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
@@ -102,7 +102,7 @@ def cifar(classes: int, split: str, root: Path) -> ArrayImages:
     except (RuntimeError, OSError, EOFError) as error:
         raise UserError(
             f"cifar{classes}: missing or incomplete in {root / dataset.base_folder}, and the download failed "
-            f"({_one_line(error)}): put {dataset.filename} from https://www.cs.toronto.edu/~kriz/cifar.html "
+            f"({one_line(error)}): put {dataset.filename} from https://www.cs.toronto.edu/~kriz/cifar.html "
             f"into {root}, or set ANTIPHASE_DATA to another folder"
         ) from error
     pixels = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
@@ -154,7 +154,3 @@ def _numbered(
     """Return a full split with ids counted from 0."""
     ids = torch.arange(len(labels))
     return ArrayImages(name=name, split=split, class_names=class_names, ids=ids, labels=labels, pixels=pixels)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from antiphase.data.folders import Listing, list_classes, sub_folders
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 
 CALTECH101_PAGE = "https://data.caltech.edu/records/mzrjq-6wc02"
 SPLIT_FILE = "antiphase-split.csv"
@@ -116,7 +116,7 @@ def _find(root: Path) -> Path:
     try:
         Caltech101(root, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(
             f"caltech101: not found in {places[0]}, and the download failed ({reason}): unpack caltech-101.zip from "
             f"{CALTECH101_PAGE}, and 101_ObjectCategories.tar.gz in it, in {places[0].parent}, "

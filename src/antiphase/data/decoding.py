@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from antiphase.data.members import openable
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 from antiphase.files import printable
 
 Interpolation = Literal["bicubic", "bilinear"]
@@ -125,5 +125,5 @@ def _read(source: Path | io.BytesIO, channels: int, name: str, mend: str) -> Ima
             flat = image.convert("RGBA") if image.mode in ("P", "PA") else image
             return flat.convert(_MODES[channels])
     except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(f"cannot read image {name} ({reason}): {mend}") from error

@@ -12,7 +12,7 @@ from torch import Tensor
 from antiphase.data.decoding import pil_to_tensor
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.images import ArrayImages
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.files import printable
 
 _NAMES = (("images", "labels"), ("x", "y"))  # of the arrays in an .npz file
@@ -121,7 +121,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy each raise their own
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         why = "" if "pickle" in reason else f" ({reason})"  # NumPy advises to execute the file
         raise UserError(f"{name}: cannot be read{why}; expected a file written by numpy.savez") from None
     if images.ndim == 3:

@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 
 OFFLINE = (
     HfHubHTTPError,
@@ -72,7 +72,7 @@ def local_or_hub(name: str, path: Path) -> Path:
         with offline_at_once():
             return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
     except OFFLINE as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(
             f"{name}: not a local folder, and not available from the hub ({reason}): download it with network access: "
             f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"

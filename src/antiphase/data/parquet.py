@@ -13,7 +13,7 @@ import torch
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.images import FileImages
 from antiphase.data.parquet_cells import IMAGE_COLUMNS, scan
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 
 _LABELS = ("label", "labels", "fine_label")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|test)(?:[^a-z]|$)")
@@ -67,7 +67,7 @@ def _labels(name: str, path: Path) -> list[int]:
         rows = scan(str(path))
         schema = rows.collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"{name}: {path} is no complete Parquet file ({reason}): download it again") from None
     image = next((column for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphase.data.caltech101 import caltech101
 from antiphase.data.folders import Listing, choose_split, missing_files
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 
 SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 
@@ -61,7 +61,7 @@ def probe_set(name: str, split: str, root: Path) -> Listing:
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, tarfile.TarError) as error:
         raise UserError(
             f"{name} ({split}) is missing or incomplete in {folder}, and the download failed "
-            f"({_one_line(error)}): {known.mend.format(root=root)}, or set ANTIPHASE_DATA to another folder"
+            f"({one_line(error)}): {known.mend.format(root=root)}, or set ANTIPHASE_DATA to another folder"
         ) from error
     listed = [Path(file).relative_to(folder).as_posix() for file in files]
     if not listed:
@@ -141,10 +141,6 @@ def _sun397(root: Path, split: str) -> Entries:
 
 def _listed(found: Any) -> Entries:
     return found._image_files, found._labels, found.classes
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 _ROBOTS = "https://www.robots.ox.ac.uk/~vgg/data"

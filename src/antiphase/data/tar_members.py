@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import NamedTuple
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 
 _BLOCK = 512  # of a tar file, bytes
 
@@ -29,7 +29,7 @@ def read_index(tar: Path) -> dict[str, Member]:
         status = tar.stat()
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(
             f"{tar} is not a complete, uncompressed tar file ({reason}): download it again"
         ) from error

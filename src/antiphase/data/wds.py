@@ -12,7 +12,7 @@ from antiphase.data.hub import local_or_hub
 from antiphase.data.images import FileImages
 from antiphase.data.pairs import FilePairs
 from antiphase.data.tar_members import Member, read_index
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 
 WDS_PAGE = "https://huggingface.co/clip-benchmark"
 _IMAGES = ("webp", "png", "jpg", "jpeg")
@@ -176,5 +176,5 @@ def _lines(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({' '.join(str(error).split())}): download it again") from error
+        raise UserError(f"cannot read {path} ({one_line(error)}): download it again") from error
     return [line.strip() for line in lines if line.strip()]

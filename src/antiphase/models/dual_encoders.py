@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.normalize import Normalize
@@ -102,7 +102,7 @@ def _released_file(name: str) -> Path:
         with offline_at_once():
             return Path(hf_hub_download(name, RELEASED_FILE))
     except OFFLINE as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"diffclip:{name}: not a local file, and not available from the hub ({reason}); give a path, or "
             "download it on a machine with network access"
@@ -152,7 +152,7 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             )
             tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
     except OFFLINE as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         if random_weights:
             raise UserError(
                 f"open_clip:{name}: its text tower or tokenizer is neither cached nor available ({reason}); "

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.data.hub import OFFLINE
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.files import replacing
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP
@@ -69,7 +69,7 @@ def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
             api.create_repo(repository, private=private, exist_ok=True)
             found = api.upload_folder(repo_id=repository, folder_path=folder)
         except OFFLINE as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             raise UserError(f"{repository}: upload failed ({reason}); log in with: hf auth login") from None
     return str(found)
 

@@ -21,7 +21,7 @@ from antiphase.data import PAIR_SOURCES, SOURCES, load_data
 from antiphase.data.openmoji import NOTO_FONT
 from antiphase.data.pair_sources import load_pairs
 from antiphase.data.root import data_root
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 from antiphase.precision import multiplies_bf16
 from antiphase.runs.loading import check_compiler, find_device
 
@@ -107,7 +107,7 @@ def _kernels() -> dict[str, Any]:
     try:
         return {"ok": True, "path": str(library()), "why": None}
     except (CannotBuildError, OSError) as error:
-        return {"ok": False, "path": None, "why": " ".join(str(error).split())}
+        return {"ok": False, "path": None, "why": one_line(error)}
 
 
 def _compiled() -> dict[str, Any]:

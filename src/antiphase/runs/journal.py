@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.files import replacing, write_json
 
 _NAME = re.compile(r"[0-9]+-[0-9]+\.parquet")  # writer and number
@@ -100,7 +100,7 @@ def read_frame(path: Path) -> pl.DataFrame:
     try:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, first_line, shown
 from antiphase.runs.given import given
 from antiphase.runs.processes import this_process
 
@@ -210,6 +210,6 @@ def find_device(name: str) -> "torch.device":
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" has no values
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"device {shown(name)} cannot be used ({reason}); try --device cpu") from None
     return device

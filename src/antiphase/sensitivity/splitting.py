@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.sensitivity.adapters import Adapter, find_adapter, guessed
 from antiphase.sensitivity.finding import find_attention, found_layer
 from antiphase.sensitivity.layers import Call, Layer
@@ -33,7 +33,7 @@ def take_apart(call: Call, check: bool = True) -> Layer:
             raise
         raise UserError(
             f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
-            f"attention of transformers ({str(error).partition(chr(10))[0]}); {HOW}"
+            f"attention of transformers ({first_line(error)}); {HOW}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.evaluation.crossed import CrossedEstimate
 from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
@@ -93,7 +93,7 @@ def _read(study: Study, rows: RowsByTable, profile: Profile) -> tuple[Artefact, 
     try:
         drawn, claims = study.draw(rows), study.claims(rows)
     except pl.exceptions.ColumnNotFoundError as error:
-        lacking = str(error).splitlines()[0].strip("\"'` ")
+        lacking = first_line(error).strip("\"'` ")
         raise UserError(
             f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study again"
         ) from None

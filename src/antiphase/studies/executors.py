@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 
 _GRACE_SECONDS = 20.0
 
@@ -92,7 +92,7 @@ class Slurm:
             with executor.batch():
                 jobs = [executor.submit(run) for _ in range(workers)]
         except (RuntimeError, NameError, ValueError, OSError) as error:
-            raise UserError(f"--executor slurm: {str(error).strip().splitlines()[0]}") from None
+            raise UserError(f"--executor slurm: {first_line(error)}") from None
         print(
             f"jobs {', '.join(job.job_id for job in jobs)}; follow them with antiphase study status",
             file=sys.stderr,

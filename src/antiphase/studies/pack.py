@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.files import replacing, write_text
 from antiphase.studies.identity import described, identity
 from antiphase.studies.provenance import core_seconds, source_commit
@@ -180,7 +180,7 @@ def _parquet(path: Path) -> pl.DataFrame:
     try:
         return pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); restore the file") from None
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); restore the file") from None
 
 
 def _readme(cells: pl.DataFrame) -> str:

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, get_available_trackers
 from accelerate.utils import LoggerType
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, first_line, shown
 
 Tracker = str | GeneralTracker
 _PACKAGES = {"comet_ml": "comet-ml"}  # where pip knows it by another name
@@ -57,7 +57,7 @@ def start_tracking(
     try:
         accelerator.init_trackers("antiphase", config)
     except Exception as error:  # each package has its own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
         raise UserError(
             f"track {names}: cannot be started ({reason}); set it up or leave out --track"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.precision import Precision, autocast
 
 Classifier = Callable[[Tensor], Tensor]
@@ -128,7 +128,7 @@ class Oracle:
                 raise
             raise UserError(
                 f"images of {x.dtype} for a model with weights of {self.weights}: convert one of them "
-                f"(images.float(), model.double()); the model raised: {str(error).splitlines()[0]}"
+                f"(images.float(), model.double()); the model raised: {first_line(error)}"
             ) from error
         return torch.stack(answers).mean(0) if self.passes > 1 else answers[0]
 

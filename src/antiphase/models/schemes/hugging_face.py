@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from antiphase.data.decoding import Interpolation, Square
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalize, Normalized
-from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, first_line
+from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 from antiphase.models.schemes.timm import imagenet_names
 
 _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
-from antiphase.models.schemes.scheme import first_line
+from antiphase.errors import UserError, first_line
 
 _SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
 _USUAL = 224  # of a model that takes any

@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from torch import nn
 
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, invalid, shown
+from antiphase.errors import UserError, first_line, invalid, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
 from antiphase.models.clip import build_clip
 from antiphase.models.clip_factories import valid_clip
 from antiphase.models.factories import VitConfig, build
 from antiphase.models.kinds import attention_kind
-from antiphase.models.schemes.scheme import Scheme, Wanted, first_line
+from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.models.towers import attention_spec
 
 

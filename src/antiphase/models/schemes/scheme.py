@@ -61,8 +61,3 @@ def drawn_from(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its type."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, first_line, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
 from antiphase.models.schemes.fitting import build_to_fit
-from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from, first_line
+from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 
 
 def _load(wanted: Wanted) -> nn.Module:

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.files import digest
-from antiphase.models.schemes.scheme import first_line
 
 _imported: set[str] = set()  # modules imported from users' folders so far
 

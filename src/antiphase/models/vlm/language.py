@@ -10,10 +10,9 @@ import torch
 
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.data.root import data_root
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.schemes.hugging_face import quiet
-from antiphase.models.schemes.scheme import first_line
 from antiphase.models.vlm.tiny import tiny_language
 
 SMOLLM2, TINY = "smollm2", "tiny"

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from antiphase.errors import UserError, invalid
+from antiphase.errors import UserError, first_line, invalid
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
@@ -175,7 +175,7 @@ def _bare_language(folder: Path) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = first_line(error)
         raise UserError(f"{folder}: cannot be read ({reason}); copy it again or retrain") from None
     with torch.random.fork_rng(devices=[]):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.evaluation import layers as sensitivity
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.evaluation.twins import places
@@ -46,7 +46,7 @@ def read_rows(directory: Path) -> dict[str, pl.DataFrame]:
             try:
                 found[part] = pl.read_parquet(path).select(*schema)
             except (OSError, pl.exceptions.PolarsError) as error:
-                reason = str(error).splitlines()[0]
+                reason = first_line(error)
                 raise UserError(f"{path} cannot be read ({reason}): run it again") from error
     return found
 

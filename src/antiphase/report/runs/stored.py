@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, first_line
 from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
 from antiphase.report.style.families import Family, families
@@ -148,5 +148,5 @@ def read_attack_rows(path: Path) -> pl.DataFrame:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = str(error).splitlines()[0]
+    reason = first_line(error)
     return UserError(f"{path} cannot be read ({reason}): expected the folder of a finished run")
