@@ -39,7 +39,7 @@ def test_over_seeds_alone_it_is_the_power_of_students_test():
 @pytest.mark.parametrize(
     "spread", [SEEDS_ALONE, Spread(3, 300, 1e-4, 1e-5, 1e-6), Spread(2, 5, 1.0, 0.1, 0.1)]
 )
-def test_the_smallest_difference_has_the_power_asked_for(spread):
+def test_the_smallest_difference_is_found_with_a_probability_of_80_percent(spread):
     assert power_of(smallest_difference(spread), spread) == pytest.approx(0.8, abs=1e-6)
 
 

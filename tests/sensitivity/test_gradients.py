@@ -8,7 +8,6 @@ from antiphase.models import diffvit, load_model, vit
 from antiphase.models.vit import initialise
 from antiphase.sensitivity import align, amplification, attention_maps
 from antiphase.sensitivity.gradients import (
-    basis_directions,
     cotangent_grams,
     direction_grams,
     loss_grams,
@@ -70,6 +69,14 @@ def model():
 @pytest.fixture(scope="module")
 def jacobians(model):
     return dense(model, images())
+
+
+def basis_directions(x):
+    """Yield the unit directions of the pixels, over which the sum of `direction_grams` is exact."""
+    for pixel in range(x[0].numel()):
+        unit = torch.zeros_like(x).flatten(1)
+        unit[:, pixel] = 1.0
+        yield unit.view(1, *x.shape)
 
 
 def inner(one, two):

@@ -17,21 +17,22 @@ _IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
 _CAPTION_COLUMNS = ("caption", "title", "text")
 
 
-def coco_captions(root: Path, split: str, year: int | None = None) -> FilePairs:
+def coco_captions(root: Path, split: str) -> FilePairs:
     """List COCO's images with all their captions, about five each, sorted by image and caption id.
+
+    The files are those of 2014 (82,783 train, 40,504 val) if they are there, otherwise of 2017 (118,287 and 5,000).
 
     Source: "Microsoft COCO Captions: Data Collection and Evaluation Server", Chen et al., 2015.
 
     Args:
         root: folder with ``annotations`` and ``train2014`` or similar, or with a sub-folder ``coco`` that has them.
         split: ``train`` or ``val``; ``test`` means ``val``, because the captions of the test images are not public.
-        year: 2014 (82,783 train, 40,504 val) or 2017 (118,287 and 5,000); None: the one found, 2014 before 2017.
 
     Raises:
         UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split("coco", split, ("train", "val"))
-    folder, year = coco_folder(root, f"captions_{split}", year)
+    folder, year = coco_folder(root, f"captions_{split}")
     annotations = folder / f"annotations/captions_{split}{year}.json"
     told = read_json(annotations)
     try:
@@ -43,7 +44,7 @@ def coco_captions(root: Path, split: str, year: int | None = None) -> FilePairs:
     return listed_pairs("coco", split, [folder], rows)
 
 
-def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePairs:
+def coco_single_label(root: Path, split: str) -> FilePairs:
     """List COCO's images, each labelled with the category of its largest object.
 
     The label of image i is the category of argmax_j area(i, j) over its annotated objects j that are not crowds; ties
@@ -55,7 +56,6 @@ def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePa
     Args:
         root: as for :func:`coco_captions`.
         split: ``train`` or ``val``; ``test`` means ``val``.
-        year: as for :func:`coco_captions`.
 
     Returns:
         The images sorted by COCO id, with the 80 category names sorted by category id. Captions come from
@@ -65,7 +65,7 @@ def coco_single_label(root: Path, split: str, year: int | None = None) -> FilePa
         UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split("coco-single-label", split, ("train", "val"))
-    folder, year = coco_folder(root, f"instances_{split}", year)
+    folder, year = coco_folder(root, f"instances_{split}")
     instances = folder / f"annotations/instances_{split}{year}.json"
     told = read_json(instances)
     try:
@@ -154,17 +154,14 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     return replace(listed_pairs(name, split, [path.parent], rows, class_names), skipped=tuple(skipped))
 
 
-def coco_folder(root: Path, annotations: str, year: int | None) -> tuple[Path, int]:
-    """Find the folder of COCO and the year of its annotations."""
-    if year not in (None, *COCO_YEARS):
-        raise UserError(f"COCO year {year}: expected one of {', '.join(map(str, COCO_YEARS))}")
-    years = COCO_YEARS if year is None else (year,)
-    for folder, found in itertools.product((root, root / "coco"), years):
-        if (folder / f"annotations/{annotations}{found}.json").is_file():
-            return folder, found
+def coco_folder(root: Path, annotations: str) -> tuple[Path, int]:
+    """Find the folder of COCO and the year of its annotations, 2014 before 2017."""
+    for folder, year in itertools.product((root, root / "coco"), COCO_YEARS):
+        if (folder / f"annotations/{annotations}{year}.json").is_file():
+            return folder, year
     raise UserError(
-        f"COCO's annotations/{annotations}{years[0]}.json not found in {root} or {root / 'coco'}: unzip "
-        f"http://images.cocodataset.org/annotations/annotations_trainval{years[0]}.zip and the images there, "
+        f"COCO's annotations/{annotations}{COCO_YEARS[0]}.json not found in {root} or {root / 'coco'}: unzip "
+        f"http://images.cocodataset.org/annotations/annotations_trainval{COCO_YEARS[0]}.zip and the images there, "
         "or set ANTIPHASE_DATA to another folder"
     )
 

@@ -15,7 +15,7 @@ QUERIES = 2
 """Kinds of objects of an image that are kept, as many as there are queries in DiffCLIP's Figure 2."""
 
 
-def coco_objects(root: Path, split: str, year: int | None = None) -> FilePairs:
+def coco_objects(root: Path, split: str) -> FilePairs:
     """List COCO's images that show at least two categories, with the two of the largest total area.
 
     The captions of an image are the names of the two, and ``objects`` holds the masks of all their objects. The area of
@@ -28,13 +28,12 @@ def coco_objects(root: Path, split: str, year: int | None = None) -> FilePairs:
         root: folder with ``annotations/instances_*.json`` and ``train2014`` or similar, or with a sub-folder ``coco``
             that has them.
         split: ``train`` or ``val``; ``test`` means ``val``.
-        year: 2014 or 2017; None: the one found, 2014 before 2017.
 
     Raises:
         UserError: if the annotations or the images are missing or damaged.
     """
     split = choose_split(NAME, split, ("train", "val"))
-    folder, year = coco_folder(root, f"instances_{split}", year)
+    folder, year = coco_folder(root, f"instances_{split}")
     instances = folder / f"annotations/instances_{split}{year}.json"
     told = read_json(instances)
     try:

@@ -24,7 +24,11 @@ SAMPLINGS = ("random", "popular", "adversarial")
 """How the absent objects are chosen, in the paper's order."""
 
 ASK = "Is there {} in the image?"
-"""POPE's question, with a place for an object and its article."""
+"""POPE's question, with a place for an object and its article.
+
+POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the published
+files say.
+"""
 
 IMAGES, OBJECTS = 500, 3  # of POPE: images, and objects that are there for each
 POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
@@ -111,15 +115,13 @@ def with_suffix(question: str, suffix: str) -> str:
 
 def pope_questions(
     labelled: Mapping[str, Sequence[str]],
-    ask: str = ASK,
     *,
     images: int = IMAGES,
-    objects: int = OBJECTS,
     seed: int = 0,
 ) -> dict[str, list[PopeQuestion]]:
     """Make the three sets of questions for labelled images by POPE's rules.
 
-    Images with at least ``objects`` labels are drawn. Each gets that many pairs of questions: about the next object in
+    Images with at least three labels are drawn. Each gets that many pairs of questions: about the next object in
     the order of its labels, answer yes, and about an object that is not there, answer no. The absent object is
 
     - *random*: drawn from all objects of the drawn images;
@@ -131,19 +133,16 @@ def pope_questions(
 
     Args:
         labelled: objects of each image by its name.
-        ask: the question, with ``{}`` for the object and its article. POPE's program turns every "a" of the question
-            into "an" before a vowel ("in the imange"); this writes what the published files say.
         images: how many images.
-        objects: how many objects that are there.
         seed: of the draws.
 
     Raises:
         UserError: fewer images have enough objects, or too few objects are left to ask about.
     """
-    able = [name for name, own in labelled.items() if len(own) >= objects]
+    able = [name for name, own in labelled.items() if len(own) >= OBJECTS]
     if len(able) < images:
         raise UserError(
-            f"POPE of {images} images: {len(able)} have {objects} objects or more; expected as many as are asked for"
+            f"POPE of {images} images: {len(able)} have {OBJECTS} objects or more; expected as many as are asked for"
         )
     order = torch.randperm(len(able), generator=generator(seed, "pope", "images"))[:images].tolist()
     chosen = {able[at]: list(labelled[able[at]]) for at in order}
@@ -163,7 +162,7 @@ def pope_questions(
         questions: list[PopeQuestion] = []
         for image, own in chosen.items():
             used = set(own)
-            for present in own[:objects]:
+            for present in own[:OBJECTS]:
                 free = [name for name in every if name not in used]
                 if not free:
                     raise UserError(
@@ -173,7 +172,7 @@ def pope_questions(
                 absent = next((name for name in candidates(present) if name not in used), free[at])
                 used.add(absent)
                 for name, yes in ((present, True), (absent, False)):
-                    text = ask.format(with_article(name))
+                    text = ASK.format(with_article(name))
                     questions.append(PopeQuestion(sampling, len(questions) + 1, image, text, yes))
         found[sampling] = questions
     return found

@@ -7,11 +7,11 @@ PROMPT = "a photo of "  # the authors' code; put before each statement
 
 
 def right_pairs(
-    images: Float[Tensor, "pairs 2 embed"], texts: Float[Tensor, "pairs 2 embed"], scale: float = 100.0
+    images: Float[Tensor, "pairs 2 embed"], texts: Float[Tensor, "pairs 2 embed"]
 ) -> Bool[Tensor, " pairs"]:
     """Return whether both statements of each pair select their own image.
 
-    A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of scale·cos(image, t),
+    A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of 100·cos(image, t),
     and image 2 otherwise. A pair is solved if statement 1 selects image 1 and statement 2 image 2.
 
     Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024,
@@ -20,7 +20,6 @@ def right_pairs(
     Args:
         images: unit vectors.
         texts: unit vectors of the statements behind ``PROMPT``.
-        scale: positive; affects no choice.
     """
-    first = (scale * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
+    first = (100.0 * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
     return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)

@@ -33,14 +33,14 @@ def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> flo
     return 1.0 if shift > _LARGE else float(stats.nct.sf(_critical(spread, level), spread.degrees, shift))
 
 
-def smallest_difference(spread: Spread, power: float = POWER) -> float:
-    """Return the smallest true difference that is found with a probability of ``power``."""
+def smallest_difference(spread: Spread) -> float:
+    """Return the smallest true difference that is found with a probability of ``POWER``."""
     if not spread.error:
         return 0.0
     end = (_critical(spread) + 5.0) * spread.error  # even a power of .999 needs less
-    while power_of(end, spread) < power:
+    while power_of(end, spread) < POWER:
         end *= 2
-    found: Any = optimize.brentq(lambda size: power_of(float(size), spread) - power, 0.0, end)
+    found: Any = optimize.brentq(lambda size: power_of(float(size), spread) - POWER, 0.0, end)
     return float(found)
 
 

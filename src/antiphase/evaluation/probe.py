@@ -20,6 +20,7 @@ from antiphase.streams import generator
 Objective = Literal["norm", "squared"]  # of the weights' penalty
 
 COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
+_HELD_OUT = 0.2  # of each class, where there is no validation split
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
 
 
@@ -129,13 +130,12 @@ def accuracy(
     return float((of[right].bincount(minlength=len(counts)).double() / counts).mean())
 
 
-def hold_out(labels: Int64[Tensor, " n"], seed: int, fraction: float = 0.2) -> Bool[Tensor, " n"]:
-    """Choose samples for validation uniformly: ⌊fraction·n_c⌋ of the n_c samples of each class c.
+def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
+    """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c.
 
     Args:
         labels: classes.
         seed: random seed; the draw depends only on it and the labels.
-        fraction: in (0, 1].
 
     Raises:
         UserError: No sample would be held out.
@@ -145,11 +145,11 @@ def hold_out(labels: Int64[Tensor, " n"], seed: int, fraction: float = 0.2) -> B
     order = order[of[order].argsort(stable=True)]  # class by class, each in the order of the permutation
     place = torch.arange(len(of)) - (counts.cumsum(0) - counts)[of[order]]
     held = torch.zeros(len(of), dtype=torch.bool)
-    held[order] = place < (fraction * counts.double()).long()[of[order]]
+    held[order] = place < (_HELD_OUT * counts.double()).long()[of[order]]
     if not held.any():
         raise UserError(
-            f"classes of at most {int(counts.max())} samples: expected at least {math.ceil(1 / fraction)} in some "
-            f"class to hold out {fraction:g} of it; give a validation split"
+            f"classes of at most {int(counts.max())} samples: expected at least {math.ceil(1 / _HELD_OUT)} in some "
+            f"class to hold out {_HELD_OUT:g} of it; give a validation split"
         )
     return held.to(labels.device)
 

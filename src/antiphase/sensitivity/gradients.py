@@ -92,14 +92,6 @@ def random_directions(
     return torch.stack(draws).to(images.dtype)
 
 
-def basis_directions(images: Tensor) -> Iterator[Float[Tensor, "1 batch *shape"]]:
-    """Yield the D unit directions of the pixels, over which the sum of :func:`direction_grams` is exact."""
-    for pixel in range(images[0].numel()):
-        unit = torch.zeros_like(images).flatten(1)
-        unit[:, pixel] = 1.0
-        yield unit.view(1, *images.shape)
-
-
 def cotangent_grams(
     model: nn.Module, images: Float[Tensor, "batch *shape"], keys: Int64[Tensor, "batch probes"], *,
     call: Callable[..., Any] | None = None,

@@ -26,6 +26,7 @@ ABSTAIN = -1
 
 Counted = Callable[[int, dict[str, Any]], None]
 
+_TIMED = 3  # batches whose time says how long the run takes
 _BLOCK = {"cpu": 2**15}  # numbers drawn at once, to fit the processor's cache
 _BATCH = {"cpu": 64}  # noisy copies per batch; larger was slower
 _ELSEWHERE = (2**24, 2**12)  # the same two on other devices
@@ -177,7 +178,6 @@ def expected_seconds(
     *,
     count: int | None = None,
     batch_size: int | None = None,
-    batches: int = 3,
 ) -> float:
     """Estimate the run time of :func:`smooth` in seconds from a few timed batches, after one warm-up batch.
 
@@ -187,16 +187,15 @@ def expected_seconds(
         smoothing: settings.
         count: number of images to smooth; None: the given ones.
         batch_size: as in :func:`smooth`.
-        batches: number of batches to time.
     """
     with attacked(model, smoothing.precision) as oracle:
         copies = _Copies(oracle, images, None, smoothing, batch_size)
         rows = range(min(copies.size, copies.total))
         copies.classes(rows)
         began = time.perf_counter()
-        for _ in range(batches):
+        for _ in range(_TIMED):
             copies.classes(rows)
-        each = (time.perf_counter() - began) / (batches * len(rows))
+        each = (time.perf_counter() - began) / (_TIMED * len(rows))
     return each * smoothing.draws * (len(images) if count is None else count)
 
 

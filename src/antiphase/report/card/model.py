@@ -5,7 +5,6 @@ Names follow RobustBench's ``model_info`` where they mean the same: ``name``, ``
 the [0, 1] pixel range, intervals are 95 % intervals.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -214,11 +213,6 @@ class RobustnessCard(Part):
         """Return the card as JSON holds it."""
         return self.model_dump(mode="json")
 
-    def twin_of(self, model: Model) -> Model | None:
-        """Return the model that another is compared with."""
-        names = [one.against for one in self.differences if one.model == model.name]
-        return next((one for one in self.models if one.name in names), None)
-
 
 def schema() -> Mapping[str, Any]:
     """Return the JSON Schema of a card; ``schema.json`` holds the same.
@@ -227,8 +221,3 @@ def schema() -> Mapping[str, Any]:
     ['attack', 'command', 'data', 'differences']
     """
     return RobustnessCard.model_json_schema()
-
-
-def schema_text() -> str:
-    """Return the content of ``schema.json``."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"

@@ -115,10 +115,10 @@ def lambda_sheet(run: StoredRun) -> Sheet | None:
     return Sheet("lambda", "λ, mean over the heads of each layer", columns, tuple(rows), table.write_csv())
 
 
-def _rate_cell(entry: Mapping[str, Any] | None, kind: str = "") -> Field:
+def _rate_cell(entry: Mapping[str, Any] | None) -> Field:
     if entry is None:
         return Field("–")
-    return Field(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),), kind=kind)
+    return Field(percent(entry["value"]), (percent_range(entry["low"], entry["high"]),))
 
 
 def _difference_cell(entry: Mapping[str, Any] | None) -> Field:
