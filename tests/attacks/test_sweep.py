@@ -24,7 +24,7 @@ def victim():
 
 def test_up_every_success_is_proved_and_survivors_alone_go_on(victim):
     up = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 5})
-    alone = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 5}, nested=False)
+    alone = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 5}, nested="off")
     assert [result.threat.eps for result in up] == EPS
     assert up[0].asr < up[-1].asr
     for smaller, larger, single in zip(up, up[1:], alone[1:], strict=False):
@@ -51,7 +51,7 @@ def test_the_order_of_the_budgets_does_not_matter(victim):
 
 def test_down_only_the_fallen_go_on(victim):
     down = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 5}, nested="down")
-    alone = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 5}, nested=False)
+    alone = sweep(pgd, *victim, None, THREAT, EPS, settings={"steps": 5}, nested="off")
     assert [result.threat.eps for result in down] == EPS
     for smaller, larger, single in zip(down, down[1:], alone, strict=False):
         assert (larger.success | ~smaller.success).all()
@@ -327,7 +327,7 @@ def test_falling_asr_is_reported(victim):
         success = torch.arange(len(images)) < next(results) * len(images)
         return type(result)(**{**vars(result), "success": success})
 
-    last = sweep(fickle, *victim, None, THREAT, EPS[:2], nested=False)[-1]
+    last = sweep(fickle, *victim, None, THREAT, EPS[:2], nested="off")[-1]
     assert "ASR falls from 0.509 at ε = 0.004 to 0.264 at ε = 0.008" in last.warnings[-1]
 
 

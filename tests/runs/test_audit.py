@@ -100,7 +100,7 @@ def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
     assert calls == [(0.03, standing)]
     calls.clear()
     fallen = rows.filter(eps=0.01)["success"].sum()
-    Audit(models, [], data, AttackPlan((0.02,), nested=False), tmp_path, progress=False).run()
+    Audit(models, [], data, AttackPlan((0.02,), nested="off"), tmp_path, progress=False).run()
     assert calls == ([(0.02, fallen)] if fallen else [])  # the others are on disk
     calls.clear()
     Audit(models, [], load_data("digits", limit=13), AttackPlan((0.01,)), tmp_path, progress=False).run()

@@ -99,7 +99,7 @@ def test_disk_warns_as_memory_does(tmp_path, model, data, monkeypatch):
 
     ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle, black_box=True)))
     monkeypatch.setitem(ATTACKS, "two", AttackSpec(pgd, "two", stages=lambda: ensemble))
-    plan = AttackPlan(EPS[-2:], attack="two", nested=False)
+    plan = AttackPlan(EPS[-2:], attack="two", nested="off")
     _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
     assert [line[:9] for line in warnings] == ["square, w", "ASR falls"]
 
@@ -213,15 +213,10 @@ def test_the_warnings_of_every_call_last(tmp_path, model, data, monkeypatch):
     assert len(calls) > len(list((tmp_path / "cells").iterdir()))  # a cell takes rows from several calls
 
 
-@pytest.mark.parametrize("nested", [True, False, "up", "down", "off"])
-def test_the_choices_of_a_plan(nested):
-    chosen = AttackPlan((0.1,), nested=nested).nested
-    assert chosen == {True: "up", False: "off"}.get(nested, nested)
-
-
-def test_a_nesting_that_does_not_exist():
-    with pytest.raises(UserError, match="nested 'sideways': expected 'up', 'down' or 'off'"):
-        AttackPlan((0.1,), nested="sideways")
+@pytest.mark.parametrize("nested", ["sideways", True, False])
+def test_a_nesting_that_does_not_exist(nested):
+    with pytest.raises(UserError, match=f"nested {nested!r}: expected 'up', 'down' or 'off'"):
+        AttackPlan((0.1,), nested=nested)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +225,6 @@ def test_a_nesting_that_does_not_exist():
         ([], "nested up"),
         (["--nested", "down"], "nested down"),
         (["--nested", "off"], "independent"),
-        (["--independent"], "independent"),
     ],
 )
 def test_the_command_line_chooses(tmp_path, run_cli, options, budgets):

@@ -102,11 +102,6 @@ def test_a_wrong_value_is_one_line_that_lists_the_right_ones(options, line):
     assert "\n" not in str(caught.value)
 
 
-def test_the_older_name_of_nested_off_still_counts():
-    assert AuditOptions(model="specimen:vit-0", independent=True).nested == "off"
-    assert AttackOptions(model="specimen:vit-0").nested == "up"
-
-
 def test_every_field_of_an_attack_plan_is_an_option():
     options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3)
     plan = AttackPlan(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})

@@ -149,7 +149,6 @@ def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
     extra: dict[str, Any] = {
         "help": field.description,
         "metavar": (shown.metavar or word) + _range(field),
-        "hidden": shown.hidden,
     }
     if shown.check is not None:
         extra["parser"] = _parser(shown.check)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from antiphase.attacks.catalogue import find_attack, find_spec
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.sweep import Nesting, nesting, sweep
+from antiphase.attacks.sweep import Nesting, check_nesting, sweep
 from antiphase.attacks.threat import Norm, Threat
 from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
@@ -63,7 +63,7 @@ class AttackPlan:
     norm: Norm = "linf"
     attack: str = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
-    nested: Nesting | bool = "up"
+    nested: Nesting = "up"
     seed: int = 0
     precision: Precision = "float32"
     batch_size: int | None = None
@@ -83,7 +83,7 @@ class AttackPlan:
         if self.precision not in get_args(Precision):
             raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
         check_seed(self.seed)
-        object.__setattr__(self, "nested", nesting(self.nested))
+        check_nesting(self.nested)
         find_attack(self.attack, **self.settings)
 
     @property

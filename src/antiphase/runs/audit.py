@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
-from antiphase.attacks.sweep import nesting
 from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
 from antiphase.data.pope import PopeSet
@@ -287,7 +286,7 @@ def _settings(plan: AttackPlan) -> dict[str, Any]:
     return {
         "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(map(eps_label, plan.eps)),
         **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
-        "budgets": _CARRIED[nesting(plan.nested)],
+        "budgets": _CARRIED[plan.nested],
         "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
         **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
     }  # fmt: skip

@@ -94,9 +94,6 @@ class AuditOptions(Options):
             "smaller one; faster if most samples are robust. off: attack every ε independently."
         ),
     ] = "up"
-    independent: Annotated[bool, Typed(hidden=True), Field(description="The older name of --nested off.")] = (
-        False
-    )
     control: Annotated[
         bool, Field(description="Also add random noise of the same ε, to compare with the attack.")
     ] = False
@@ -118,11 +115,6 @@ class AuditOptions(Options):
     batch_size: BatchSize = None
     device: Device = "auto"
     quiet: Quiet = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_independent(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return values | {"nested": "off"} if values.get("independent") else values
 
     @model_validator(mode="after")
     def _check_questions(self) -> "AuditOptions":

@@ -20,7 +20,6 @@ class Typed:
         text: turns a default into the text that one would type; the field's validator reads such text.
         check: turns text into the value, and raises ValueError if it cannot.
         choices: the valid values of a field of strings that has no ``Literal`` type.
-        hidden: whether the help text leaves it out.
     """
 
     argument: bool = False
@@ -29,7 +28,6 @@ class Typed:
     text: Callable[[Any], str] | None = None
     check: Callable[[Any], Any] | None = None
     choices: Collection[str] | None = None
-    hidden: bool = False
 
 
 class Options(BaseModel):

@@ -9,6 +9,7 @@ import polars as pl
 
 from antiphase.attacks.catalogue import add_attack, find_spec, passes_of
 from antiphase.attacks.result import AttackResult
+from antiphase.attacks.sweep import Nesting
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
@@ -28,7 +29,7 @@ class Attack(Measurement):
             :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
         settings: its keyword arguments.
         norm: of the budgets.
-        nested: whether the fallen at ε count as fallen at every larger one.
+        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
         seed: of the attack's draws.
         precision: of the search; verdicts are float32.
         prompt: template of a dual encoder's class prompts.
@@ -41,7 +42,7 @@ class Attack(Measurement):
     attack: str | Callable[..., AttackResult] = "pgd"
     settings: dict[str, Any] = field(default_factory=dict)
     norm: str = "linf"
-    nested: bool = True
+    nested: Nesting = "up"
     seed: int = 0
     precision: str = "float32"
     prompt: str | None = None
