@@ -3,28 +3,56 @@
 import polars as pl
 
 from antiphase.studies.artefact import Artefact, Table
+from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import SEED
-from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, observations, with_average
-from antiphase.studies.papers.diffclip.show import KEYS, estimated, model_table
-from antiphase.studies.spec import RowsByTable
+from antiphase.studies.papers.diffclip.bench import bench, models, settings
+from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, averaged, observations, with_average
+from antiphase.studies.papers.diffclip.show import KEYS, estimated, gains, model_table
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 _EVALUATION, _TRAINING = "over evaluation seeds", "over training seeds"
 
 
-def draw_spread(rows: RowsByTable, name: str, title: str, paper: pl.DataFrame) -> Artefact:
-    """Return a table of means, and one of standard deviations over both kinds of seeds.
+def spread_study(
+    task: str, label: str, title: str, what: str, text: str | None, paper: pl.DataFrame
+) -> Study:
+    """Return the study of one task over the seeds of the evaluation and of training.
 
     Args:
-        rows: of one task.
-        name: of the tables' CSV.
-        title: what the means are of.
+        task: probe or few-shot.
+        label: name of the table in the paper.
+        title: short title.
+        what: what the means are of.
+        text: docstring of the module.
         paper: as of ``published``, with standard deviations.
     """
-    observed = observations(rows["evaluate"])
-    means = model_table(name, f"{title}, mean", estimated(with_average(observed)), paper, digits=1)
-    return Artefact(
-        tables=[means, _spread_table(f"{name}-spread", f"{title}, standard deviation", observed, paper)]
-    )
+    name = f"diffclip-{label.lower().replace(' ', '-')}"
+
+    def cells(profile: Profile) -> list[Cell]:
+        own = bench(profile)
+        return [own.evaluate(model, task, data) for model in models(profile) for data in own.probed]
+
+    def draw(rows: RowsByTable) -> Artefact:
+        observed = observations(rows["evaluate"])
+        means = estimated(with_average(observed))
+        return Artefact(
+            tables=[
+                model_table(name, f"{what}, mean", means, paper, digits=1),
+                _spread_table(f"{name}-spread", f"{what}, standard deviation", observed, paper),
+            ]
+        )
+
+    def claims(rows: RowsByTable) -> list[Claim]:
+        return [
+            Claim(
+                f"{task}-over-seeds", f"Appendix B, {label}",
+                f"Over the evaluation's seeds, DiffCLIP has a higher {task} accuracy than CLIP on average over the "
+                "sets.",
+                gains(averaged(observations(rows["evaluate"])), [task]),
+            )
+        ]  # fmt: skip
+
+    return Study(name, "diffclip", label, title, text, cells, draw, claims, settings)
 
 
 def _spread_table(name: str, title: str, observed: pl.DataFrame, paper: pl.DataFrame) -> Table:

@@ -22,47 +22,9 @@ show the spread over training seeds.
 antiphase study run diffclip-table-4 --profile laptop
 """  # noqa: E501 (as the paper prints it)
 
-from antiphase.studies.artefact import Artefact
-from antiphase.studies.claims import Claim
-from antiphase.studies.papers.diffclip.bench import bench, models, settings
-from antiphase.studies.papers.diffclip.observed import averaged, observations
-from antiphase.studies.papers.diffclip.show import gains, published
-from antiphase.studies.papers.diffclip.spread import draw_spread
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.studies.papers.diffclip.show import published
+from antiphase.studies.papers.diffclip.spread import spread_study
 
 PAPER = published(__doc__)
 
-
-def cells(profile: Profile) -> list[Cell]:
-    """The probes of Table 1."""
-    own = bench(profile)
-    return [own.evaluate(model, "probe", data) for model in models(profile) for data in own.probed]
-
-
-def draw(rows: RowsByTable) -> Artefact:
-    """Means, and standard deviations over both kinds of seeds."""
-    return draw_spread(rows, "diffclip-table-4", "Linear probe, accuracy", PAPER)
-
-
-def claims(rows: RowsByTable) -> list[Claim]:
-    """Claim that DiffCLIP is better on average, over all seeds."""
-    return [
-        Claim(
-            "probe-over-seeds", "Appendix B, Table 4",
-            "Over the evaluation's seeds, DiffCLIP has a higher probe accuracy than CLIP on average over the sets.",
-            gains(averaged(observations(rows["evaluate"])), ["probe"]),
-        )
-    ]  # fmt: skip
-
-
-study = Study(
-    "diffclip-table-4",
-    "diffclip",
-    "Table 4",
-    "Linear probe over seeds",
-    __doc__,
-    cells,
-    draw,
-    claims,
-    settings,
-)
+study = spread_study("probe", "Table 4", "Linear probe over seeds", "Linear probe, accuracy", __doc__, PAPER)
