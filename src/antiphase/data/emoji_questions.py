@@ -14,7 +14,7 @@ from antiphase.files import digest
 from antiphase.streams import key
 
 ASK_CAPTION = "Provide a one-sentence caption for the provided image."
-"""As in LLaVA 1.5's instructions."""
+"""As in the instructions of LLaVA 1.5."""
 
 _CAPTIONS = 0.1  # share of the conversations of stage 2 that ask for the caption
 _TEXTS = 0.2  # share that has the caption in place of the image

@@ -33,7 +33,7 @@ def save(
 def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
     """Write contiguous tensors that share no memory, with their digest."""
     with replacing(directory / WEIGHTS_FILE) as temporary:
-        save_file(tensors, temporary, {_DIGEST: _digest(tensors)})
+        save_file(tensors, temporary, {_DIGEST: weights_digest(tensors)})
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path}: incomplete or invalid safetensors file ({error}); copy it again or retrain"
         ) from None
-    if stored is not None and stored != _digest(tensors):
+    if stored is not None and stored != weights_digest(tensors):
         raise UserError(
             f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
         )
@@ -173,7 +173,8 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None
     model.load_state_dict(tensors)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors by name: their types, shapes and bytes."""
     parts: list[bytes | str] = []
     for name, tensor in sorted(tensors.items()):
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

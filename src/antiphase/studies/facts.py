@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from antiphase.attacks.catalogue import settings_of
 from antiphase.data.sources import source_of
 from antiphase.errors import invalid
-from antiphase.evaluation.tasks import Protocol
+from antiphase.evaluation.tasks import Protocol, find_task
 from antiphase.models.clip import ClipConfig, bare_clip
 from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
@@ -34,11 +34,6 @@ from antiphase.training.vlm_recipe import MERGE, SCHEDULE
 
 Fact = tuple[str, Any]
 
-_PROTOCOLS = {
-    "probe": ("space", "objectives", "iterations", "seeds"),
-    "few-shot": ("space", "seeds", "episodes", "ways", "shots", "queries"),
-    "retrieval": ("captions",),
-}
 # of every part, also of those that studies alone measure
 _SENSE_SETTINGS = {
     part.name: part.settings
@@ -195,9 +190,10 @@ def _(cell: Evaluate) -> Iterator[Fact]:
     protocol = Protocol(**cell.protocol)
     yield from _given(cell)
     yield f"{cell.task}.data", cell.data
-    for name in _PROTOCOLS.get(cell.task, ()):
+    for name in find_task(cell.task).fields:
         value = getattr(protocol, name)
-        yield f"{cell.task}.{name}", ", ".join(value) if isinstance(value, tuple) else value
+        if value != "":  # the questions' suffix, which there need not be
+            yield f"{cell.task}.{name}", ", ".join(value) if isinstance(value, tuple) else value
     if cell.task == "zero-shot":
         yield "zero-shot.templates", ", ".join(protocol.templates) or "the data's own, else 80 and 7"
 

@@ -4,15 +4,13 @@ import polars as pl
 from torch import nn
 
 from antiphase.data import PairSet
+from antiphase.data.emoji_questions import ASK_CAPTION
 from antiphase.evaluation.answers import answer_all
 from antiphase.evaluation.cider import LARGEST, MISSING, cider, has_cider
 from antiphase.evaluation.metrics import Metric, observed
 from antiphase.evaluation.outcomes import outcome_rows
 from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.models.card import card_of
-
-ASK_CAPTION = "Provide a one-sentence caption for the provided image."
-"""As in the instructions of LLaVA 1.5."""
 
 _LONGEST = 48  # tokens of a caption
 

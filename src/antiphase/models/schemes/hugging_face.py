@@ -93,12 +93,22 @@ def _tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.pooler_output
 
 
-def _load(wanted: Wanted) -> nn.Module:
-    spec, name = wanted.spec, wanted.name
+def import_transformers(what: str) -> Any:
+    """Return the module transformers.
+
+    Raises:
+        UserError: if it is not installed.
+    """
     try:
         import transformers  # an extra
     except ImportError:
-        raise UserError(f"{spec}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
+        raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
+    return transformers
+
+
+def _load(wanted: Wanted) -> nn.Module:
+    spec, name = wanted.spec, wanted.name
+    transformers = import_transformers(spec)
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     with quiet(transformers), offline_at_once():

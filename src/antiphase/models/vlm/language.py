@@ -12,7 +12,7 @@ from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.data.root import data_root
 from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
-from antiphase.models.schemes.hugging_face import quiet
+from antiphase.models.schemes.hugging_face import import_transformers, quiet
 from antiphase.models.vlm.tiny import tiny_language
 
 SMOLLM2, TINY = "smollm2", "tiny"
@@ -48,19 +48,6 @@ def load_language(name: str) -> tuple[Any, Any]:
             ) from None
     checkpoints.check_finite(model.state_dict(), f"language {name}")
     return model.eval(), tokenizer
-
-
-def import_transformers(what: str) -> Any:
-    """Return the module transformers.
-
-    Raises:
-        UserError: if it is not installed.
-    """
-    try:
-        import transformers  # an extra
-    except ImportError:
-        raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
-    return transformers
 
 
 def _smollm2(transformers: Any) -> Path:

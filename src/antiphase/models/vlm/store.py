@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, first_line, invalid
-from antiphase.files import digest, write_json
+from antiphase.files import write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
-from antiphase.models.vlm.language import import_transformers, load_language
+from antiphase.models.schemes.hugging_face import import_transformers
+from antiphase.models.vlm.language import load_language
 from antiphase.models.vlm.lora import add_lora, is_lora
 from antiphase.models.vlm.model import VisionLanguageModel
 from antiphase.models.vlm.projector import Kind, Projector
@@ -56,11 +57,7 @@ class VlmConfig(BaseModel):
 
 def weights_digest(module: nn.Module) -> str:
     """Return the SHA-256 of a module's parameters and persistent buffers; tied weights count once."""
-    parts: list[bytes | str] = []
-    for name, tensor in sorted(named_weights(module).items()):
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), raw.numpy().tobytes()]
-    return digest(*parts)
+    return checkpoints.weights_digest(named_weights(module))
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:

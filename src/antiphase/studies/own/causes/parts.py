@@ -42,7 +42,7 @@ TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = (
 )  # fmt: skip
 PARTS = (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE)
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
-_TINY = 1e-9  # of a margin or distance, before its logarithm
+TINY = 1e-9  # of a margin, slope or distance, before its logarithm
 
 
 class Measured:
@@ -118,7 +118,7 @@ class Measured:
         losses = {series: self.losses(series).mean(1) for series in (VIT, SHORTER, DIFFVIT)}
         gap = losses[SHORTER] - losses[VIT]
         lead = losses[DIFFVIT] - losses[VIT]
-        share = np.divide(lead, gap, out=np.zeros_like(gap), where=np.abs(gap) > _TINY)
+        share = np.divide(lead, gap, out=np.zeros_like(gap), where=np.abs(gap) > TINY)
         whole, short = (self.broken(series, eps).astype(float) for series in (VIT, SHORTER))
         return whole + share[:, None] * (short - whole)
 
@@ -175,9 +175,9 @@ class Measured:
         ln d = ln m − ln ‖g‖₁ + ln(d·‖g‖₁ / m). Images that FAB does not break count at the largest distance found.
         """
         distance = self.distances(series)
-        most = distance[np.isfinite(distance)].max(initial=_TINY)
+        most = distance[np.isfinite(distance)].max(initial=TINY)
         logs = [
-            np.log(np.maximum(each, _TINY))
+            np.log(np.maximum(each, TINY))
             for each in (np.minimum(distance, most), self.margins(series), self.slopes(series))
         ]
         return dict(zip(LOGARITHMS, (*logs, logs[0] - logs[1] + logs[2]), strict=True))

@@ -11,10 +11,9 @@ from antiphase.evaluation.standardised import STRATA
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.own.causes.models import BARE, DIFFVIT, EPS, LADDER, NORMAL, STOPPED, TRAINED, VIT
-from antiphase.studies.own.causes.parts import LOGARITHMS, Measured, mean_of
+from antiphase.studies.own.causes.parts import LOGARITHMS, TINY, Measured, mean_of
 
 Cell = tuple[str, str, Estimate]
-_TINY = 1e-9  # of a margin or slope, before its logarithm
 
 
 def tables(
@@ -111,13 +110,13 @@ def _distances(found: Measured) -> Iterable[Cell]:
 def _training(found: Measured) -> Iterable[Cell]:
     for series in TRAINED:
         yield series, "training loss", mean_of(found.losses(series))
-        yield series, "margin m", _geometric(np.log(np.maximum(found.margins(series), _TINY)))
-        yield series, "gradient ‖g‖₁", _geometric(np.log(np.maximum(found.slopes(series), _TINY)))
+        yield series, "margin m", _geometric(np.log(np.maximum(found.margins(series), TINY)))
+        yield series, "gradient ‖g‖₁", _geometric(np.log(np.maximum(found.slopes(series), TINY)))
 
 
 def _angles(found: Measured) -> Iterable[Cell]:
     for series in (DIFFVIT, BARE, NORMAL[DIFFVIT]):
         for name, norms in zip(("‖g_1‖₂", "‖g_2‖₂"), found.lengths(series), strict=True):
-            yield series, name, _geometric(np.log(np.maximum(norms, _TINY)))
+            yield series, name, _geometric(np.log(np.maximum(norms, TINY)))
         yield series, "cosθ", mean_of(found.cosines(series))
         yield series, "κ", _geometric(np.log(found.gains(series)))

@@ -175,7 +175,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "images under AutoAttack and CW": f"{own.few}", "images of sensitivity": f"{own.probed}",
         "sensitivity": _sense_said(own.sense_of(model, "lipschitz").plan()),
         "training seeds": _seeds_said(own, profile), **attacks_said(),
-        "PGD": ", ".join(f"{name} {value}" for name, value in {"steps": 20, "step size": "ε/4", **own.pgd}.items()),
+        "PGD": pgd_said(own),
         "AutoAttack": _attack_said(own.ensemble(model, EPS)), "CW": _attack_said(own.nearest(model)),
         "search": own.search, "attacked label": "clean prediction", "verdicts": "float32",
     }  # fmt: skip
@@ -199,6 +199,12 @@ def _seeds_said(own: RobustnessBench, profile: Profile) -> str:
         if len(set(counts)) == 1
         else f"{counts[0]} at depths 1 and 2, {counts[1]} at larger ones"
     )
+
+
+def pgd_said(own: RobustnessBench) -> str:
+    """Return the settings of PGD, for the pages."""
+    settings = {"steps": 20, "step size": "ε/4", **own.pgd}
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def attacks_said() -> dict[str, str]:

@@ -11,7 +11,7 @@ from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
 from antiphase.studies.estimation import CORRECT, estimates
 from antiphase.studies.papers.diffclip.bench import settings as diffclip_settings
 from antiphase.studies.papers.diffclip.released import listed
-from antiphase.studies.papers.robustness.bench import attacks_said, bench
+from antiphase.studies.papers.robustness.bench import attacks_said, bench, pgd_said
 from antiphase.studies.papers.robustness.clip_bench import clip_models
 from antiphase.studies.papers.robustness.show import table_of
 from antiphase.studies.spec import Cell, Profile
@@ -63,13 +63,12 @@ def accuracy_table(rows: pl.DataFrame, name: str) -> Table:
 def settings(profile: Profile) -> Mapping[str, str]:
     """Return the settings shown on the page."""
     trained = diffclip_settings(profile)
-    pgd = {"steps": 20, "step size": "ε/4", **bench(profile).pgd}
     given = [one for one in clip_models(profile) if isinstance(one, Given)]
     own = {name: trained[name] for name in ("trained on", "model", "training") if name in trained}
     return {
         "data": ", ".join(_DATA[profile.name]), **({"models": listed(given)} if given else own),
         "prompts": _prompt(profile) or "the emoji's own: the names of each group's",
         "objective": "cosine to the prompt of the attacked label", "images": f"{_IMAGES[profile.name]}",
-        "PGD": ", ".join(f"{name} {value}" for name, value in pgd.items()),
+        "PGD": pgd_said(bench(profile)),
         "attacked label": "clean prediction", "verdicts": "float32", **attacks_said(),
     }  # fmt: skip
