@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.evaluation.wording import heading
 from antiphase.report.style.families import Family
-from antiphase.report.style.figures import MARKERS, STYLE, legend_label
+from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
 from antiphase.report.style.radar import draw_radar
 
 Result = Mapping[str, Any]
@@ -50,9 +50,7 @@ def dot_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
         low, high = axes.get_xlim()
         axes.set_xlim(max(low, 0), min(high, 100))
         axes.set_xlabel("%")
-        axes.grid(axis="x", color="#e4e3de", lw=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        dress(axes, "x")
         _legend(axes, groups)
     return figure
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import p_text, percent, percent_range, points, points_range
@@ -40,10 +40,7 @@ def console_tables(summary: Mapping[str, Any]) -> list[Table]:
     tables = []
     for at in range(0, len(models), _CONSOLE_MODELS):
         some = models[at : at + _CONSOLE_MODELS]
-        table = Table(
-            box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-            title="% [95% interval]" + (", Δ to the twin" if apart else ""),
-        )  # fmt: skip
+        table = ruled_table("% [95% interval]" + (", Δ to the twin" if apart else ""))
         table.add_column("", overflow="fold", min_width=14)
         for name in some:
             table.add_column(name, justify="right", overflow="fold")

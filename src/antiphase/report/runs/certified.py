@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from antiphase.files import replacing, write_text
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.families import families
-from antiphase.report.style.figures import STYLE, as_pdf, as_png, as_svg
+from antiphase.report.style.figures import STYLE, as_pdf, as_png, as_svg, dress
 from antiphase.report.style.wording import percent, points
 from antiphase.runs.certify import curve
 
@@ -57,9 +57,7 @@ def curve_figure(rows: pl.DataFrame, summary: dict[str, Any]) -> Figure:
         axes.set_ylabel("certified accuracy (%)")
         axes.set_xlim(0, smoothing["reach"])
         axes.set_ylim(0, 100)
-        axes.grid(axis="y", color="#e4e3de", lw=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        dress(axes)
         for text in axes.legend(frameon=False, loc="best", fontsize=8.5).get_texts():
             text.set_parse_math(False)
     return figure
@@ -79,10 +77,9 @@ def certificate_table(summary: dict[str, Any]) -> Table:
     radii = [at["radius"] for at in models[0]["certified_accuracy"]]
     shown = radii[:: -(-len(radii) // _TABLE_COLUMNS)]
     n = models[0]["clean_accuracy"]["n"]
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title=f"σ = {smoothing['sigma']:g}: certified at L2 radius, % of {n:,} images [95 % interval]",
-    )  # fmt: skip
+    table = ruled_table(
+        f"σ = {smoothing['sigma']:g}: certified at L2 radius, % of {n:,} images [95 % interval]"
+    )
     table.add_column("", overflow="fold")
     for r in shown:
         table.add_column(f"{r:g}", justify="right", no_wrap=True)

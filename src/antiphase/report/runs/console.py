@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +11,7 @@ from rich.text import Text
 from antiphase.budgets import eps_label
 from antiphase.report.runs.headline import headlines
 from antiphase.report.runs.stored import StoredRun
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.wording import attack_label, p_text, percent, points
 
 _COLUMNS = 5  # ε that fit next to a name in 80 characters
@@ -77,7 +77,7 @@ def _means(run: StoredRun) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _block(rates: pl.DataFrame, differences: pl.DataFrame, eps: Sequence[float]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = ruled_table()
     table.add_column("", overflow="fold")
     for e in eps:
         table.add_column(eps_label(e), justify="right", no_wrap=True)

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.wording import number
 
 _MODELS = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
@@ -46,10 +46,7 @@ def estimated_tables(estimated: Mapping[str, Any]) -> list[Table]:
 
 
 def _table(title: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title=title,
-    )  # fmt: skip
+    table = ruled_table(title)
     table.add_column("", overflow="fold")
     return table
 

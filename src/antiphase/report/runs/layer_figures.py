@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from antiphase.evaluation.families import over_seeds
 from antiphase.evaluation.statistics import Estimate, as_size
 from antiphase.report.style.families import Family
-from antiphase.report.style.figures import MARKERS, STYLE, legend_label
+from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,9 @@ def strip_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
                 axes.set_xscale("log")
             if panel.zero is not None:
                 axes.axvline(panel.zero, color="#8a8a86", lw=0.9, ls=(0, (4, 3)), zorder=0)
-            axes.grid(axis="x", color="#e4e3de", lw=0.8)
-            axes.set_axisbelow(True)
+            dress(axes, "x")
+            axes.spines["left"].set_visible(False)
             axes.tick_params(labelsize=7.5)
-            axes.spines[["top", "right", "left"]].set_visible(False)
         legend = figure.legend(
             list(drawn.values()), ["family"] * len(drawn), frameon=False, loc="outside lower left", fontsize=8.0,
             ncols=2,
@@ -163,6 +162,4 @@ def _dress(axes: Axes, panel: Panel) -> None:
         axes.set_yscale("log")
     if panel.zero is not None:
         axes.axhline(panel.zero, color="#8a8a86", lw=0.9, ls=(0, (4, 3)), zorder=0)
-    axes.grid(axis="y", color="#e4e3de", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes)

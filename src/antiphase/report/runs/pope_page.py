@@ -9,7 +9,6 @@ import matplotlib
 import polars as pl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich import box
 from rich.table import Table
 
 from antiphase.budgets import eps_label
@@ -17,8 +16,9 @@ from antiphase.evaluation.pope_attack import ALL
 from antiphase.files import replacing, write_text
 from antiphase.report.runs.gallery import cards, has_hard_pixels, magnification
 from antiphase.report.runs.stored import RUN_KEYS, read_json
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.families import Family, families
-from antiphase.report.style.figures import MARKERS, STYLE, legend_label
+from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
 from antiphase.report.style.markup import embedded, environment
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import attack_label, percent, percent_range, points_interval
@@ -94,10 +94,7 @@ def console_table(told: Mapping[str, Sequence[Row]]) -> Table:
     title, lead = pope_headline(told)
     found = [row for row in told["results"] if row["metric"] == "false yes"]
     eps = sorted({row["eps"] for row in found})
-    table = Table(
-        title=f"{title}.\n{lead}\n\nYes to absent objects, % [95 % interval]", title_justify="left", title_style="",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
+    table = ruled_table(f"{title}.\n{lead}\n\nYes to absent objects, % [95 % interval]", title_style="")
     for column in ("", "questions", *("no attack" if not each else f"ε = {eps_label(each)}" for each in eps)):
         table.add_column(column, overflow="fold")
     for family, attack, sampling in dict.fromkeys((r["family"], r["attack"], r["sampling"]) for r in found):
@@ -144,8 +141,7 @@ def _figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
             axes.set_xlabel("ε · 255")
             axes.set_ylabel(label)
             axes.set_ylim(0, 100)
-            axes.grid(axis="y", color="#e4e3de", lw=0.8)
-            axes.spines[["top", "right"]].set_visible(False)
+            dress(axes)
         handles, labels = axes.get_legend_handles_labels()
         legend = figure.legend(
             handles, labels, frameon=False, loc="outside upper left", fontsize=8.5, ncols=min(len(groups), 2)

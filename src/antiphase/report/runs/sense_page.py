@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from antiphase.files import write_text
 from antiphase.report.runs.page import drawn
 from antiphase.report.runs.sense_tables import chapters, read_rows
 from antiphase.report.runs.stored import RUN_KEYS, read_json
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.families import Family, families, seed_counts
 from antiphase.report.style.markup import environment
 from antiphase.report.style.wording import number
@@ -122,10 +122,7 @@ def _interval(estimate: Estimate, digits: int) -> str:
 
 def sense_table(summary: Mapping[str, Any]) -> Table:
     """Tabulate the alignment by layer for a console of 80 columns."""
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title="Gradient alignment by layer [95 % interval over images]",
-    )  # fmt: skip
+    table = ruled_table("Gradient alignment by layer [95 % interval over images]")
     table.add_column("", overflow="fold", min_width=14)
     for label in _COLUMNS.values():
         table.add_column(label, justify="right", no_wrap=True)
@@ -143,10 +140,7 @@ def sense_table(summary: Mapping[str, Any]) -> Table:
 def lipschitz_table(summary: Mapping[str, Any]) -> Table:
     """Tabulate local Lipschitz constants: one row per model and layer or logits, one column per estimator."""
     frame = pl.DataFrame(summary.get("lipschitz", []), infer_schema_length=None)
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title_style="bold",
-        title="Local Lipschitz constant with respect to the pixels, L2 → L2",
-    )  # fmt: skip
+    table = ruled_table("Local Lipschitz constant with respect to the pixels, L2 → L2")
     names = [estimator.name for estimator in all_estimators() if estimator.console]
     table.add_column("model", overflow="fold")
     table.add_column("of")

@@ -31,7 +31,7 @@ from antiphase.report.studies.axes import (
     x_label,
     y_label,
 )
-from antiphase.report.style.figures import STYLE
+from antiphase.report.style.figures import STYLE, dress
 from antiphase.report.style.radar import draw_radar
 from antiphase.report.style.series_styles import Style, series_styles
 from antiphase.studies.artefact import Panel, Plot
@@ -40,7 +40,6 @@ PAPER = "the paper"
 _PAPER_DASHES = (2.2, 1.6)
 _LONGEST = 40  # letters of a legend label
 _FAINT, _ALONE = 0.4, "."  # lines of single training seeds, and markers where there is no line
-_RULE = "#e4e3de"
 _HALO = "#55575c"
 _WIDTHS = {1: 5.0, 2: 4.6, 3: 3.55}  # width of a panel in inches, by panels per row
 _LONG = 9.2  # width of a panel of many bars
@@ -128,9 +127,7 @@ def _draw(axes: Axes, panel: Panel, styles: Mapping[str, Style], width: float) -
     )
     axes.set_xlabel(textwrap.fill(x_label(panel), letters), parse_math=False)
     axes.set_ylabel(textwrap.fill(y_label(panel), int(0.55 * width / LETTER)), parse_math=False)
-    axes.grid(axis="y", color=_RULE, lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes)
 
 
 def _radar(axes: Any, panel: Panel, styles: Mapping[str, Style]) -> None:

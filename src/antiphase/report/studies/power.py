@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from antiphase.report.studies.wording import estimate_text
+from antiphase.report.style.console import ruled_table
 from antiphase.studies.numbers import supported, written
 from antiphase.studies.power import Power
 
@@ -20,9 +20,7 @@ _EXPLAINED = (
 
 def console_power(found: Sequence[Power]) -> Table:
     """Tabulate the power behind checks for a console of 80 columns."""
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=_EXPLAINED, caption_justify="left"
-    )
+    table = ruled_table(caption=_EXPLAINED)
     table.add_column("difference", ratio=3, overflow="fold")
     table.add_column("seen [95 % interval]", ratio=2, overflow="fold")
     for column in ("±", "decides", "takes"):

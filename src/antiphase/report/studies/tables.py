@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-from rich import box
 from rich.table import Table as ConsoleTable
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from antiphase.report.studies.wording import (
     tally,
     verdict_note,
 )
+from antiphase.report.style.console import ruled_table
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.studies.artefact import BY_SEED, Plot, Table
 from antiphase.studies.claims import Claim, Verdict
@@ -161,7 +161,7 @@ def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
 
 def console_claims(results: Sequence[Result]) -> ConsoleTable:
     """Tabulate all claims for a console of 80 columns."""
-    table = ConsoleTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = ruled_table()
     table.add_column("verdict", no_wrap=True)
     table.add_column("claim", ratio=3, overflow="fold")
     table.add_column("estimates [95 % interval]", ratio=2, overflow="fold")

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import polars as pl
@@ -28,6 +28,13 @@ STYLE: Any = {
 }
 MARKERS = "osD^vP"
 _AXIS = {"asr": "attack success rate (%)", "robust_accuracy": "robust accuracy (%)"}
+
+
+def dress(axes: Axes, along: Literal["x", "y"] = "y") -> None:
+    """Draw grid lines for the values on one axis, below the data, and no frame at the top and the right."""
+    axes.grid(axis=along, color="#e4e3de", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Family], metric: str) -> Figure:
@@ -136,6 +143,4 @@ def _dress(axes: Axes, eps: Sequence[float]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
     axes.set_ylim(0, 100)
-    axes.grid(axis="y", color="#e4e3de", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes)
