@@ -97,7 +97,7 @@ def damaged_files():
 
 
 @pytest.mark.parametrize("name", damaged_files())
-def test_an_unreadable_image_is_one_line_that_names_it_and_the_mend(tmp_path, name):
+def test_an_unreadable_image_is_one_line_that_names_it_and_says_how_to_fix_it(tmp_path, name):
     (tmp_path / name).write_bytes(damaged_files()[name])
     with pytest.raises(UserError, match="--skip-bad to skip such files") as caught:
         decode(tmp_path / name, 7, 3)

@@ -1,4 +1,4 @@
-"""Down through several ε: each sample at the largest at which it may yet stand, whatever that is of the others."""
+"""Down through several ε: each sample is attacked at the largest ε at which it may still be robust."""
 
 import inspect
 import math
@@ -23,7 +23,7 @@ def descend(
     ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat,
     budgets: Sequence[float], run: RunOptions,
 ) -> list[AttackResult]:  # fmt: skip
-    """Attack at the largest ε, and who falls at the next one below; return a result for each, ε rising.
+    """Attack at the largest ε, and the broken samples at the next smaller one; return a result for each, ε rising.
 
     The stage that is furthest back goes first, so that samples come to the late and long ones together, each with its
     own ε: an attack with an argument ``budgets`` takes them all at once, another is called for each ε. Verdicts are
@@ -53,10 +53,10 @@ def descend(
             labels = part.label if labels is None else labels  # of all: the first group is everybody
             for at, piece in _by_level(part, here, level[here], budgets):
                 pieces.setdefault((at, number), []).append(piece)
-            fell = here[part.success]
+            broken = here[part.success]
             turn[here] += 1
-            turn[fell] = 0
-            level[fell] -= 1
+            turn[broken] = 0
+            level[broken] -= 1
     results: list[AttackResult] = []
     for at in reversed(range(len(budgets))):
         threat = replace(threat, eps=budgets[at])
@@ -135,7 +135,7 @@ def _result(
     above: AttackResult | None,
     images: Tensor,
 ) -> AttackResult:
-    """Put the stages' results at one ε together; who stood at the ε above stands, at no cost."""
+    """Put the stages' results at one ε together; samples robust at the ε above stay robust, at no cost."""
     whole = None
     parts = [replace(part, threat=threat, attack=stage.name or part.attack) for stage, (_, part) in found]
     if above is not None:

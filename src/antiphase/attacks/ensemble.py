@@ -1,4 +1,4 @@
-"""Several attacks one after the other: each gets only the samples that still stand."""
+"""Several attacks one after the other: each gets only the samples that are still robust."""
 
 import time
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Attacks that are run in this order, each on the samples that those before it left standing.
+    """Attacks that are run in this order, each on the samples that those before it did not break.
 
     Attributes:
         name: of the whole.
@@ -183,7 +183,7 @@ def within(found: AttackResult, threat: Threat) -> AttackResult:
 
 
 def merged(
-    whole: AttackResult | None, part: AttackResult, at: Int64[Tensor, " standing"], threat: Threat
+    whole: AttackResult | None, part: AttackResult, at: Int64[Tensor, " attacked"], threat: Threat
 ) -> AttackResult:
     """Write a stage's verdicts over those of the samples that it was given."""
     if whole is None:

@@ -94,8 +94,8 @@ class DifferentialAttention(nn.Module):
     differential heads with queries and keys of width d in each branch and values of width 2d, so both
     modules have projections of the same size (DiffCLIP's convention). The released DiffCLIP follows the
     product by an RMSNorm over each head's 2d values and a factor 1 − λ_init; the papers' formula has
-    neither. The norm's module lends its weight and is never called: a hook that wants the normed heads belongs
-    before ``proj``.
+    neither. ``self.norm`` only stores the weight; its ``forward`` is never called. To read the normed heads, hook
+    the input of ``proj``.
 
     Args:
         dim: width of the tokens.

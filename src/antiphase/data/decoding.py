@@ -83,19 +83,19 @@ def decode(
     Raises:
         UserError: naming the file that cannot be decoded.
     """
-    mend = "repair it, or use --skip-bad to skip such files"
-    return _resize_and_crop(image_size, interpolation)(_read(path, channels, printable(str(path)), mend))
+    fix = "repair it, or use --skip-bad to skip such files"
+    return _resize_and_crop(image_size, interpolation)(_read(path, channels, printable(str(path)), fix))
 
 
 def decode_whole(
-    file: Path | bytes, name: str | None = None, mend: str = "repair it, or remove it from the data"
+    file: Path | bytes, name: str | None = None, fix: str = "repair it, or remove it from the data"
 ) -> UInt8[Tensor, "3 height width"]:
     """Decode a file to RGB at its own size; otherwise like :func:`decode`.
 
     Args:
         file: a path, or the bytes of the file.
         name: name in error messages; None: the path.
-        mend: what an error message advises.
+        fix: what an error message advises.
 
     Raises:
         UserError: naming the file that cannot be decoded.
@@ -106,7 +106,7 @@ def decode_whole(
             source,
             3,
             name or (printable(str(file)) if isinstance(file, Path) else "in memory"),
-            mend,
+            fix,
         )
     )
 
@@ -116,7 +116,7 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _read(source: Path | io.BytesIO, channels: int, name: str, mend: str) -> Image.Image:
+def _read(source: Path | io.BytesIO, channels: int, name: str, fix: str) -> Image.Image:
     try:
         with Image.open(openable(source) if isinstance(source, Path) else source) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would silently clip these to white
@@ -126,4 +126,4 @@ def _read(source: Path | io.BytesIO, channels: int, name: str, mend: str) -> Ima
             return flat.convert(_MODES[channels])
     except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
         reason = one_line(error)
-        raise UserError(f"cannot read image {name} ({reason}): {mend}") from error
+        raise UserError(f"cannot read image {name} ({reason}): {fix}") from error

@@ -172,12 +172,12 @@ def _pixels(name: str, images: Tensor) -> Tensor:
     low, high = (float(value) for value in torch.aminmax(pixels))
     if not (low >= 0 and high <= 1):
         raise UserError(
-            f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected [0, 1]: {_mend(low, high)}"
+            f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected [0, 1]: {_fix(low, high)}"
         )
     return pixels
 
 
-def _mend(low: float, high: float) -> str:
+def _fix(low: float, high: float) -> str:
     if low >= 0 and high <= 255:
         return "divide them by 255"
     if low < 0:

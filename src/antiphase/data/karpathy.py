@@ -117,8 +117,8 @@ def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
         for place in dict.fromkeys((root / known.folder, found.parent, root))
         for below in (*known.image_folders, "images", "")
     ]
-    mend = f"unpack the images from {known.images_page} in {root / known.folder}"
-    return listed_pairs(name, split, places, _read_split(found, split), mend=mend)
+    fix = f"unpack the images from {known.images_page} in {root / known.folder}"
+    return listed_pairs(name, split, places, _read_split(found, split), fix=fix)
 
 
 def _read_split(json_path: Path, split: str) -> list[Row]:

@@ -23,7 +23,7 @@ def listed_pairs(
     class_names: tuple[str, ...] = (),
     *,
     lack: str = "has no caption",
-    mend: str = "move them there",
+    fix: str = "move them there",
 ) -> FilePairs:
     """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``.
 
@@ -37,18 +37,18 @@ def listed_pairs(
         rows: listed files, captions and labels.
         class_names: names of the labels, if any.
         lack: message for a row without captions.
-        mend: advice for missing images.
+        fix: advice for missing images.
 
     Raises:
         UserError: if the images are in none of the folders, or an image of a split other than ``train`` is missing.
     """
     kept = [(number, row) for number, row in enumerate(rows) if row[1]]
     files = tuple(file for _, (file, _, _) in kept)
-    root = _image_folder(name, places, files, mend)
+    root = _image_folder(name, places, files, fix)
     if split != "train" and (absent := missing_files(root, files)):
         raise UserError(
             f"{name} ({split}): {len(absent):,} of the {len(files):,} listed images are missing in {root}, "
-            f"the first is {absent[0]}: {mend}"
+            f"the first is {absent[0]}: {fix}"
         )
     labels = torch.tensor([label for _, (_, _, label) in kept], dtype=torch.int64) if class_names else None
     return FilePairs(
@@ -64,14 +64,14 @@ def listed_pairs(
     )
 
 
-def _image_folder(name: str, places: Sequence[Path], files: Sequence[str], mend: str) -> Path:
+def _image_folder(name: str, places: Sequence[Path], files: Sequence[str], fix: str) -> Path:
     """Return the first folder with any of the first files, since single files may be missing."""
     some = files[:100]
     for place in places:
         if not files or any((place / file).is_file() for file in some):
             return place
     shown = ", ".join(dict.fromkeys(str(place) for place in places))
-    raise UserError(f"{name}: {some[0]} and the next images not found in {shown}: {mend}")
+    raise UserError(f"{name}: {some[0]} and the next images not found in {shown}: {fix}")
 
 
 def read_json(path: Path) -> Any:

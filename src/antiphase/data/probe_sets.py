@@ -23,13 +23,13 @@ class _ProbeSet:
     Attributes:
         splits: published splits.
         folder: its folder below the data folder.
-        mend: advice if the download fails.
+        fix: advice if the download fails.
         entries: lists a split; may raise any of torchvision's exceptions.
     """
 
     splits: tuple[str, ...]
     folder: str
-    mend: str
+    fix: str
     entries: Callable[[Path, str], Entries]
 
 
@@ -61,15 +61,15 @@ def probe_set(name: str, split: str, root: Path) -> Listing:
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, tarfile.TarError) as error:
         raise UserError(
             f"{name} ({split}) is missing or incomplete in {folder}, and the download failed "
-            f"({one_line(error)}): {known.mend.format(root=root)}, or set ANTIPHASE_DATA to another folder"
+            f"({one_line(error)}): {known.fix.format(root=root)}, or set ANTIPHASE_DATA to another folder"
         ) from error
     listed = [Path(file).relative_to(folder).as_posix() for file in files]
     if not listed:
-        raise UserError(f"{name} ({split}): its list in {folder} is empty: {known.mend.format(root=root)}")
+        raise UserError(f"{name} ({split}): its list in {folder} is empty: {known.fix.format(root=root)}")
     if absent := missing_files(folder, listed):
         raise UserError(
             f"{name} ({split}): {len(absent):,} of the {len(listed):,} listed images are missing in {folder}, "
-            f"the first is {absent[0]}: {known.mend.format(root=root)}"
+            f"the first is {absent[0]}: {known.fix.format(root=root)}"
         )
     names = tuple(" ".join(label.replace("_", " ").replace("?", "").split()) for label in classes)
     return Listing(split, folder, names, listed, list(labels))

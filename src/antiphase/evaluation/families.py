@@ -98,10 +98,10 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     Returns:
         Columns ``attack, norm, eps, image_low, image_high``.
     """
-    fell = rows.select("model", "attack", "norm", "eps", "sample", pl.col("success").cast(pl.Float64))
+    broken = rows.select("model", "attack", "norm", "eps", "sample", pl.col("success").cast(pl.Float64))
     keys = ["attack", "norm", "eps", "sample"]
     signed = [
-        fell.filter(model=name).with_columns(success=sign * pl.col("success"))
+        broken.filter(model=name).with_columns(success=sign * pl.col("success"))
         for pair in pairs
         for name, sign in zip(pair, (1.0, -1.0), strict=True)
     ]

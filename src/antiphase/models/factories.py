@@ -18,7 +18,7 @@ from antiphase.models.vit import InitialWeights, VisionTransformer, initialise
 
 
 class VitConfig(TowerConfig):
-    """All that is needed to build a vision transformer again; stored beside its weights."""
+    """All that is needed to build a vision transformer again; stored next to its weights."""
 
     image_size: PositiveInt
     patch_size: PositiveInt

@@ -138,7 +138,7 @@ def certify(
     """Smooth each model on the same images and write rows and summary; return both.
 
     ``out`` then holds ``rows.parquet`` (a row for each model and image), ``summary.json`` and ``cells/``,
-    from which a killed run goes on. Under torchrun the processes share the images.
+    from which a killed run resumes. Under torchrun the processes share the images.
 
     Args:
         models: one loaded model, or a model and its twin, with their cards.

@@ -58,7 +58,7 @@ def evaluate_models(
     """Measure every task of every model on every data set and write the run directory; return the summary.
 
     ``out`` then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
-    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation goes on: a cell is a task of a model
+    ``summary.json``, ``run.json`` and ``cells/``, from which a killed evaluation resumes: a cell is a task of a model
     on a data set. Under torchrun the processes share the features' parts first and then the cells.
 
     Args:

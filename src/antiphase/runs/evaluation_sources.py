@@ -82,8 +82,8 @@ def load_source(
     Args:
         name: as of ``--data``.
         split: that is measured.
-        limit: at most so many of it: images of POPE with all their questions; MMVP is always whole.
-        train_limit: at most so many images to learn from.
+        limit: at most this many of it: images of POPE with all their questions; MMVP is always whole.
+        train_limit: at most this many images to learn from.
         learned: whether images to learn from are needed; None takes them where they can be had, and says so on
             stderr where they cannot.
         skip_bad: whether unreadable images are left out.

@@ -37,7 +37,7 @@ class FeatureStore:
     """A folder of features: one sub-folder for each model and data set, in files of 256 rows.
 
     What is there is read, what is not is computed and written, each part by one of the processes: a killed
-    extraction goes on at the part where it was.
+    extraction resumes at the part where it was killed.
 
     Attributes:
         folder: made if missing.

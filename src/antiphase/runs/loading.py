@@ -34,7 +34,7 @@ def load_lineup(
         against: those of the twins, as many or none.
         data: source of images, or what ``load_data`` takes in its place.
         split: part of it.
-        limit: at most so many.
+        limit: at most this many images.
         random_weights: whether models of other libraries are built without a download.
         skip_bad: whether unreadable images are left out.
         device: name of it.

@@ -77,7 +77,7 @@ def run(options: LookOptions, command: str = "") -> Looked:
     if options.out.resolve() in [path.resolve() for path in (*images, *masks)]:
         raise UserError(f"{options.out}: is one of the images; expected another file for the figure")
     _check_words(options)
-    pictures = [decode_whole(path, mend=_NO_IMAGE) for path in images]
+    pictures = [decode_whole(path, fix=_NO_IMAGE) for path in images]
     objects = _read_masks(masks, images, pictures)
     loaded = _load([*options.model, *options.against], options.random_weights, find_device(options.device))
     names = _names(loaded)
@@ -136,7 +136,7 @@ def _read_masks(
         raise UserError(f"{len(paths)} masks for {len(images)} images: expected one each, in their order")
     found = []
     for path, image, picture in zip(paths, images, pictures, strict=False):
-        mask = decode_whole(path, mend=_NO_IMAGE)
+        mask = decode_whole(path, fix=_NO_IMAGE)
         if mask.shape != picture.shape:
             have, want = tuple(mask.shape[:0:-1]), tuple(picture.shape[:0:-1])
             raise UserError(f"mask {path}: {have} pixels, but {image} has {want}; expected the same")

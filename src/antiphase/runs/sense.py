@@ -64,7 +64,7 @@ def sense_all(
     """Measure every model on the same images and write the run directory; return the summary.
 
     ``out`` then holds a Parquet file of rows for each part (``alignment.parquet`` and so on), ``summary.json``,
-    ``run.json`` and ``cells/``, from which a killed run goes on. Under torchrun the processes share the images.
+    ``run.json`` and ``cells/``, from which a killed run resumes. Under torchrun the processes share the images.
 
     Args:
         models: loaded models, with their cards.

@@ -234,7 +234,7 @@ def sense(
         process: measures its share of the images.
         batch_size: images at once; affects no result.
         progress: whether to show progress bars on stderr.
-        limit: at most so many of the images.
+        limit: at most this many of the images.
     """
     device = next(model.parameters()).device
     who = fingerprint(model)

@@ -17,7 +17,7 @@ class SensePlan:
             perturbed images at which alignment is measured (Section 5.4).
         samples: points of the paper's uniform sampling.
         steps: of gradient ascent; power iteration takes twice as many.
-        points: at which the local supremum of the operator norm is looked for, beside the image itself.
+        points: at which the local supremum of the operator norm is looked for, in addition to the image itself.
         travel: L∞ budgets of the perturbations that are followed through the depth.
         lipschitz_limit: images that Lipschitz constants are estimated at.
         seed: of every random draw.

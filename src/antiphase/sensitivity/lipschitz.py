@@ -74,7 +74,7 @@ def local_maximum(
         f: the function, which treats samples apart.
         x: where.
         eps: ε, above 0, in the units of x.
-        points: drawn beside x itself, at least 1.
+        points: drawn in addition to x itself, at least 1.
         steps: of each power iteration; those at the points start from the direction found at x.
         seed: of the draws.
         ids: ids of the samples, the keys of their random draws; positions by default.

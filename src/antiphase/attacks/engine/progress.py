@@ -11,4 +11,4 @@ def bar(name: str, total: int, progress: bool | str) -> Iterator[Callable[[int, 
     """Show the number of finished samples and the success rate so far, on stderr."""
     title = progress if isinstance(progress, str) else name
     with status_bar(title, total, bool(progress)) as drawn:
-        yield lambda resolved, fallen: drawn.show(resolved, f"ASR {fallen / max(1, resolved):.3f}")
+        yield lambda resolved, broken: drawn.show(resolved, f"ASR {broken / max(1, resolved):.3f}")

@@ -64,7 +64,7 @@ def run_search(
                 work.collect(lane)
                 if work.resolved != shown:
                     shown = work.resolved
-                    show(shown, work.fallen)
+                    show(shown, work.broken)
         warnings += inspect_search(oracle, work.failed, work.stuck)
     settings = settings | {"seed": chosen.seed, "early_stop": chosen.early_stop}
     settings |= {"precision": chosen.precision} if chosen.precision != "float32" else {}

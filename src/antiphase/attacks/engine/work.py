@@ -77,12 +77,12 @@ class Work:
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
         self.last = torch.full((count,), items - 1)  # no later item of a sample can count
         self.keys = torch.tensor([key(options.seed, search.name, item) for item in range(items)])
-        standing = (~self.results["success"]).nonzero().flatten()
-        for position in standing.tolist():
+        robust = (~self.results["success"]).nonzero().flatten()
+        for position in robust.tolist():
             self.main.schedule.add(position, range(items))
         self.ahead: dict[tuple[int, int], Rows] = {}  # ended ahead of their turn
         self.near: dict[int, list[int]] = {}  # of samples at work: items that low precision failed by a hair
-        self.resolved = self.fallen = count - len(standing)
+        self.resolved = self.broken = count - len(robust)
         self.failed = self.stuck = 0  # items that failed, and those of them whose loss never rose
         if self.resolved:
             self._report(self.results["success"].nonzero().flatten())
@@ -179,7 +179,7 @@ class Work:
             self._record(Rows.stack(wave))
         decided = [position for position in ended if not self._tried_again(position)]
         self.resolved += len(decided)
-        self.fallen += int(self.results["success"][decided].sum())
+        self.broken += int(self.results["success"][decided].sum())
         self._report(torch.tensor(decided, dtype=torch.int64))
 
     def _tried_again(self, position: int) -> bool:

@@ -1,4 +1,4 @@
-"""Import a user's Python file, and the modules beside it."""
+"""Import a user's Python file, and the modules next to it."""
 
 import ast
 import importlib
@@ -53,7 +53,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def source_files(path: Path) -> list[Path]:
-    """Return a Python file and the files beside it that it imports, directly or not, sorted; nothing is executed."""
+    """Return a Python file and the files next to it that it imports, directly or not, sorted; nothing is executed."""
     folder, found, left = path.parent, set[Path](), [path]
     while left:
         one = left.pop()
@@ -71,7 +71,7 @@ def source_files(path: Path) -> list[Path]:
 
 
 def source_digest(path: Path) -> str:
-    """Return the SHA-256 of a Python file and of the files beside it that it imports."""
+    """Return the SHA-256 of a Python file and of the files next to it that it imports."""
     parts = [part for file in source_files(path) for part in (file.name, file.read_bytes())]
     return digest(*parts)
 

@@ -1,4 +1,4 @@
-"""The content of ``card.json``; ``schema.json`` beside this file is its JSON Schema.
+"""The content of ``card.json``; ``schema.json`` next to this file is its JSON Schema.
 
 Names follow RobustBench's ``model_info`` where they mean the same: ``name``, ``dataset``, ``norm``, ``eps``,
 ``architecture``, ``additional_data``, ``authors``, ``link`` and ``venue``. Rates are shares in [0, 1], ε is in units of

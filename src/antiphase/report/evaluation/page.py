@@ -14,7 +14,7 @@ from antiphase.report.style.markup import embedded, environment
 
 
 def write_evaluation_page(directory: Path) -> Path:
-    """Write ``report.html`` into the directory of an evaluation, with its figures beside it.
+    """Write ``report.html`` into the directory of an evaluation, with its figures next to it.
 
     Everything is drawn from ``summary.json`` and ``run.json``.
 

@@ -128,7 +128,7 @@ def _laid_over(below: np.ndarray, values: np.ndarray, signed: bool, largest: flo
 
 @dataclass(frozen=True)
 class _Page:
-    """Where everything stands."""
+    """The layout of a page."""
 
     rows: int
     columns: int

@@ -29,7 +29,7 @@ _PANELS = {"false yes": "yes to absent objects, %", "accuracy": "right answers, 
 
 
 def write_pope_page(directory: Path) -> Path:
-    """Write ``report.html`` into the directory of an attack on POPE's answers, with its figure beside it.
+    """Write ``report.html`` into the directory of an attack on POPE's answers, with its figure next to it.
 
     Everything is drawn from ``summary.json``, ``run.json``, ``gallery.safetensors`` and ``questions.json``.
 

@@ -106,9 +106,9 @@ def _over_seeds_and_images(
 
 def _felled(rows: pl.DataFrame) -> pl.DataFrame:
     """Count the images that each attack broke, for runs of several attacks."""
-    fallen = rows.filter(pl.col("felled_by").is_not_null() & (pl.col("felled_by") != pl.col("attack")))
+    broken = rows.filter(pl.col("felled_by").is_not_null() & (pl.col("felled_by") != pl.col("attack")))
     keys = ["model", "felled_by", "eps"]
-    return fallen.group_by(keys, maintain_order=True).agg(n=pl.len().cast(pl.Int64)).sort("model", "eps")
+    return broken.group_by(keys, maintain_order=True).agg(n=pl.len().cast(pl.Int64)).sort("model", "eps")
 
 
 def read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:

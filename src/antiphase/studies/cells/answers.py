@@ -58,7 +58,7 @@ class AttackAnswers(Measurement):
         """Return the plan of the attack.
 
         Raises:
-            UserError: for a budget, attack or setting that is not one.
+            UserError: for an invalid budget, attack or setting.
         """
         return AttackPlan(
             self.eps, attack=self.attack, settings=self.settings, seed=self.seed, batch_size=batch_size

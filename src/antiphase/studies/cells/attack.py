@@ -23,7 +23,7 @@ class Attack(Measurement):
 
     Attributes:
         eps: budgets, in units of the [0, 1] pixel.
-        limit: at most so many images, the same for every model.
+        limit: at most this many images, the same for every model.
         image_size: for image files.
         attack: a name of the catalogue, or a function of your own with the signature of
             :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
@@ -76,7 +76,7 @@ class Attack(Measurement):
         return self.model.factors() | asked | {"data": self.data}
 
     def work(self) -> float:
-        """Return the operations of the attack if every image stood."""
+        """Return the operations of the attack if it broke no image."""
         plan = self.plan()
         passes = passes_of(plan.ensemble)
         budgets = 1 if plan.minimal else len(self.eps)
@@ -86,7 +86,7 @@ class Attack(Measurement):
         """Return the plan that ``measure`` takes.
 
         Raises:
-            UserError: for a budget, attack or setting that is not one.
+            UserError: for an invalid budget, attack or setting.
         """
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)

@@ -98,7 +98,7 @@ class Evaluate(Measurement):
         return rows.with_columns(task=pl.lit(self.task), data=pl.lit(self.data))
 
     def _source(self, lab: Lab) -> Source:
-        """Load the data; what is amiss with them is said beside the rows."""
+        """Load the data; their warnings become warnings of the cell."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             source = load_source(

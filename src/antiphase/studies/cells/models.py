@@ -29,7 +29,7 @@ FACTORS: dict[str, Any] = {
     "series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "lambda_init": pl.Float64, "train_eps": pl.Float64,
     "lambda_schedule": pl.String, "training_seed": pl.Int64,
 }  # fmt: skip
-"""Columns that every row of a measurement has beside what was measured: what sets its model apart."""
+"""Columns that every row of a measurement has in addition to what was measured: what sets its model apart."""
 
 
 def aside(default: Any) -> Any:

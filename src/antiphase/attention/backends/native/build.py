@@ -29,7 +29,7 @@ class CannotBuildError(RuntimeError):
 
 
 def missing() -> str | None:
-    """Return what stands against building here, or None."""
+    """Return why the kernels cannot be built here, or None."""
     if os.environ.get("ANTIPHASE_NATIVE") == "0":
         return "ANTIPHASE_NATIVE=0"
     if sys.platform != "linux" or platform.machine() != "x86_64":

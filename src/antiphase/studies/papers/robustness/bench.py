@@ -44,7 +44,7 @@ class RobustnessBench:
         depths: of the models.
         seeds: trainings of each model of depth 1 or 2, unless the user asks for another number.
         deep_seeds: the same of deeper models.
-        adversary: fields of adversarial training beside ε.
+        adversary: fields of adversarial training other than ε.
         search: precision of the attacks' search; verdicts are float32.
     """
 
