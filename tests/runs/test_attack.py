@@ -217,7 +217,7 @@ def test_bf16_search_counts_only_what_float32_confirms(victim):
         (["--attack", "patch", "--width", "9", "--eps", "1"], "patch width 9"),
         (["--version", "2019"], "2019"),
         (["--eps", "abc"], "abc"),
-        (["--eps", "-1/255"], "at least 0"),
+        (["--eps", "-1/255"], "eps -1/255: expected a positive number"),
         (["--precision", "int4"], "int4"),
         (["--attack", "carlini-wagner"], "l2"),
         (["--attack", "pgd", "--objective", "crossentropy"], "crossentropy"),

@@ -170,7 +170,7 @@ def bad_inputs(root):
         "corrupt checkpoint": ([root / "corrupt"], "safetensors"),
         "architecture": ([root / "other"], "architecture does not match"),
         "eps abc": ([root / "good", "--eps", "abc"], "abc"),
-        "eps negative": ([root / "good", "--eps", "-1/255"], "at least 0"),
+        "eps negative": ([root / "good", "--eps", "-1/255"], "eps -1/255: expected a positive number"),
         "eps zero division": ([root / "good", "--eps", "1/0"], "1/0"),
         "eps twice": ([root / "good", "--eps", "0.1,0.1"], "twice"),
         "norm": ([root / "good", "--norm", "l7"], "l7"),
@@ -181,7 +181,7 @@ def bad_inputs(root):
         "twins": ([root / "good", "--against", f"{root / 'good'},{root / 'other'}"], "twin"),
         "same twice": ([root / "good", "--against", root / "good"], "twice"),
         "device": ([root / "good", "--device", "abacus"], "abacus"),
-        "option": ([root / "good", "--limit", "many"], "--limit"),
+        "option": ([root / "good", "--limit", "many"], "limit 'many': expected an integer"),
     }
 
 
