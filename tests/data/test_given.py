@@ -155,7 +155,10 @@ def test_npz_files(tmp_path):
         ),
         ({"pictures": pixels()}, "has the arrays pictures; expected images and labels"),
         ({"train_images": pixels(), "train_labels": LABELS}, "no split 'test': expected one of train"),
-        ({"images": np.array([None]), "labels": LABELS}, "cannot be read; expected a file written by numpy.savez"),
+        (
+            {"images": np.array([None]), "labels": LABELS},
+            "cannot be read; expected a file written by numpy.savez",
+        ),
     ],
 )
 def test_an_npz_file_that_is_off_is_one_line_of_the_command(tmp_path, run_cli, arrays, named):
