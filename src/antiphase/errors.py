@@ -64,7 +64,10 @@ def invalid(error: Any, before: str = "") -> UserError:
     kind, context = str(first["type"]), first.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         return UserError(f"{before}{context['error']}")
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    path = (
+        first["loc"][:-1] if first["loc"] and isinstance(first["loc"][-1], int) else first["loc"]
+    )  # a value tells
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     field = f"{before}{place.lstrip('.') or 'content'}"
     if kind == "missing":
         return UserError(f"{field}: is missing; expected a value")
@@ -73,7 +76,8 @@ def invalid(error: Any, before: str = "") -> UserError:
     words, value = str(first["msg"]).removeprefix("Value error, "), f" {shown(first['input'])}"
     if kind in _BOUNDS:
         side, bound = _BOUNDS[kind]
-        words, value = f"expected a number {side} {context[bound]}", value.replace("'", "")
+        limit = f"{context[bound]:g}" if isinstance(context[bound], float) else context[bound]
+        words, value = f"expected a number {side} {limit}", value.replace("'", "")
     elif kind == "literal_error":
         words = f"expected {context['expected']}".replace("'", "")
     elif kind.split("_")[0] in _KINDS:

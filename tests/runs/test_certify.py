@@ -201,7 +201,7 @@ def test_the_command_writes_everything_and_says_how_long_it_will_take(tmp_path, 
     ("arguments", "named"),
     [
         (["--sigma", 0], "sigma 0"),
-        (["--sigma", "nan"], "sigma nan"),
+        (["--sigma", "nan"], "sigma 'nan': expected a finite number"),
         (["--alpha", 1], "alpha 1"),
         (["--alpha", -0.1], "alpha -0.1"),
         (["--samples", 0], "samples 0"),
@@ -211,7 +211,7 @@ def test_the_command_writes_everything_and_says_how_long_it_will_take(tmp_path, 
         (["--data", "specimen-fashion-mnist"], "(1, 28, 28)"),
         (["--precision", "int4"], "int4"),
         (["--against", "specimen:vat-0"], "vat-0"),
-        (["--limit", 0], "--limit"),
+        (["--limit", 0], "limit 0: expected a number of at least 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, pair, arguments, named):

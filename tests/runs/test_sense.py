@@ -263,9 +263,9 @@ def test_a_gradient_that_is_nan_is_named_and_what_was_measured_is_kept(pair, tmp
     ("change", "named"),
     [
         ({"probes": 1}, "probes 1"),
-        ({"eps": 0.0}, "eps 0.0"),
-        ({"eps": math.nan}, "eps nan"),
-        ({"travel": (1 / 255, 0.0)}, "eps 0.0"),
+        ({"eps": 0.0}, "radius 0: expected a number above 0"),
+        ({"eps": math.nan}, "radius nan: expected a number above 0"),
+        ({"travel": (1 / 255, 0.0)}, "eps 0: expected a number above 0"),
         ({"travel": (1.5,)}, "eps 1.5"),
         ({"samples": 0}, "samples 0"),
         ({"steps": 0}, "steps 0"),
