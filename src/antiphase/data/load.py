@@ -127,8 +127,8 @@ def _check_agreement(
     wanted = (channels or own[0], image_size or own[1], image_size or own[2])
     if wanted != own:
         raise UserError(
-            f"{images.name} has images of shape {own} (channels, height, width), not {wanted}, and arrays are not resized: "
-            f"use image_size {own[1]} and channels {own[0]}, or other data"
+            f"{images.name} has images of shape {own} (channels, height, width), not {wanted}, and arrays are not "
+            f"resized: use image_size {own[1]} and channels {own[0]}, or other data"
         )
     if num_classes is not None and num_classes != len(images.class_names):
         raise UserError(
