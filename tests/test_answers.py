@@ -10,7 +10,7 @@ from PIL import Image
 from antiphase.cli.groups import MODULES
 from antiphase.models import clip, write_model
 from antiphase.runs import doctor
-from antiphase.runs.rerun import compared
+from antiphase.runs.rerun import compared, recorded
 from tests.models.vlm.tiny import tiny_language, tiny_tokenizer
 
 SMALL = {
@@ -141,7 +141,7 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
         ("limit = ", "cannot be read (Invalid value"),
         ("steps = 2\nstep = 2", "'step' is no option; expected some of model, against"),
         ("[audit]\nlimit = 2", "'audit' is no option"),
-        ("limit = 0", "limit 0: expected a number of at least 1"),
+        ("limit = 0", "limit 0: expected an integer of at least 1"),
         ('eps = ["1/0"]', "eps '1/0'"),
     ],
 )
@@ -188,6 +188,13 @@ def test_a_number_that_differs_is_named(tmp_path):
     }
     assert [one["equal"] for one in found["other"]] == [False, True]
     assert (found["short"][0]["equal"], found["short"][0]["rows"]) == (False, [3, 2])
+
+
+def test_the_older_name_of_an_option_is_read(tmp_path):
+    (tmp_path / ".antiphase").write_text("audit")
+    for stored, nested in ((True, {"nested": "off"}), (False, {})):
+        (tmp_path / "run.json").write_text(json.dumps({"options": {"independent": stored}}))
+        assert recorded(tmp_path) == ("audit", nested)
 
 
 def test_only_a_finished_run_is_repeated(folder, run_cli):

@@ -52,7 +52,7 @@ def test_version_and_help(run_cli):
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--patch-size", "3"], "patch_size 3"),
         (
             ["train", "--model", "vit", "--data", "digits", "--out", "x", "--epochs", "0"],
-            "epochs 0: expected a number of at least 1",
+            "epochs 0: expected an integer of at least 1",
         ),
         (["train", "--model", "vit", "--data", "digits", "--out", "x", "--precision", "int3"], "int3"),
         (["train", "--model", "vit", "--data", "digits"], "--out"),

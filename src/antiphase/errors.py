@@ -45,12 +45,15 @@ _BOUNDS = {
     "less_than_equal": ("of at most", "le"), "less_than": ("below", "lt"),
 }  # fmt: skip
 _KINDS = {
-    "int": "an integer", "float": "a number", "finite": "a finite number", "bool": "true or false", "string": "text",
-    "model": "an object with fields", "dict": "an object with fields", "list": "a list", "tuple": "a list",
+    "int_type": "an integer", "int_parsing": "an integer", "int_from_float": "an integer",
+    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
+    "bool_type": "true or false", "bool_parsing": "true or false", "string_type": "text",
+    "model_type": "an object with fields", "model_attributes_type": "an object with fields",
+    "dict_type": "an object with fields", "list_type": "a list", "tuple_type": "a list",
 }  # fmt: skip
 
 
-def invalid(error: Any, before: str = "") -> UserError:
+def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError:
     """Return the first mistake of a pydantic ``ValidationError`` as one line: the field, its value, what was expected.
 
     A mistake that was raised as a ``UserError`` keeps its own words.
@@ -58,15 +61,15 @@ def invalid(error: Any, before: str = "") -> UserError:
     Args:
         error: the ValidationError.
         before: what the line begins with, such as a file's name.
+        at: where in the file the validated object is.
     """
     found = error.errors(include_url=False)
     first = next((one for one in found if one["type"] != "json_invalid"), found[0])
     kind, context = str(first["type"]), first.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         return UserError(f"{before}{context['error']}")
-    path = (
-        first["loc"][:-1] if first["loc"] and isinstance(first["loc"][-1], int) else first["loc"]
-    )  # a value tells
+    path = (*at, *first["loc"])
+    path = path[:-1] if path and isinstance(path[-1], int) else path  # the value tells which one of a list
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     field = f"{before}{place.lstrip('.') or 'content'}"
     if kind == "missing":
@@ -76,12 +79,13 @@ def invalid(error: Any, before: str = "") -> UserError:
     words, value = str(first["msg"]).removeprefix("Value error, "), f" {shown(first['input'])}"
     if kind in _BOUNDS:
         side, bound = _BOUNDS[kind]
-        limit = f"{context[bound]:g}" if isinstance(context[bound], float) else context[bound]
-        words, value = f"expected a number {side} {limit}", value.replace("'", "")
+        limit = context[bound]
+        number = f"a number {side} {limit:g}" if isinstance(limit, float) else f"an integer {side} {limit}"
+        words, value = f"expected {number}", value.replace("'", "")
     elif kind == "literal_error":
         words = f"expected {context['expected']}".replace("'", "")
-    elif kind.split("_")[0] in _KINDS:
-        words = f"expected {_KINDS[kind.split('_')[0]]}"
+    elif kind in _KINDS:
+        words = f"expected {_KINDS[kind]}"
     elif kind == "json_invalid" or isinstance(first["input"], dict):
         value = ""
     return UserError(f"{field}{value}: {words.replace('Input should be', 'expected')}")

@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,7 @@ from antiphase.registry import find
 
 FAST = {"limit": 5, "eps": "4/255,8/255", "attack": "fgsm", "sense_limit": 0, "quiet": True}
 SENSED = {"limit": 4, "probes": 4, "parts": "alignment", "quiet": True}
+STORED = Path(__file__).parents[1] / "fixtures" / "stored" / "audit"
 CERTIFIED = {"sigma": 0.05, "samples": 40, "limit": 5, "estimated": 0, "quiet": True}
 
 
@@ -89,6 +91,12 @@ def test_the_directory_of_a_command_opens(run_cli, tmp_path, audited):
     assert run_cli("audit", "specimen:diffvit-0", "--against", "specimen:vit-0", *arguments)[0] == 0
     assert ap.open(out).frame().equals(audited.frame())
     assert ap.open(out).summary == audited.summary
+
+
+def test_a_stored_audit_of_an_older_version_opens():
+    found = ap.open(STORED)
+    assert repr(found).startswith("<antiphase audit: ASR ")
+    assert found.tables == ["alignment", "rows"]
 
 
 def test_differences_of_asr_are_paired_in_order(audited, others):

@@ -95,7 +95,7 @@ def test_a_claim_on_clips_has_a_question_of_its_own():
     )
     told = summary([*results(), replace(made_up.table_1(), name="diffclip-table-2", claims=[clips])])
     at = told.index("## Does it help a CLIP?")
-    assert told[at + 1].startswith("A CLIP and its twin DiffCLIP are trained alike")
+    assert told[at + 1].startswith("A CLIP and its twin DiffCLIP do the same tasks")
     assert told[at + 2].startswith(
         "- DiffCLIP has a higher zero-shot accuracy than CLIP: **holds** (1/255: +5.0 points"
     )

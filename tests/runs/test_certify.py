@@ -211,7 +211,7 @@ def test_the_command_writes_everything_and_says_how_long_it_will_take(tmp_path, 
         (["--data", "specimen-fashion-mnist"], "(1, 28, 28)"),
         (["--precision", "int4"], "int4"),
         (["--against", "specimen:vat-0"], "vat-0"),
-        (["--limit", 0], "limit 0: expected a number of at least 1"),
+        (["--limit", 0], "limit 0: expected an integer of at least 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, pair, arguments, named):

@@ -67,6 +67,21 @@ def test_a_run_that_fails_before_it_wrote_anything_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def test_a_training_that_fails_before_it_saved_anything_may_be_corrected(tmp_path):
+    def fails(out):
+        with run_folder(out, "train"):
+            (out / "recipe.json").write_text("{}")
+            raise UserError("no shard matches")
+
+    with pytest.raises(UserError, match="no shard matches"):
+        fails(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "recipe.json").write_text("of an earlier run")
+    with pytest.raises(UserError, match="no shard matches"):
+        fails(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.json"}
+
+
 def test_a_run_that_fails_later_keeps_what_it_wrote(tmp_path):
     def fill():
         with run_folder(tmp_path / "run", "audit"):

@@ -154,7 +154,10 @@ def test_models_of_one_name_are_told_apart(folder, models, run_cli):
         (["run/clip", "two.png", "--text", "mug", "--out", "figure.svg"], "figure.svg: expected a file"),
         (["run/clip", "two.png", "--text", "mug", "--out", "two.png"], "two.png: is one of the images"),
         (["run/clip", "none.png", "--text", "mug"], "none.png"),
-        (["run/clip", "broken.png", "--text", "mug"], "broken.png (cannot identify"),
+        (
+            ["run/clip", "broken.png", "--text", "mug"],
+            "'broken.png'): give the file of an image, such as a PNG or a JPEG",
+        ),
         (["run/clip", "two.png", "--text", "mug", "--method", ","], "method ',': expected at least one"),
         (
             ["run/clip", "two.png", "--text", "mug", "--mask", "a.png", "--mask", "b.png"],

@@ -72,7 +72,7 @@ def test_a_new_option_is_one_field(monkeypatch):
     assert seen[0].record()["patience"] == 3
     assert seen[0].model_fields_set == {"model", "patience", "eps"}
     assert isinstance(run(app, ["specimen:vit-0", "--patience", "1"]).exception, UserError)
-    with pytest.raises(UserError, match="patience 1: expected a number of at least 2"):
+    with pytest.raises(UserError, match="patience 1: expected an integer of at least 2"):
         Wider(model="specimen:vit-0", patience=1)
 
 
@@ -89,7 +89,7 @@ def test_json_has_no_nan():
         ({"norm": "l3"}, "norm 'l3': expected linf or l2"),
         ({"nested": "sideways"}, "nested 'sideways': expected up, down or off"),
         ({"eps": "1/0"}, "eps '1/0': expected a finite number or a fraction such as 1/255"),
-        ({"limit": 0}, "limit 0: expected a number of at least 1"),
+        ({"limit": 0}, "limit 0: expected an integer of at least 1"),
         ({"model": ()}, "model (): expected at least one"),
         ({"out": " "}, "out ' ': ' ' is no path; expected a directory"),
         ({"epsilon": 1}, "option 'epsilon': expected one of model, against, data, "),

@@ -191,7 +191,11 @@ def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypat
         assert code == 0, err
         with monkeypatch.context() as there:  # results/ is read where there is no store, as in a clone
             there.chdir(tmp_path)
-            assert call(command, *words) == (0, out, "")
+            assert call(command, *words) == (
+                0,
+                out,
+                "there is no antiphase-store here: rows are read from results\n",
+            )
     code, _, err = call("run", *words, "--rows", tmp_path / "results", "--store", tmp_path / "elsewhere")
     assert code == 0
     assert "18 cells, all there" in err

@@ -383,7 +383,10 @@ def test_a_natural_and_an_adversarial_run_do_not_go_on_in_each_others_directory(
         ("--adversarial 8", "adversarial.eps 8.0"),
         ("--adversarial 1/255,2/255", "1/255,2/255"),
         ("--adversarial 1/255 --adversarial-variant trades", "trades"),
-        ("--adversarial 1/255 --adversarial-steps 0", "adversarial_steps 0: expected a number of at least 1"),
+        (
+            "--adversarial 1/255 --adversarial-steps 0",
+            "adversarial_steps 0: expected an integer of at least 1",
+        ),
         ("--adversarial 1/255 --adversarial-step-size -1/255", "step_size"),
         (
             "--adversarial 1/255 --adversarial-warmup -1",

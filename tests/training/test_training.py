@@ -110,13 +110,6 @@ def test_another_recipe_does_not_go_on_in_the_same_directory(tmp_path, digits):
         train_classifier(recipe(digits, epochs=2, seed=1), *small, tmp_path, progress=False)
 
 
-def test_a_run_that_failed_before_it_saved_anything_may_be_corrected(tmp_path, digits):
-    write_json(tmp_path / "recipe.json", {"seed": 1})
-    wanted = recipe(digits, epochs=1)
-    train_classifier(wanted, digits[0].subset(200), digits[1], tmp_path, progress=False)
-    assert json.loads((tmp_path / "recipe.json").read_text())["seed"] == wanted.seed == 0
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, digits):
     small = (digits[0].subset(200), digits[1])
     with pytest.raises(UserError, match="learning-rate"):

@@ -175,7 +175,7 @@ def rows(options: RowsOptions) -> Answer:
 
 @command(study, ClaimsOptions)
 def claims(options: ClaimsOptions) -> Answer:
-    """Print every claim of the papers with its verdict: holds, contradicted, absent, undecided, or not run.
+    """Print every claim with its verdict: holds, contradicted, absent, undecided, or not run (yet).
 
     An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
 
@@ -191,8 +191,9 @@ def claims(options: ClaimsOptions) -> Answer:
     """
     from antiphase.report.studies.tables import console_claims
     from antiphase.report.studies.written import plain_claims, replace_claims
-    from antiphase.studies.selection import results_of
+    from antiphase.studies.selection import reading, results_of
 
+    options = reading(options)
     results = results_of(options)
     _check_some(results, options)
     if options.into is not None:
@@ -236,8 +237,9 @@ def power(options: PowerOptions) -> Answer:
     """
     from antiphase.report.studies.power import console_power, plain_power
     from antiphase.studies.power import powers
-    from antiphase.studies.selection import results_of
+    from antiphase.studies.selection import reading, results_of
 
+    options = reading(options)
     results = results_of(options, partial=True)
     _check_some(results, options)
     found = powers(results)
@@ -267,8 +269,9 @@ def report(options: ReportOptions) -> Answer:
     """
     from antiphase.report.studies.site import write_site
     from antiphase.report.studies.written import replace_findings, write_findings
-    from antiphase.studies.selection import results_of
+    from antiphase.studies.selection import reading, results_of
 
+    options = reading(options)
     results = results_of(options)
     _check_some(results, options)
     written = {"site": str(write_site(results, options.out))}

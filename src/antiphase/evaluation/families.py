@@ -26,9 +26,9 @@ def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         name, seed = model["name"], model["seed"]
         stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
         groups.setdefault((model["attention"], stem, seed is None), []).append(name)
-    stems = [stem for _, stem, _ in groups]
+    taken = [stem for _, stem, _ in groups] + [model["name"] for model in models]
     return {
-        (stem if stems.count(stem) == 1 else f"{stem}, {attention}") if len(names) > 1 else names[0]: names
+        (stem if taken.count(stem) == 1 else f"{stem}, {attention}") if len(names) > 1 else names[0]: names
         for (attention, stem, _), names in groups.items()
     }
 

@@ -160,7 +160,7 @@ def configure_clip(
     return valid_clip(values)
 
 
-def valid_clip(values: Any, source: str = "") -> ClipConfig:
+def valid_clip(values: Any, source: str = "", at: tuple[str, ...] = ()) -> ClipConfig:
     """Validate ``values`` and return them as a configuration.
 
     Raises:
@@ -169,4 +169,4 @@ def valid_clip(values: Any, source: str = "") -> ClipConfig:
     try:
         return ClipConfig.model_validate(values)
     except ValidationError as error:
-        raise invalid(error, source) from None
+        raise invalid(error, source, at) from None

@@ -10,6 +10,7 @@ from antiphase.errors import UserError, shown
 from antiphase.files import room, write_text
 
 MARKER = ".antiphase"  # holds the name of the command
+_BEGINNING = (MARKER, "recipe.json")  # what is written before a training saves anything
 
 
 @contextlib.contextmanager
@@ -41,9 +42,10 @@ def run_folder(out: Path, command: str) -> Iterator[None]:
             yield
     except BaseException:
         with contextlib.suppress(OSError):  # under torchrun another process may have cleaned up already
-            if set(os.listdir(out)) <= {*before, MARKER}:
-                if MARKER not in before:
-                    (out / MARKER).unlink()
+            if set(os.listdir(out)) <= {*before, *_BEGINNING}:
+                for name in _BEGINNING:
+                    if name not in before:
+                        (out / name).unlink(missing_ok=True)
                 _remove(missing)
         raise
 

@@ -30,6 +30,8 @@ def recorded(run: Path) -> tuple[str, dict[str, Any]]:
         raise UserError(
             f"run {shown(str(run))}: no {RECORD} with options in it; expected the directory of a finished run"
         ) from None
+    if options.pop("independent", False):  # the name of nested="off" in runs stored before November 2026
+        options["nested"] = "off"
     return command, options
 
 

@@ -13,7 +13,7 @@ from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet, T
 
 Names = Annotated[
     tuple[str, ...],
-    Typed(argument=True, metavar="STUDY..."),
+    Typed(argument=True, metavar="STUDY"),
     Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all."),
 ]
 Name = Annotated[
@@ -75,15 +75,17 @@ Baseline = Annotated[
         "open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and unverified."
     ),
 ]
-StoreFolder = Annotated[
-    Directory,
-    Field(
-        description="Directory of rows and checkpoints. If there is none: rows are read from results/, as in a clone."
-    ),
-]
+StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
 RowsFolder = Annotated[
     Path | None,
     Field(description="Directory of rows written by study pack, read in place of the store."),
+]
+ReadRows = Annotated[
+    Path | None,
+    Field(
+        description="Directory of rows written by study pack, read in place of the store. If not given and there is no "
+        "store: results/, if there is one, as in a clone."
+    ),
 ]
 STORE = Path("antiphase-store")
 RESULTS = Path("results")
@@ -106,9 +108,7 @@ class StudyOptions(Options):
 
     @property
     def place(self) -> Path:
-        """The folder that is read: without a store here, the rows of the repository."""
-        if self.rows is None and self.store == STORE and not STORE.exists() and RESULTS.is_dir():
-            return RESULTS
+        """The folder that is read."""
         return self.store if self.rows is None else self.rows
 
     @property
@@ -182,7 +182,7 @@ class RowsOptions(Options):
     models: GivenModels = ()
     baseline: Baseline = None
     store: StoreFolder = STORE
-    rows: RowsFolder = None
+    rows: ReadRows = None
     table: Annotated[
         str | None,
         Field(description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."),
@@ -199,6 +199,7 @@ class RowsOptions(Options):
 class ClaimsOptions(AnyStudyOptions):
     """Print every claim with its verdict."""
 
+    rows: ReadRows = None
     into: Annotated[
         Path | None,
         Typed(metavar="FILE"),
@@ -214,18 +215,17 @@ class PackOptions(AnyStudyOptions):
 
     to: Annotated[Directory, Field(description="Directory to add the rows to.")] = RESULTS
 
-    @property
-    def place(self) -> Path:
-        return self.store if self.rows is None else self.rows
-
 
 class PowerOptions(StudyOptions):
     """Say what the stored rows can decide."""
+
+    rows: ReadRows = None
 
 
 class ReportOptions(AnyStudyOptions):
     """Draw a site from the stored rows."""
 
+    rows: ReadRows = None
     out: Annotated[Directory, Field(description="Directory of the site.")] = Path("antiphase-studies")
     markdown: Annotated[
         Path | None,

@@ -69,7 +69,7 @@ def find_studies(names: Sequence[str]) -> list[Study]:
 
 
 def load_study(path: Path) -> Study:
-    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules beside it.
+    """Return the ``study`` of a Python file; its folder is then on the import path, for the modules next to it.
 
     Raises:
         UserError: The file does not exist, raises an error, or defines no ``study``.

@@ -11,7 +11,7 @@ from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.studies.collect import study_rows
 from antiphase.studies.options import RowsOptions
-from antiphase.studies.selection import select
+from antiphase.studies.selection import reading, select
 
 
 def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
@@ -20,6 +20,7 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     Raises:
         UserError: the name is not that of one study, or it has no such rows.
     """
+    options = reading(options)
     name, table = options.name, options.table
     chosen = select(options.study)
     if len(chosen.studies) > 1:

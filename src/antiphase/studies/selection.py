@@ -1,14 +1,16 @@
 """The studies that the options name, under their profile, with the store of their cells."""
 
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from antiphase.errors import UserError, shown
 from antiphase.progress import duration
 from antiphase.studies.collect import result
-from antiphase.studies.options import PackOptions, StudyOptions
+from antiphase.studies.options import RESULTS, STORE, PackOptions, StudyOptions
 from antiphase.studies.pack import Pack, add_to_pack
 from antiphase.studies.plan import Plan, make_plan
 from antiphase.studies.registry import find_studies
@@ -53,8 +55,16 @@ def select(options: StudyOptions) -> Selection:
         raise UserError(
             f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"
         )
-    store = Store(options.store) if options.place == options.store else Pack(options.place)
+    store = Store(options.store) if options.rows is None else Pack(options.rows)
     return Selection(chosen, studies, store)
+
+
+def reading(options: Any) -> Any:
+    """Return the options of a command that reads: without a store, and if no rows are named, with those of results/."""
+    if options.rows is None and options.store == STORE and not STORE.exists() and RESULTS.is_dir():
+        print(f"there is no {STORE} here: rows are read from {RESULTS}", file=sys.stderr)
+        return options.model_copy(update={"rows": RESULTS})
+    return options
 
 
 def _check_effect(studies: list[Study], chosen: Profile, without: Profile, name: str, where: str) -> None:

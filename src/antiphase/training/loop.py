@@ -241,10 +241,9 @@ def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
     """Return the log of a finished run in ``out``; None if there is no run or it is unfinished.
 
     Raises:
-        UserError: if the run has a different recipe and saved something; a bare recipe is of a run that failed early.
+        UserError: if the run has a different recipe.
     """
-    saved = any((out / file).exists() for file in (STATE_FILE, checkpoints.WEIGHTS_FILE))
-    if not saved or not (out / checkpoints.RECIPE_FILE).exists():
+    if not (out / checkpoints.RECIPE_FILE).exists():
         return None
     held = checkpoints.read_recipe(out)
     held.pop(checkpoints.CLASS_NAMES, None)

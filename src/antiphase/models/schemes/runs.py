@@ -27,7 +27,7 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     source = directory / checkpoints.RECIPE_FILE
     path = directory / checkpoints.WEIGHTS_FILE
     if recipe.get("kind") == "clip":
-        encoder = build_clip(valid_clip(recipe.get("model"), f"{source}: model."))
+        encoder = build_clip(valid_clip(recipe.get("model"), f"{source}: ", ("model",)))
         checkpoints.load_into(encoder, checkpoints.read_weights(path), str(path))
         kind, seed = attention_kind(encoder), recipe.get("seed")
         return with_card(encoder, ModelCard(name, spec, kind, seed, encoder.image_shape, 0, recipe))
@@ -39,7 +39,7 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     try:
         config = VitConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
-        raise invalid(error, f"{source}: model.") from None
+        raise invalid(error, f"{source}: ", ("model",)) from None
     model = build(config)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(

@@ -133,7 +133,7 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     try:
         config = VlmConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
-        raise invalid(error, f"{source}: model.") from None
+        raise invalid(error, f"{source}: ", ("model",)) from None
     file = folder / checkpoints.WEIGHTS_FILE
     tensors = checkpoints.read_weights(file)
     tower = build_tower(config.tower)

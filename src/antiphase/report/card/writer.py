@@ -13,7 +13,7 @@ from antiphase.report.card.reading import CARD, read_card
 from antiphase.report.runs.stored import StoredRun, read_json, read_run
 from antiphase.runs.folders import held_by
 
-_NOT_THE_AUDIT = ("out", "quiet", "batch_size")  # options that affect no number
+_NOT_THE_AUDIT = ("out", "quiet", "batch_size", "independent")  # options that affect no number
 _ESTIMATE = ("value", "low", "high", "n")
 
 

@@ -16,7 +16,7 @@ from antiphase.report.style.wording import p_text, percent, percent_range, point
 
 Result = Mapping[str, Any]
 
-_CONSOLE_MODELS = 3  # as many as fit beside the numbers' names in 80 characters
+_CONSOLE_MODELS = 3  # as many as fit next to the numbers' names in 80 characters
 
 
 def heading(result: Result) -> str:

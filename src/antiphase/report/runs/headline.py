@@ -10,6 +10,7 @@ and quotes one ε. It depends on the 95 % intervals of the difference at all ε:
 The sentences below list, for every attack, the ε at which the interval excludes zero.
 """
 
+import re
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -186,8 +187,16 @@ def _first_attack(run: StoredRun) -> pl.Expr:
 
 def _condition(run: StoredRun) -> str:
     attack, norm = run.results.select("attack", "norm").row(0)
-    settings = run.run["settings"]
-    return attack_condition(attack, norm, settings.get(attack, settings).get("steps"))
+    return attack_condition(attack, norm, _steps(run.run["settings"], attack))
+
+
+def _steps(settings: dict[str, Any], attack: str) -> int | None:
+    """Return the number of steps of an attack; runs stored before November 2026 have its settings as a text."""
+    own = settings.get(attack, settings)
+    if isinstance(own, str):
+        found = re.search(r"\bsteps (\d+)", own)
+        return int(found[1]) if found else None
+    return own.get("steps")
 
 
 def _rate(run: StoredRun, name: str, models: tuple[str, ...], eps: float) -> Rate:

@@ -40,9 +40,7 @@ _WORDS = (
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
     "A positive difference is as claimed; brackets hold 95 % intervals."
 )
-_OF_CLIPS = (
-    "A CLIP and its twin DiffCLIP are trained alike on few images with captions, and do the same tasks."
-)
+_OF_CLIPS = "A CLIP and its twin DiffCLIP do the same tasks on the same images."
 VERBS: dict[Verdict, tuple[str, str]] = {
     "holds": ("holds", "hold"),
     "contradicted": ("is contradicted", "are contradicted"),

@@ -37,7 +37,7 @@ class TrainClipOptions(Options):
         str,
         Field(
             description="Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, "
-            "csv:PATH and more (antiphase doctor lists all)."
+            "csv:PATH, and more in docs/data.md."
         ),
     ]
     out: Out

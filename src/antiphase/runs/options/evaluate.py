@@ -42,7 +42,7 @@ class EvaluateOptions(Options):
         Field(
             description="Data sets, separated by commas, such as openmoji, digits, fashion-mnist, imagenet, "
             "imagenet-v2, flickr30k, coco-karpathy, folder:PATH, csv:PATH, wds:PATH, mmvp, emoji-mmvp, pope, "
-            "emoji-pope (antiphase doctor lists all); paper stands for the DiffCLIP paper's data sets of each task. If "
+            "emoji-pope, and more in docs/data.md; paper stands for the DiffCLIP paper's data sets of each task. If "
             "not given: openmoji."
         ),
     ] = ()

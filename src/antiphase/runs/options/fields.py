@@ -77,8 +77,8 @@ Prompt = Annotated[
 Data = Annotated[
     str | None,
     Field(
-        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE; antiphase doctor lists "
-        "all. If not given: the test images of the model's own data."
+        description="Source of images, such as digits, fashion-mnist, folder:PATH or npz:FILE, and more in "
+        "docs/data.md. If not given: the test images of the model's own data."
     ),
 ]
 Classes = Annotated[

@@ -22,7 +22,7 @@ class LookOptions(Options):
     ]
     images: Annotated[
         tuple[Path, ...],
-        Typed(argument=True, metavar="IMAGE..."),
+        Typed(argument=True, metavar="IMAGE"),
         Field(description="One or more image files."),
     ]
     text: Annotated[tuple[str, ...], Field(description="Text to look for; repeat for several texts.")]

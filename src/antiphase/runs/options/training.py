@@ -36,7 +36,7 @@ class TrainOptions(Options):
         str,
         Field(
             description="Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; "
-            "antiphase doctor lists all."
+            "docs/data.md has all."
         ),
     ]
     out: Out
@@ -132,12 +132,10 @@ class TrainOptions(Options):
 
             if not attention_spec(attention_of(self.model)).differential:
                 raise UserError(f"{odd[0]}: a {self.model} has no λ; leave it out or train a diffvit")
-        if self.lambda_init is not None:
-            for name, without in (("lambda_schedule", "depth"), ("parameterisation", "zero")):
-                if getattr(self, name) == without:
-                    raise UserError(
-                        f"lambda_init {self.lambda_init:g}: has no effect with {name} {without}; leave one of them out"
-                    )
+        if self.lambda_init is not None and self.lambda_schedule == "depth":
+            raise UserError(
+                f"lambda_init {self.lambda_init:g}: has no effect with lambda_schedule depth; leave one of them out"
+            )
         if self.adversary and "eps" not in self.adversary:
             raise UserError(
                 f"adversarial {', '.join(self.adversary)} without an ε: give --adversarial too, such as 1/255"
