@@ -111,6 +111,8 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     (['1/255', '2/255'], [''])
     >>> told_apart(["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"])
     ['depth 4', 'depth 2']
+    >>> told_apart(["probe: a − b", "few-shot: a − b"])
+    ['probe', 'few-shot']
     """
     words = [re.findall(r"[^\s(),]+", text) for text in texts]
     shortest = min(map(len, words), default=0)
@@ -120,7 +122,7 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     )
     if first and all(len(each) - last - first == 1 and each[first].isdecimal() for each in words):
         first -= 1  # a number goes with its word
-    apart = [" ".join(each[first : len(each) - last]).strip(",") for each in words]
+    apart = [" ".join(each[first : len(each) - last]).strip(",:") for each in words]
     return apart if all(len(each) <= _LABEL for each in apart) else [""] * len(apart)
 
 
