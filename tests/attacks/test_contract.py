@@ -17,19 +17,19 @@ COUNT = 37  # more than the 16 rows that the model sees at least
 ARRAYS = ("success", "prediction", "label", "distance", "adversarial", "forwards", "backwards")
 
 
-def attacked(name, order=None, batch_size=None):
+def attacked(name, order=None, batch_size=None, model=None, nested="off", **more):
     """Attack in linf, or in l2 where the attack does not know linf; return the model, the images and the result."""
     ids = torch.arange(COUNT) if order is None else order
-    model, images = toys.network(), toys.images(COUNT)[ids]
+    model, images = model or toys.network(), toys.images(COUNT)[ids]
     small = {setting: SMALL[setting] for setting in keywords(find_spec(name).attack) if setting in SMALL}
-    run = {"seed": 3, "ids": ids, "batch_size": batch_size}
+    run = {"seed": 3, "ids": ids, "batch_size": batch_size, **more}
     for norm in ("linf", "l2"):
         try:
             attack, threat = find_attack(name, **small), Threat(norm, EPS[norm])
             return (
                 model,
                 images,
-                sweep(attack, model, images, None, threat, [threat.eps], nested="off", **run)[0],
+                sweep(attack, model, images, None, threat, [threat.eps], nested=nested, **run)[0],
             )
         except UserError as error:
             if norm == "l2" or "norm" not in str(error):
@@ -65,6 +65,18 @@ def test_a_success_is_a_changed_prediction_within_the_budget(name):
     assert torch.allclose(length, result.distance.double(), atol=1e-6)
     assert result.adversarial.min() >= 0
     assert result.adversarial.max() <= 1
+
+
+@every_attack
+@pytest.mark.parametrize("nested", ["off", "down"])
+def test_each_image_keeps_its_context(name, nested):
+    asked, which = toys.Asked(), torch.arange(COUNT) % 3
+    _, _, whole = attacked(name, model=asked, context=which, batch_size=16, nested=nested)
+    for number, model in enumerate(asked.each):
+        own = (which == number).nonzero()[:, 0]
+        _, _, alone = attacked(name, own, model=model, nested=nested)
+        for array in ARRAYS:
+            assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), array
 
 
 @every_attack
@@ -124,3 +136,15 @@ def test_the_search_reaches_as_far_as_its_settings_say():
 def test_settings_are_data_with_the_defaults_filled_in(name, settings, shown):
     (stage,) = find_attack(name, **settings).stages
     assert shown.items() <= settings_of(stage).items()
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (torch.zeros(4), r"context of shape \(4,\): expected one row per sample, \(5, …\)"),
+        ([0] * 5, "context of type list: expected a torch tensor"),
+    ],
+)
+def test_a_context_that_does_not_fit_is_told(context, message):
+    with pytest.raises(UserError, match=message):
+        find_spec("pgd").attack(toys.Asked(), toys.images(5), None, Threat("linf", 0.1), context=context)

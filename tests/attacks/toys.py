@@ -53,6 +53,17 @@ class Shifted(nn.Module):
         return self.inner(x) + self.shift
 
 
+class Asked(nn.Module):
+    """Several networks; the context of an image says which of them sees it."""
+
+    def __init__(self, count=3):
+        super().__init__()
+        self.each = nn.ModuleList(network(seed=10 * number) for number in range(count))
+
+    def forward(self, x, which):
+        return torch.stack([one(x) for one in self.each])[which, torch.arange(len(x))]
+
+
 class Coarse(nn.Module):
     """A network whose logits low precision rounds to one of so many steps a unit; gradients do not see it."""
 

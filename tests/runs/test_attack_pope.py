@@ -9,7 +9,9 @@ import polars as pl
 import pytest
 import torch
 
+from antiphase.data.asked import asked_images
 from antiphase.data.emoji_pope import emoji_pope
+from antiphase.data.preprocess import model_images
 from antiphase.evaluation.pope_attack import ALL, answer_rates, summarise_answers
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
@@ -18,7 +20,7 @@ from antiphase.report import write_report
 from antiphase.report.runs.pope_page import pope_headline
 from antiphase.runs import attack_pope
 from antiphase.runs.attack import AttackPlan
-from antiphase.runs.attack_pope import PopeAttack, asked_together
+from antiphase.runs.attack_pope import PopeAttack
 from tests.models.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
 PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
@@ -66,12 +68,15 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
             if (one.image, one.text) == (names[row["image"]], row["question"])
         }
         assert set(row["samplings"]) == asking
-    (question,) = [one for one in asked_together(run.models[0], pope) if one.question == rows["question"][0]]
-    logits = run.models[0].answer_logits(
-        question.images.images(range(len(question.images))), question.question
+    asked = asked_images(pope, run.models[0].square)
+    said = rows.filter(model="differential-0", eps=2 / 255)
+    assert set(zip(said["sample"], said["question"], strict=True)) == set(
+        zip(asked.ids.tolist(), asked.asked(), strict=True)
     )
-    said = rows.filter(model="differential-0", eps=2 / 255, question=question.question)
-    by_sample = dict(zip(question.images.ids.tolist(), logits.argmax(1).tolist(), strict=True))
+    by_sample = {
+        sample: run.models[0].answer_logits(asked.images([at]), question).argmax().item()
+        for at, (sample, question) in enumerate(zip(asked.ids.tolist(), asked.asked(), strict=True))
+    }
     assert {row["sample"]: row["clean_prediction"] for row in said.iter_rows(named=True)} == by_sample
 
     def refuse(*some, **more):
@@ -209,8 +214,27 @@ def test_a_suffix_follows_every_question(pope):
     texts = {one.text for one in pope.subset(1).questions}
     assert {one.text for one in asked.questions} == {f"{text}\nOne word." for text in texts}
     assert asked.fingerprint() != pope.subset(1).fingerprint() == pope.subset(1).followed_by("").fingerprint()
-    (plain, other) = (next(asked_together(_vlm(0, "softmax"), each)) for each in (pope, asked))
-    assert set(plain.images.ids.tolist()).isdisjoint(other.images.ids.tolist())  # rows are kept apart
+    plain, other = (asked_images(each, _vlm(0, "softmax").square) for each in (pope, asked))
+    assert set(plain.ids.tolist()).isdisjoint(other.ids.tolist())  # rows are kept apart
+
+
+def test_pairs_of_image_and_question_are_a_set_of_two_classes(pope):
+    square = _vlm(0, "softmax").square
+    asked = asked_images(pope, square)
+    told = {(one.image, one.text): one.yes for one in pope.questions}
+    assert len(asked) == len(told) < len(pope)
+    for at, question in enumerate(asked.asked()):
+        name = pope.names[int(asked.places[at])]
+        assert bool(asked.labels[at]) == told[name, question]
+        by_itself = model_images(pope.pictures, [pope.position()[name]], square)
+        assert torch.equal(asked.images([at]), by_itself)
+    order = torch.arange(len(asked)).flip(0)
+    again = asked.take(order)
+    assert torch.equal(again.images(order), asked.images(range(len(asked))))
+    assert again.asked() == asked.asked()[::-1]
+    assert asked.fingerprint() == asked_images(pope, square).fingerprint() != again.fingerprint()
+    fewer = asked_images(pope.subset(1), square)
+    assert set(fewer.ids.tolist()) < set(asked.ids.tolist())
 
 
 def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):

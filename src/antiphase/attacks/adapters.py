@@ -30,14 +30,16 @@ class ForeignOptions(TypedDict, total=False):
     """Options of foreign attacks.
 
     ``name``: name of the attack in the result. ``seed``: random seed of the global generators. ``ids``: one unique
-    int64 per sample; positions by default. ``batch_size``: largest batch. ``settings``: parameters of the attack, for
-    the record. ``precision``: must be float32. ``progress``, ``on_finished``: see
-    :class:`~antiphase.attacks.engine.options.Run`.
+    int64 per sample; positions by default. ``context``: see :class:`~antiphase.attacks.engine.options.Run`; the attack
+    has to ask the model about all images of a batch at once, else it needs ``batch_size=1``. ``batch_size``: largest
+    batch. ``settings``: parameters of the attack, for the record. ``precision``: must be float32. ``progress``,
+    ``on_finished``: see :class:`~antiphase.attacks.engine.options.Run`.
     """
 
     name: str
     seed: int
     ids: Int64[Tensor, " samples"] | None
+    context: Tensor | None
     batch_size: int | None
     settings: dict[str, Any]
     precision: Precision
@@ -87,7 +89,8 @@ def run_foreign(
         )
     search = _Foreign(attack, options.get("name") or _name(attack), threat)
     run: RunOptions = {
-        "seed": options.get("seed", 0), "ids": options.get("ids"), "batch_size": options.get("batch_size"),
+        "seed": options.get("seed", 0), "ids": options.get("ids"), "context": options.get("context"),
+        "batch_size": options.get("batch_size"),
         "progress": options.get("progress", False), "on_finished": options.get("on_finished"),
     }  # fmt: skip
     result = run_search(model, images, labels, threat, search, options.get("settings", {}), run)
@@ -209,7 +212,7 @@ class _Foreign:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         clean, label = rows["clean"], rows["label"]
-        counter = _Counter(oracle.model).eval()
+        counter = _Counter(oracle.model, rows.get("context")).eval()
         with _seeded(int(rows["key"][0]), clean.device), torch.enable_grad():
             returned = self.attack(counter, clean.clone(), label.clone())
         if not isinstance(returned, Tensor) or returned.shape != clean.shape:
@@ -228,17 +231,27 @@ class _Foreign:
 class _Counter(nn.Module):
     """The model, with counts of the rows of its forward and backward passes."""
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: Classifier, context: Tensor | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.context = model, context
         self.forwards = self.backwards = 0
 
     def forward(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
-        logits = self.model(x)
+        given = () if self.context is None else (self._given(len(x)),)
+        logits = self.model(x, *given)
         self.forwards += len(x)
         if logits.requires_grad:
             logits.register_hook(lambda gradient: self._count(len(gradient)))
         return logits
+
+    def _given(self, rows: int) -> Tensor:
+        assert self.context is not None
+        if rows != len(self.context) > 1:
+            raise UserError(
+                f"the attack asks about {rows} of {len(self.context)} images, each with a context of its own: attack "
+                "with batch_size=1"
+            )
+        return self.context.expand(rows, *self.context.shape[1:])
 
     def _count(self, rows: int) -> None:
         self.backwards += rows

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from antiphase.attacks.engine.options import RunOptions, read_options
+from antiphase.attacks.engine.options import RunOptions, of_samples, read_options
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.ensemble import Ensemble, Stage, arrays_of, concluded, merged, title
 from antiphase.attacks.result import AttackResult
@@ -84,7 +84,7 @@ def _attack(
 ) -> AttackResult:  # fmt: skip
     chosen = read_options(run, "sweep")
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
-    here: dict[str, Any] = {**run, "ids": ids[at], "progress": title(stage, chosen)}
+    here: dict[str, Any] = {**of_samples(run, ids, at), "progress": title(stage, chosen)}
     if int(level.min()) < int(level.max()):
         here["budgets"] = torch.tensor(budgets, dtype=torch.float64)[level]
     threat = replace(threat, eps=budgets[int(level.max())])

@@ -65,8 +65,13 @@ class Ensemble:
         """Names of the stages that use no gradients."""
         return [stage.name for stage in self.stages if stage.black_box]
 
-    def check(self, model: Classifier, images: Tensor) -> None:
+    def check(self, model: Classifier, images: Tensor, context: Tensor | None = None) -> None:
         """Ask the model about the first image, before hours are spent on the first stages.
+
+        Args:
+            model: classifier.
+            images: clean images.
+            context: what the model is given with each, if anything.
 
         Raises:
             UserError: for no images, and where the model has too few or too many classes.
@@ -77,7 +82,8 @@ class Ensemble:
         if least == 1 and most is None:
             return
         with attacked(model, device=images.device) as oracle:
-            classes = oracle.verdict(images[:1].detach().to(oracle.device)).shape[1]
+            given = None if context is None else context[:1].to(oracle.device)
+            classes = oracle.verdict(images[:1].detach().to(oracle.device), given).shape[1]
         if classes < least:
             raise UserError(
                 f"{self.name} needs at least {least} classes (for DLR) and the model has {classes}: use apgd, fab and "

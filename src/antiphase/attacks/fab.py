@@ -218,7 +218,8 @@ class _Fab:
         """Return, as functions of the logits, the target's logit less the label's, or each other class's."""
         if self.targets:
             return [lambda logits: targeted_margin(logits, rows["label"], rows["target"])]
-        self.classes = self.classes or oracle.logits(rows["x"][:1]).shape[1]
+        first = rows.take(slice(1))
+        self.classes = self.classes or oracle.logits(first["x"], first.get("context")).shape[1]
         classes = self.classes
         if classes > MOST_CLASSES:
             raise UserError(

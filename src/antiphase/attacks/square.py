@@ -230,7 +230,8 @@ class _Square:
         adversarial = torch.zeros_like(asked)
         row = asked.nonzero()[:, 0]
         if len(row):
-            label, logits = rows["label"][row], model(x[asked])
+            context = (rows["context"][row],) if "context" in rows else ()
+            label, logits = rows["label"][row], model(x[asked], *context)
             loss[asked] = objectives.one_each(self.objective(logits, label, rows["target"][row]), logits)
             adversarial[asked] = logits.argmax(1) != label
         return loss, adversarial

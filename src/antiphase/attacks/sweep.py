@@ -11,7 +11,7 @@ from torch import Tensor
 
 from antiphase.attacks.descent import descend
 from antiphase.attacks.engine.checks import falling_asr
-from antiphase.attacks.engine.options import RunOptions, read_options
+from antiphase.attacks.engine.options import RunOptions, of_samples, read_options
 from antiphase.attacks.engine.oracle import Classifier
 from antiphase.attacks.ensemble import (
     AttackFunction,
@@ -81,7 +81,7 @@ def sweep(
     down = nested == "down" and not ensemble.minimal
     if down and chosen.on_finished is not None:
         raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")
-    ensemble.check(model, images)
+    ensemble.check(model, images, chosen.context)
     if down:
         return descend(ensemble, model, images, labels, threat, budgets, run)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
@@ -100,7 +100,7 @@ def sweep(
             if part is None:
                 given = verdicts.labels(labels)
                 here: RunOptions = {
-                    **run, "ids": ids[robust], "progress": title(stage, chosen), "on_finished": None,
+                    **of_samples(run, ids, robust), "progress": title(stage, chosen), "on_finished": None,
                 }  # fmt: skip
                 part = stage.attack(
                     model, images[robust], None if given is None else given[robust],

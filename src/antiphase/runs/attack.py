@@ -103,7 +103,8 @@ class AttackPlan:
 
 
 def measure(
-    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, process: Process, progress: bool
+    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, process: Process, progress: bool,
+    context: Tensor | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:  # fmt: skip
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
@@ -115,10 +116,11 @@ def measure(
         out: run directory; cells lie under ``cells/``.
         process: attacks its share of the images. Every process returns all rows.
         progress: whether to show progress bars on stderr.
+        context: what the model is given with each image, if anything; the fingerprint of ``data`` has to depend on it.
     """
     ensemble = plan.ensemble
-    ensemble.check(model, data.images(range(1)))
-    cells = _Cells(name, model, data, plan, out, process, progress)
+    ensemble.check(model, data.images(range(1)), context)
+    cells = _Cells(name, model, data, plan, out, process, progress, context)
     stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
     no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
     results = sweep(
@@ -169,6 +171,7 @@ class _Cells:
     out: Path
     process: Process
     progress: bool
+    context: Tensor | None
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
     @functools.cached_property
@@ -203,7 +206,7 @@ class _Cells:
                     at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
                     warnings = stage.attack(
                         self.model, self.data.images(at), None, Threat(self.plan.norm, float(eps[part].max())),
-                        **stage.settings, **self.options(stage, ids[part], eps[part], cache.journals),
+                        **stage.settings, **self.options(stage, at, ids[part], eps[part], cache.journals),
                     ).warnings  # fmt: skip
                     for each in eps[part].unique().tolist() if warnings else ():
                         cache.journals[each].warn(warnings)
@@ -226,7 +229,7 @@ class _Cells:
         return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
 
     def options(
-        self, stage: Stage, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
+        self, stage: Stage, at: Tensor, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
     ) -> dict[str, Any]:
         """Return how to attack some samples, each at its own ε, so that their rows are kept as they come."""
         plan, largest = self.plan, float(eps.max())
@@ -246,4 +249,5 @@ class _Cells:
             "seed": plan.seed, "ids": ids, "batch_size": plan.batch_size, "precision": plan.precision,
             "on_finished": keep, "progress": title, **({"compile": True} if plan.compile else {}),
             **({"budgets": eps} if several else {}),
+            **({} if self.context is None else {"context": self.context[at]}),
         }  # fmt: skip

@@ -7,10 +7,9 @@ code (RobustVLM): APGD of 100 steps at 2/255 and 4/255, with which they attack c
 They report POPE on clean images only.
 """
 
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import polars as pl
 import torch
 from torch import nn
 
-from antiphase.attacks import Threat, sweep
+from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
-from antiphase.data.images import ArrayImages
+from antiphase.data.asked import AskedImages, asked_images
 from antiphase.data.pope import PopeSet
-from antiphase.data.preprocess import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.families import by_seed
@@ -31,34 +29,15 @@ from antiphase.evaluation.rates import summarise_rates
 from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
-from antiphase.progress import progress_bar
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.journal import write_frame
 from antiphase.runs.processes import this_process
 from antiphase.runs.record import run_record, short_names
-from antiphase.streams import key
 
-ANSWERS = ("no", "yes")
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
-
-
-@dataclass(frozen=True)
-class Asked:
-    """All images that are asked the same question.
-
-    Attributes:
-        question: in words.
-        images: with label 1 where yes is right; the ids name image and question.
-        places: position of each image in the set.
-        samplings: those of POPE that ask it, for each image.
-    """
-
-    question: str
-    images: ArrayImages
-    places: tuple[int, ...]
-    samplings: tuple[tuple[str, ...], ...]
+_TOGETHER = 16  # questions at a time: each takes a language model's intermediate values
 
 
 @dataclass(frozen=True)
@@ -155,8 +134,8 @@ def attack_answers(
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA``, and the warnings.
 
-    Each question makes its own classifier and its own cells under ``out``, from which a killed attack resumes. Under
-    torchrun the processes share the images of each question.
+    Rows are written under ``out`` as they come, from which a killed attack resumes. Under torchrun the processes share
+    the questions.
 
     Args:
         name: of the model in the rows.
@@ -166,55 +145,32 @@ def attack_answers(
         out: run directory.
         progress: whether to show a progress bar on stderr.
     """
-    found, warnings = [], dict[str, None]()
-    process = this_process()
-    groups = list(asked_together(model, pope))
-    with progress_bar(f"{name}: {plan.attack}", len(pope.asked()), progress and process.first) as advance:
-        for asked in groups:
-            classifier = _classifier(model, asked.question)
-            rows, said = measure(name, classifier, asked.images, plan, out, process=process, progress=False)
-            about = pl.DataFrame(
-                {
-                    "sample": asked.images.ids.numpy(), "samplings": [list(one) for one in asked.samplings],
-                    "image": pope.pictures.ids[list(asked.places)].numpy(),
-                },
-                schema_overrides={"samplings": pl.List(pl.String)},
-            )  # fmt: skip
-            rows = rows.join(about, on="sample", maintain_order="left")
-            found.append(rows.with_columns(question=pl.lit(asked.question)).select(*ASKED_SCHEMA))
-            warnings |= dict.fromkeys(said)
-            advance(len(asked.images))
-    return pl.concat(found), list(warnings)
+    asked = _asked_of(model, pope)
+    own = plan if plan.batch_size else replace(plan, batch_size=_TOGETHER)
+    rows, warnings = measure(
+        name, _classifier(model, asked), asked, own, out, process=this_process(), progress=progress,
+        context=asked.which,
+    )  # fmt: skip
+    about = pl.DataFrame(
+        {
+            "sample": asked.ids.numpy(), "samplings": list(map(list, asked.samplings)),
+            "image": pope.pictures.ids[asked.places].numpy(), "question": asked.asked(),
+        },
+        schema_overrides={"samplings": pl.List(pl.String)},
+    )  # fmt: skip
+    return rows.join(about, on="sample", maintain_order="left").select(*ASKED_SCHEMA), warnings
 
 
-def asked_together(model: nn.Module, pope: PopeSet) -> Iterator[Asked]:
-    """Yield each distinct question with the images that are asked it, at the model's size."""
-    samplings: dict[tuple[str, str], list[str]] = {}
-    truth: dict[tuple[str, str], bool] = {}
-    for one in pope.questions:
-        samplings.setdefault((one.image, one.text), []).append(one.sampling)
-        truth[one.image, one.text] = one.yes
-    places = pope.position()
-    texts: dict[str, list[str]] = {}
-    for image, text in pope.asked():
-        texts.setdefault(text, []).append(image)
-    square: Any = model.square
-    for text, images in texts.items():
-        at = [places[image] for image in images]
-        ids = torch.tensor([key(image, text) & (2**53 - 1) for image in images])
-        labels = torch.tensor([int(truth[image, text]) for image in images])
-        pixels = model_images(pope.pictures, at, square)
-        own = ArrayImages(
-            name=pope.name, split="test", class_names=ANSWERS, ids=ids, labels=labels, pixels=pixels
-        )  # fmt: skip
-        yield Asked(text, own, tuple(at), tuple(tuple(samplings[image, text]) for image in images))
+def _asked_of(model: nn.Module, pope: PopeSet) -> AskedImages:
+    answering: Any = model
+    return asked_images(pope, answering.square)
 
 
-def _classifier(model: nn.Module, question: str) -> nn.Module:
+def _classifier(model: nn.Module, asked: AskedImages) -> nn.Module:
     from antiphase.models.vlm import YesNo
 
     vlm: Any = model
-    return YesNo(vlm, question)
+    return YesNo(vlm, asked.questions)
 
 
 def _gallery(
@@ -222,45 +178,38 @@ def _gallery(
 ) -> tuple[AttackGallery, dict[str, Any]]:
     """Attack ten questions again at the largest ε: first of all those about absent objects that were broken."""
     largest = rows.filter(eps=max(plan.eps), attack=plan.attack)
-    told = largest.filter(pl.col("model").is_in(list(first))).group_by("sample", maintain_order=True).agg(
-        broken=pl.col("success").any(), label=pl.col("label").first(), question=pl.col("question").first(),
-    )  # fmt: skip
+    told = (
+        largest.filter(pl.col("model").is_in(list(first)))
+        .group_by("sample", maintain_order=True)
+        .agg(broken=pl.col("success").any(), label=pl.col("label").first())
+    )
     order = told.sort(pl.col("broken"), pl.col("label"), "sample", descending=[True, False, False])
-    chosen = set(order["sample"][:GALLERY_SIZE].to_list())
-    picked = [
-        (asked.question, asked.images.take(rows_)) for asked in asked_together(next(iter(first.values())), pope)
-        if (rows_ := [at for at, one in enumerate(asked.images.ids.tolist()) if one in chosen])
-    ]  # fmt: skip
-    results: dict[str, list[Any]] = {name: [] for name in first}
-    words: dict[str, Any] = {"questions": [], "answers": {name: [] for name in first}}
-    for question, images in picked:
-        pixels = images.images(range(len(images)))
-        words["questions"] += [question] * len(images)
-        for name, model in first.items():
-            result = sweep(
-                plan.ensemble, _classifier(model, question), pixels, None, Threat(plan.norm), sorted(plan.eps),
-                nested=plan.nested, seed=plan.seed, ids=images.ids, precision=plan.precision,
-            )[-1]  # fmt: skip
-            results[name].append(result)
-            clean, attacked = (_said(model, some, question) for some in (pixels, result.adversarial))
-            words["answers"][name] += [list(both) for both in zip(clean, attacked, strict=True)]
-
-    def joined(name: str, field: str) -> Any:
-        return torch.cat([getattr(result, field) for result in results[name]]).numpy()
-
+    chosen = order["sample"][:GALLERY_SIZE].to_list()
+    asked = _asked_of(next(iter(first.values())), pope)
+    some = asked.take([asked.ids.tolist().index(sample) for sample in chosen])
+    pixels = some.images(range(len(some)))
+    results: dict[str, AttackResult] = {}
+    answers: dict[str, list[list[str]]] = {}
+    for name, model in first.items():
+        found = sweep(
+            plan.ensemble, _classifier(model, some), pixels, None, Threat(plan.norm), sorted(plan.eps),
+            nested=plan.nested, seed=plan.seed, ids=some.ids, context=some.which, precision=plan.precision,
+            batch_size=plan.batch_size or _TOGETHER,
+        )[-1]  # fmt: skip
+        results[name] = found
+        said = (_said(model, images, some.asked()) for images in (pixels, found.adversarial))
+        answers[name] = [list(both) for both in zip(*said, strict=True)]
     gallery = AttackGallery(
-        eps=max(plan.eps), models=tuple(first), class_names=ANSWERS,
-        sample=torch.cat([images.ids for _, images in picked]).numpy(),
-        label=torch.cat([images.labels for _, images in picked]).numpy(),
-        clean=torch.cat([images.images(range(len(images))) for _, images in picked]).numpy(),
-        adversarial=tuple(joined(name, "adversarial") for name in first),
-        clean_prediction=tuple(joined(name, "clean_prediction") for name in first),
-        prediction=tuple(joined(name, "prediction") for name in first),
+        eps=max(plan.eps), models=tuple(first), class_names=some.class_names, sample=some.ids.numpy(),
+        label=some.labels.numpy(), clean=pixels.numpy(),
+        adversarial=tuple(found.adversarial.numpy() for found in results.values()),
+        clean_prediction=tuple(found.clean_prediction.numpy() for found in results.values()),
+        prediction=tuple(found.prediction.numpy() for found in results.values()),
     )  # fmt: skip
-    return gallery, json.loads(json.dumps(words))
+    return gallery, {"questions": some.asked(), "answers": answers}
 
 
-def _said(model: nn.Module, images: torch.Tensor, question: str) -> list[str]:
+def _said(model: nn.Module, images: torch.Tensor, questions: list[str]) -> list[str]:
     answering: Any = model
     place = next(model.parameters()).device
-    return answering.generate(images.to(place), [question] * len(images), max_new_tokens=_LONGEST)
+    return answering.generate(images.to(place), questions, max_new_tokens=_LONGEST)

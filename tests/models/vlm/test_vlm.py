@@ -79,6 +79,9 @@ def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever
         torch.testing.assert_close(logits[number], last[[no, yes]], atol=2e-5, rtol=1e-5)
     assert len(set(answers)) > 1
     torch.testing.assert_close(YesNo(vlm, QUESTION)(images[:1]), logits[:1])
+    several = list(dict.fromkeys(questions))
+    which = torch.tensor([several.index(question) for question in questions])
+    torch.testing.assert_close(YesNo(vlm, several)(images, which), logits)
 
 
 def test_the_gradient_of_a_yes_no_classifier_is_the_derivative():

@@ -17,17 +17,19 @@ _FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the 
 _BLACK_BOX_GAIN = 0.01  # share of all samples
 
 
-def inspect_model(oracle: Oracle, images: Tensor) -> list[str]:
+def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None) -> list[str]:
     """Return warnings about a model's logits that concern every attack.
 
-    The model is run three times on at most 16 images: twice on the same batch, and once in another batch.
+    The model is run on at most 16 images: twice on the same batch, then on the first of them alone and among others.
 
     Args:
         oracle: oracle of the model.
         images: clean images.
+        context: what the model is given with each image, if anything.
     """
     some = images[:QUANTUM].to(oracle.device)
-    first, second = oracle.verdict(some), oracle.verdict(some)
+    asked = None if context is None else context[:QUANTUM].to(oracle.device)
+    first, second = oracle.verdict(some, asked), oracle.verdict(some, asked)
     scale = _RELATIVE * float(first.abs().amax().clamp_min(1e-6))
     if float((first - second).abs().amax()) > scale:
         if oracle.passes > 1:  # its mean logits are attacked already
@@ -37,9 +39,10 @@ def inspect_model(oracle: Oracle, images: Tensor) -> list[str]:
             'the mean logits (passes=20, autoattack version="rand") or remove the randomness'
         ]
     warnings = []
-    alone = oracle.verdict(some[:1])
+    alone = oracle.verdict(some[:1], None if asked is None else asked[:1])
     inverted = some.amin() + some.amax() - some
-    company = oracle.verdict(torch.cat([some[:1], inverted[1 - QUANTUM :]]))[:1]
+    others = None if asked is None else torch.cat([asked[:1], asked[1 - QUANTUM :]])
+    company = oracle.verdict(torch.cat([some[:1], inverted[1 - QUANTUM :]]), others)[:1]
     if float((alone - first[:1]).abs().amax()) > scale or float((company - first[:1]).abs().amax()) > scale:
         warnings.append(
             "the logits of an image depend on the other images in its batch, and so do the results; put "

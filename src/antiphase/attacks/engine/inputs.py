@@ -22,13 +22,15 @@ def check_counts(**counts: object) -> None:
             raise UserError(f"{name} {given!r}: expected an integer of at least 1")
 
 
-def check_inputs(images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor) -> None:
-    """Check images, labels and ids.
+def check_inputs(
+    images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, context: Tensor | None = None
+) -> None:
+    """Check images, labels, ids and context.
 
     Raises:
         UserError: A shape, type or value is not as :func:`~antiphase.attacks.engine.run.run_search` requires.
     """
-    for name, given in (("images", images), ("labels", labels), ("ids", ids)):
+    for name, given in (("images", images), ("labels", labels), ("ids", ids), ("context", context)):
         if given is not None and not isinstance(given, Tensor):
             raise UserError(f"{name} of type {type(given).__name__}: expected a torch tensor")
     if images.ndim < 2 or not len(images) or images.dtype not in (torch.float32, torch.float64):
@@ -51,6 +53,10 @@ def check_inputs(images: Tensor, labels: Tensor | None, threat: Threat, ids: Ten
         raise UserError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}: expected one int64 per sample")
     if len(ids.unique()) < len(ids):
         raise UserError("duplicate ids: each sample needs its own, since its random draws are keyed by id")
+    if context is not None and context.shape[:1] != (len(images),):
+        raise UserError(
+            f"context of shape {tuple(context.shape)}: expected one row per sample, ({len(images)}, …)"
+        )
 
 
 def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:

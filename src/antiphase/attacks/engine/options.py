@@ -19,6 +19,7 @@ class RunOptions(TypedDict, total=False):
 
     seed: int
     ids: Int64[Tensor, " samples"] | None
+    context: Tensor | None
     batch_size: int | None
     early_stop: bool
     precision: Precision
@@ -35,6 +36,8 @@ class Run:
     Attributes:
         seed: random seed, from 0 to 2⁶³ − 1.
         ids: one unique int64 per sample, the key of its random stream; positions by default.
+        context: one row per sample that the model takes as its second argument, such as the question asked about each
+            image; None: it takes images alone.
         batch_size: searches run at once; does not affect results. The model sees a multiple of 16 images.
         early_stop: stop a sample at its first confirmed adversarial example. Otherwise all steps are taken and the best
             example is kept.
@@ -53,6 +56,7 @@ class Run:
 
     seed: int = 0
     ids: Tensor | None = None
+    context: Tensor | None = None
     batch_size: int | None = None
     early_stop: bool = True
     precision: Precision = "float32"
@@ -85,3 +89,17 @@ def read_options(options: Mapping[str, Any], attack: str) -> Run:
             f"{', '.join(known)}"
         )
     return Run(**options)
+
+
+def of_samples(run: RunOptions, ids: Int64[Tensor, " samples"], at: Int64[Tensor, " some"]) -> RunOptions:
+    """Return the options for the samples at some positions.
+
+    Args:
+        run: options for all samples.
+        ids: of all samples.
+        at: positions.
+    """
+    some: RunOptions = {**run, "ids": ids[at]}
+    if (context := run.get("context")) is not None:
+        some["context"] = context[at]
+    return some

@@ -16,7 +16,7 @@ from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError, first_line
 from antiphase.precision import Precision, autocast
 
-Classifier = Callable[[Tensor], Tensor]
+Classifier = Callable[..., Tensor]  # from images, and the context of each if there is one, to logits
 Loss = Callable[[Tensor], Tensor]  # from logits to one number per row
 
 # A matrix product may round a row differently in another batch. With batches of a multiple of this many rows, and MKL's
@@ -33,7 +33,8 @@ class Oracle:
     model.
 
     Args:
-        model: model from images ``(batch, C, H, W)`` to logits ``(batch, classes)``.
+        model: model from images ``(batch, C, H, W)`` to logits ``(batch, classes)``; a second argument is the context
+            of each image, where there is one.
         precision: precision of the search.
         compile: whether the search uses ``torch.compile``.
         passes: forward passes whose logits are averaged; each is counted.
@@ -62,24 +63,28 @@ class Oracle:
         exact.precision, exact._searched = "float32", self.model
         return exact
 
-    def verdict(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
+    def verdict(
+        self, x: Float[Tensor, "batch *shape"], context: Tensor | None = None
+    ) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad():
-            return self._ask(self.model, _pad(x))[: len(x)]
+            return self._ask(self.model, _pad(x), context)[: len(x)]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
         return self.verdict(x).argmax(1)
 
-    def logits(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, x: Float[Tensor, "batch *shape"], context: Tensor | None = None
+    ) -> Float[Tensor, "batch classes"]:
         """Return the logits in the search's precision, without a graph; not counted."""
         with torch.no_grad(), outputs_only(), self._autocast(x):
-            return self._ask(self._searched, _pad(x))[: len(x)]
+            return self._ask(self._searched, _pad(x), context)[: len(x)]
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits without a graph; count one forward pass per row."""
         rows["forwards"] = rows["forwards"] + self.passes
-        return self.logits(x)
+        return self.logits(x, rows.get("context"))
 
     def gradients(
         self, rows: Rows, x: Float[Tensor, "batch *shape"], losses: Sequence[Loss]
@@ -96,7 +101,7 @@ class Oracle:
         gradients: list[Tensor] = []
         with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
             with self._autocast(x):
-                logits = self._ask(self._searched, x)[:count]
+                logits = self._ask(self._searched, x, rows.get("context"))[:count]
             if torch.is_inference_mode_enabled():
                 raise UserError(
                     "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
@@ -118,11 +123,12 @@ class Oracle:
     def _autocast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
         return autocast(x.device, self.precision)
 
-    def _ask(self, model: Classifier, x: Tensor) -> Tensor:
+    def _ask(self, model: Classifier, x: Tensor, context: Tensor | None) -> Tensor:
         answers: list[Tensor] = []
+        given = () if context is None else (_pad(context),)
         try:
             for _ in range(self.passes):
-                answers.append(_checked(model(x), x))
+                answers.append(_checked(model(x, *given), x))
         except RuntimeError as error:
             if self.weights in (None, x.dtype):
                 raise

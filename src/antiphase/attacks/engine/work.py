@@ -45,8 +45,9 @@ class Work:
             for each in (oracle, oracle.in_float32())
         )
         count = len(images)
+        self.context = options.context
         logits = torch.cat(
-            [oracle.verdict(batch.to(oracle.device)).cpu() for batch in images.split(self.main.size)]
+            [self._verdict(oracle, batch) for batch in torch.arange(count).split(self.main.size)]
         )
         if logits.shape[1] < 2:
             raise UserError(
@@ -87,6 +88,11 @@ class Work:
         if self.resolved:
             self._report(self.results["success"].nonzero().flatten())
 
+    def _verdict(self, oracle: Oracle, at: Tensor) -> Tensor:
+        """Return the logits of the clean images at some positions."""
+        context = None if self.context is None else self.context[at].to(oracle.device)
+        return oracle.verdict(self.images[at].to(oracle.device), context).cpu()
+
     def next_lane(self) -> Lane | None:
         """Refill the fuller lane and return it; None once every sample is decided."""
         self.exact.waiting = self.exact.waiting.join(self.main.leave())
@@ -109,7 +115,7 @@ class Work:
         tried["forwards"] = tried["forwards"] + lane.oracle.passes
         # failed searches are checked too: in low precision they may have failed by rounding
         verdict = Rows(tried)
-        logits = lane.oracle.verdict(tried["best"])
+        logits = lane.oracle.verdict(tried["best"], tried.get("context"))
         verdict["prediction"] = logits.argmax(1)
         allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
         verdict["success"] = (verdict["prediction"] != tried["label"]) & allowed
@@ -128,7 +134,7 @@ class Work:
 
     def _near(self, rows: Rows, exact: Tensor) -> Tensor:
         """Return whether each failed search may have failed by rounding."""
-        rounding = (self.main.oracle.logits(rows["best"]) - exact).abs().amax(1)
+        rounding = (self.main.oracle.logits(rows["best"], rows.get("context")) - exact).abs().amax(1)
         close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
         reach = _REACH * rows["eps"] + self.threat.tolerance
         return close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
@@ -147,6 +153,8 @@ class Work:
             eps=self.budgets[position],
             forwards=torch.zeros(count, dtype=torch.int64), backwards=torch.zeros(count, dtype=torch.int64),
         )  # fmt: skip
+        if self.context is not None:
+            rows["context"] = self.context[position]
         lane.start(rows, self.search)
 
     def _settle(self, rows: Rows) -> None:

@@ -12,7 +12,15 @@ from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.vlm.projector import Projector
-from antiphase.models.vlm.prompt import IGNORED, IMAGE, Prompt, Style, check_question
+from antiphase.models.vlm.prompt import (
+    IGNORED,
+    IMAGE,
+    PreparedQuestions,
+    Prompt,
+    Style,
+    check_question,
+    prepare_questions,
+)
 from antiphase.models.vlm.towers import Tower
 
 Images = Float[Tensor, "batch 3 height width"]
@@ -161,6 +169,8 @@ class VisionLanguageModel(nn.Module):
     ) -> Float[Tensor, "batch 2"]:
         """Return the logits of the first answer token, in the columns (no, yes); differentiable in the images.
 
+        To ask the same questions again and again, see :class:`YesNo`.
+
         Args:
             images: in [0, 1].
             questions: one for all images, or one for each.
@@ -170,25 +180,38 @@ class VisionLanguageModel(nn.Module):
             UserError: if there are not as many questions as images, or a question is empty.
         """
         several = [questions] * len(images) if isinstance(questions, str) else questions
-        rows_found, logits_found = [], []
-        for rows, ids in self._prompts(images, several):
-            embedded, _, mask = self.embed(images[rows], ids)
-            logits = self.language(inputs_embeds=embedded, attention_mask=mask, logits_to_keep=1).logits[
-                :, -1
-            ]
-            columns = self.prompt.first_ids(several[int(rows[0])], answers)
-            rows_found.append(rows)
-            logits_found.append(logits[:, columns].to(torch.promote_types(logits.dtype, torch.float32)))
-        order = torch.cat(rows_found).argsort()
-        return torch.cat(logits_found)[order]
+        different = list(dict.fromkeys(_one_each(several, len(images))))
+        which = torch.tensor([different.index(question) for question in several], device=images.device)
+        return self.first_logits(images, prepare_questions(self.prompt, different, answers), which)
+
+    def first_logits(
+        self, images: Images, questions: PreparedQuestions, which: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of the first answer token to prepared questions; differentiable in the images.
+
+        All prompts are padded to the longest of ``questions``, whether or not the batch asks that one.
+
+        Args:
+            images: in [0, 1].
+            questions: see :func:`~antiphase.models.vlm.prompt.prepare_questions`.
+            which: of each image, the position of its question.
+        """
+        where = images.device
+        ids, mask, columns = (
+            part[which.cpu()].to(where) for part in (questions.ids, questions.mask, questions.columns)
+        )
+        embedded, _, used = self.embed(images, ids, attention_mask=mask)
+        ends = used.sum(1) - 1
+        kept, place = ends.unique(return_inverse=True)
+        logits = self.language(inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept).logits
+        own = logits[torch.arange(len(images), device=where), place].gather(1, columns)
+        return own.to(torch.promote_types(own.dtype, torch.float32))
 
     def _prompts(self, images: Images, questions: Sequence[str]) -> list[tuple[Tensor, Ids]]:
         """Return the rows of each length of prompt, and their prompts."""
-        if isinstance(questions, str) or len(questions) != len(images):
-            count = 1 if isinstance(questions, str) else len(questions)
-            raise UserError(f"{count} questions about {len(images)} images: expected one for each image")
         known = {
-            question: self.prompt.question(check_question(question)) for question in dict.fromkeys(questions)
+            question: self.prompt.question(question)
+            for question in dict.fromkeys(_one_each(questions, len(images)))
         }
         lengths: dict[int, list[int]] = {}
         for row, question in enumerate(questions):
@@ -203,22 +226,24 @@ class VisionLanguageModel(nn.Module):
 
 
 class YesNo(nn.Module):
-    """Classify images by a model's answer to one question: the logits of "No" and "Yes" as the first answer token.
+    """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
 
-    Every attack of the engine applies to it. Its card has two classes, ``no`` and ``yes``.
+    Every attack of the engine applies to it; for several questions, which of them each image is asked is the attack's
+    ``context``. Its card has two classes, ``no`` and ``yes``.
 
     Args:
         vlm: the model; put into evaluation mode.
-        question: asked of each image.
+        questions: one, or several that differ.
 
     Raises:
-        UserError: if the question is empty.
+        UserError: if a question is empty.
     """
 
-    def __init__(self, vlm: VisionLanguageModel, question: str) -> None:
+    def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
         super().__init__()
         self.vlm = vlm
-        self.question = check_question(question)
+        self.questions = (questions,) if isinstance(questions, str) else tuple(questions)
+        self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
         known = getattr(vlm, "card", None)
         card = known or ModelCard(
             "vlm", "vlm", attention_kind(cast(nn.Module, vlm.tower)), None, vlm.image_shape, 0
@@ -226,7 +251,24 @@ class YesNo(nn.Module):
         with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
 
     def extra_repr(self) -> str:
-        return f"question={self.question!r}, prompt={self.vlm.prompt.style!r}"
+        return f"questions={self.questions!r}, prompt={self.vlm.prompt.style!r}"
 
-    def forward(self, images: Images) -> Float[Tensor, "batch 2"]:
-        return self.vlm.answer_logits(images, self.question)
+    def forward(
+        self, images: Images, which: Int64[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of no and yes.
+
+        Args:
+            images: in [0, 1].
+            which: of each image, the position of its question; None: the first.
+        """
+        first = torch.zeros(len(images), dtype=torch.int64)
+        return self.vlm.first_logits(images, self._prepared, first if which is None else which)
+
+
+def _one_each(questions: Sequence[str], count: int) -> list[str]:
+    """Return the questions if there is one for each image."""
+    several = 1 if isinstance(questions, str) else len(questions)
+    if isinstance(questions, str) or several != count:
+        raise UserError(f"{several} questions about {count} images: expected one for each image")
+    return [check_question(question) for question in questions]

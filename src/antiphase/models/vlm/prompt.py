@@ -1,10 +1,11 @@
 """Conversation formats: from questions and answers to token ids and training targets."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from antiphase.errors import UserError, shown
@@ -162,6 +163,42 @@ class Prompt:
                 labels.append(one if inside and last > first else IGNORED)
             start += len(side)
         return torch.tensor(ids), torch.tensor(labels)
+
+
+@dataclass(frozen=True)
+class PreparedQuestions:
+    """Questions that are answered with one of two words, ready for a model.
+
+    Attributes:
+        ids: of each question, padded on the right to the longest.
+        mask: False for padding.
+        columns: the first token's id of each answer.
+    """
+
+    ids: Int64[Tensor, "questions length"]
+    mask: Bool[Tensor, "questions length"]
+    columns: Int64[Tensor, "questions answers"]
+
+
+def prepare_questions(prompt: Prompt, questions: Sequence[str], answers: Sequence[str]) -> PreparedQuestions:
+    """Prepare questions about images.
+
+    Args:
+        prompt: conversation format.
+        questions: at least one.
+        answers: words, of which the first token counts.
+
+    Raises:
+        UserError: if a question is empty, or two answers begin with the same token.
+    """
+    ids = [prompt.question(check_question(question)) for question in questions]
+    lengths = torch.tensor([len(one) for one in ids])
+    padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    return PreparedQuestions(
+        padded,
+        torch.arange(padded.shape[1]) < lengths[:, None],
+        torch.tensor([prompt.first_ids(question, answers) for question in questions]),
+    )
 
 
 def check_question(question: object) -> str:
