@@ -40,6 +40,7 @@ def test_answers_are_true_and_some_have_the_caption_in_place_of_the_image(told):
         asked = [(first.rpartition("\n")[2], answer), *rest]
         assert len({question for question, _ in asked}) == len(asked)
         assert all((_thing(question) in there) == (answer == "Yes") for question, answer in asked)
+    assert [whole.has_image(at) for at in range(1500)] == [one.image is not None for one in conversations]
     assert [kinds[kind] / 1500 for kind in ("caption", "text")] == pytest.approx([0.1, 0.2], abs=0.03)
 
 
@@ -81,6 +82,7 @@ def test_a_conversation_depends_on_its_scene_and_the_seed_alone(told):
     other = load_conversations("emoji-objects", stage=2, seed=1)
     assert [other[at].turns for at in range(9)] != [one.turns for one in conversations[:9]]
     captions = load_conversations("emoji-objects", stage=1)
+    assert all(captions.has_image(at) for at in range(50))
     assert captions[0].turns == ((ASK_CAPTION, whole.scenes.captions[0][0]),)
     assert torch.equal(captions[0].image, whole.scenes.pixels(0).float() / 255)
     assert len({one.fingerprint() for one in (whole, other, captions)}) == 3

@@ -20,7 +20,7 @@ from antiphase.models.vlm import load_vlm
 from antiphase.models.vlm.prompt import IGNORED
 from antiphase.models.vlm.store import named_weights, weights_digest
 from antiphase.runs import train_vlm as runs
-from antiphase.training.vlm import train_vlm
+from antiphase.training.vlm import _Stream, train_vlm
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
 from antiphase.training.vlm_step import SummedLoss, accumulate, prepare
 from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
@@ -118,6 +118,29 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
     assert run_cli(*words(parts, 2, tmp_path / "x", "--pretrained", tmp_path / "all"))[2].count(
         "a model of stage 2"
     )
+
+
+def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli):
+    data = load_conversations(words(parts, 2, tmp_path)[4], stage=2)
+    vlm = tiny_vlm()
+
+    def order(epoch, text_first):
+        recipe = VlmRecipe.model_construct(
+            stage=2, seed=3, batch_size=3, max_length=2048, text_first=text_first
+        )
+        stream = _Stream(recipe, vlm, data, 0, 1)
+        return [sample for step in range(3) for sample in stream.at(epoch, step)]
+
+    def told(samples):
+        return [None if one.image is None else float(one.image.mean()) for one in samples]
+
+    drawn, first = told(order(0, False)), told(order(0, True))
+    assert drawn[0] is not None
+    assert first == [None, *(one for one in drawn if one is not None)]
+    assert told(order(1, True)) == told(order(1, False)) != drawn
+    code, _, err = run_cli(*words(parts, 1, tmp_path / "x", *begin(parts), "--text-first"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "text-first: conversations of stage 1 all have an image" in err
 
 
 def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli, monkeypatch):

@@ -46,6 +46,10 @@ class Conversations(Protocol):
 
     def __getitem__(self, position: int) -> Conversation: ...
 
+    def has_image(self, position: int) -> bool:
+        """Return whether a conversation is about an image, without reading it."""
+        ...
+
     def fingerprint(self) -> str:
         """Return a digest of all that affects training."""
         ...
@@ -113,6 +117,9 @@ class LlavaRecords:
         said = [one["value"].replace(_PLACE, "").strip() for one in _paired(record["conversations"])]
         return Conversation(str(record["id"]), image, tuple(zip(said[::2], said[1::2], strict=True)))
 
+    def has_image(self, position: int) -> bool:
+        return "image" in self.records[position]
+
     @cached_property
     def _digest(self) -> str:
         return digest(
@@ -137,6 +144,9 @@ class _Part:
 
     def __getitem__(self, position: int) -> Conversation:
         return self.whole[self.positions[position]]
+
+    def has_image(self, position: int) -> bool:
+        return self.whole.has_image(self.positions[position])
 
     def fingerprint(self) -> str:
         return digest(self.whole.fingerprint(), repr(self.positions))

@@ -49,15 +49,16 @@ class EmojiConversations:
         return len(self.scenes)
 
     def __getitem__(self, position: int) -> Conversation:
-        scenes, number = self.scenes, int(self.scenes.ids[position])
-        name, caption = f"{scenes.name}-{number}", scenes.captions[position][0]
-        kind = self._uniform(number, "kind") if self.stage == 2 else 0.0
-        questions = [] if kind < _CAPTIONS else self._questions(position, number)
-        if questions and kind < _CAPTIONS + _TEXTS:
+        scenes, questions = self.scenes, self._questions(position)
+        name, caption = f"{scenes.name}-{int(scenes.ids[position])}", scenes.captions[position][0]
+        if not self.has_image(position):
             (first, answer), *rest = questions
             return Conversation(name, None, ((f"The image shows {caption}.\n{first}", answer), *rest))
         image = scenes.pixels(position).float() / 255
         return Conversation(name, image, tuple(questions) or ((ASK_CAPTION, caption),))
+
+    def has_image(self, position: int) -> bool:
+        return not (self._questions(position) and self._kind(position) < _CAPTIONS + _TEXTS)
 
     def fingerprint(self) -> str:
         # the number rises when the same scene and seed give other turns
@@ -83,9 +84,15 @@ class EmojiConversations:
             shown.update((theme, name) for name in names)
         return {theme: {name: shown[theme, name] / scenes[theme] for name in OBJECTS} for theme in scenes}
 
-    def _questions(self, position: int, number: int) -> list[tuple[str, str]]:
-        """Return the questions about a scene; all they draw depends on the seed and the scene's number."""
-        there = self._objects[position]
+    def _kind(self, position: int) -> float:
+        """Return a number below 1 that decides what a conversation is like; 0 in stage 1."""
+        return self._uniform(int(self.scenes.ids[position]), "kind") if self.stage == 2 else 0.0
+
+    def _questions(self, position: int) -> list[tuple[str, str]]:
+        """Return the questions about a scene, if any; all they draw depends on the seed and the scene's number."""
+        if self._kind(position) < _CAPTIONS:
+            return []
+        there, number = self._objects[position], int(self.scenes.ids[position])
         shares = self._shares[_main_theme(there)]
         asked = []
         for name in OBJECTS:

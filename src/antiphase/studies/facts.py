@@ -160,6 +160,8 @@ def _(cell: TrainVlm) -> Iterator[Fact]:
         yield f"{stage}.{name}", getattr(recipe, name)
     yield f"{stage}.schedule", SCHEDULE
     yield f"{stage}.trained", "projector" if cell.stage == 1 else "projector, language model"
+    if cell.stage == 2:
+        yield "tune.text_first", recipe.text_first
     if cell.stage == 1:
         yield "align.language", cell.language
         yield "align.projector", config.projector

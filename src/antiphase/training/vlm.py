@@ -194,6 +194,8 @@ class _Stream:
         if self.next != (epoch, within):
             draw = generator(self.recipe.seed, "order", epoch)
             order = torch.randperm(len(self.conversations), generator=draw).tolist()
+            if self.recipe.text_first and epoch == 0:
+                order.sort(key=self.conversations.has_image)  # stable: drawn order within each kind
             steps = range(within, len(order) // size)
             rows = [
                 row

@@ -19,7 +19,8 @@ class VlmRecipe(BaseModel):
 
     ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; ``"captions"`` are a least squares
     fit from image tokens to the words of the captions, see
-    :meth:`~antiphase.models.vlm.projector.Projector.start_at_words`.
+    :meth:`~antiphase.models.vlm.projector.Projector.start_at_words`. With ``text_first`` the first epoch begins with
+    the conversations that have no image.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -41,6 +42,7 @@ class VlmRecipe(BaseModel):
     gradient_norm: float = Field(default=1.0, gt=0)
     max_length: int = Field(default=2048, ge=8)
     projector_start: Literal["default", "captions"] = "default"
+    text_first: bool = False
     precision: Precision = "float32"
     store: Literal["float32", "bfloat16"] = "float32"
 
@@ -50,7 +52,7 @@ VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
     "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
     "emoji": {
         1: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
-        2: {"learning_rate": 1e-4, "batch_size": 16, "epochs": 1},
+        2: {"learning_rate": 1e-4, "batch_size": 8, "epochs": 1, "text_first": True},
     },
 }
 SCHEDULE = "cosine"

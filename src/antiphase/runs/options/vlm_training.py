@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from antiphase.errors import UserError
-from antiphase.runs.options.base import Options
+from antiphase.runs.options.base import Options, Typed
 from antiphase.runs.options.fields import (
     MOST_AT_ONCE,
     AutoPrecision,
@@ -70,6 +70,14 @@ class TrainVlmOptions(Options):
             description="Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble "
             "the words of the captions (linear projectors only). If not given: the preset's."
         ),
+    ] = None
+    text_first: Annotated[
+        bool | None,
+        Field(
+            description="Begin the first epoch of stage 2 with the conversations that have no image. If not given: the "
+            "preset's."
+        ),
+        Typed(flags=("--text-first/--no-text-first",)),
     ] = None
     merge: Annotated[
         int | None,
@@ -144,6 +152,10 @@ class TrainVlmOptions(Options):
             raise UserError(
                 "tower: is missing; expected --tower, or --pretrained with a directory of stage 1"
             )
+        if self.text_first is not None and self.stage == "1":
+            raise UserError(
+                "text-first: conversations of stage 1 all have an image; leave it out, or use --stage 2"
+            )
         if self.lora is not None and self.stage == "1":
             raise UserError(
                 f"lora {self.lora}: stage 1 trains the projector alone; leave out --lora, or use --stage 2"
@@ -154,6 +166,6 @@ class TrainVlmOptions(Options):
     def recipe_part(self) -> dict[str, Any]:
         """The fields of the recipe that were given."""
         names = (
-            "epochs", "batch_size", "learning_rate", "warmup", "store", "seed", "projector_start",
+            "epochs", "batch_size", "learning_rate", "warmup", "store", "seed", "projector_start", "text_first",
         )  # fmt: skip
         return given(**{name: getattr(self, name) for name in names})

@@ -20,12 +20,13 @@ The tokens of an image are those before the tower's last block, without the clas
 
 Not in the paper: the hallucination rate, which is the share of yes to absent objects, under APGD on the answer at 2/255
 and 4/255, with 100 steps under the profile paper. The claim, written before any run, is that the rate rises more for
-the DiffCLIP tower. Three training seeds give intervals, but no verdict: that takes eight (``--seeds 8``).
+the DiffCLIP tower at the two smallest budgets: at larger ones it may be 100 % for both. Three training seeds give
+intervals, but no verdict: that takes eight (``--seeds 8``).
 
 | profile | models | cost |
 |---|---|---|
 | paper | 6, CC12M, Qwen2.5-0.5B-Instruct | never run; towers as in Table 1, for the rest there is no estimate |
-| laptop | 6, emoji-objects, SmolLM2-135M | never run; about 25 core-minutes a model with bf16, the attack not counted |
+| laptop | 6, SmolLM2-135M on the towers of Table 1 | about 70 core-minutes a model without bf16 |
 
 antiphase study run diffclip-table-3 --profile laptop
 """
@@ -49,6 +50,7 @@ from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 PAPER = published(__doc__)
 PRINTED = ("accuracy", "precision", "recall")
 _NOT_PRINTED = "not in the paper"
+_JUDGED = 2  # budgets, the smallest
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -96,7 +98,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     """Claim that DiffCLIP is better in every metric, and that its hallucination rate rises more under attack."""
     observed = scores(rows["evaluate"])
     rise = rises(hallucinations(rows["answers"]))
-    budgets = rise["data"].unique(maintain_order=True).to_list()
+    budgets = rise["data"].unique(maintain_order=True).to_list()[:_JUDGED]
 
     def better(*metrics: str) -> list[Check]:
         return _named(observed, SAMPLINGS, metrics)

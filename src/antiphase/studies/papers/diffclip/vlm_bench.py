@@ -2,9 +2,9 @@
 
 ``paper``: Qwen2.5-0.5B-Instruct on the towers trained on CC12M, or on those of ``--models``. LLaVA's files lie in the
 data folder: ``blip_laion_cc_sbu_558k.json`` with its images in ``LLaVA-Pretrain``, ``llava_v1_5_mix665k.json`` with
-COCO's below ``LLaVA-Tuning/coco``, and POPE's three files. It has never been run. ``laptop``: SmolLM2-135M-Instruct on
-towers trained on the captions of ``emoji-objects``, of which the questions are, too. ``smoke``: a language model of
-random weights.
+COCO's below ``LLaVA-Tuning/coco``, and POPE's three files. It has never been run. ``laptop``: SmolLM2-135M-Instruct
+on the towers of the other studies, with captions of and questions about ``emoji-objects``; smaller budgets, too, since
+all answers of a model that was tried changed at 2/255. ``smoke``: a language model of random weights.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,6 @@ from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.vlm import TrainVlm
 from antiphase.studies.papers.diffclip import bench as towers
 from antiphase.studies.spec import Profile
-
-EPS = (2 / 255, 4 / 255)
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class VlmBench:
         question_limit: conversations of stage 2 at most.
         images: of POPE at most.
         attacked: images whose questions are attacked.
+        eps: budgets of the attack.
         steps: of the attack.
         seeds: trainings of each model, unless the user asks for another number.
     """
@@ -56,6 +55,7 @@ class VlmBench:
     question_limit: int | None = None
     images: int | None = None
     attacked: int | None = None
+    eps: tuple[float, ...] = (2 / 255, 4 / 255)
     steps: int = 100
     seeds: int = 3
 
@@ -79,12 +79,11 @@ class VlmBench:
         return [
             Evaluate(model=model, task="pope", data=self.pope, limit=self.images),
             AttackAnswers(
-                model=model, data=self.pope, eps=EPS, limit=self.attacked, settings={"steps": self.steps}
+                model=model, data=self.pope, eps=self.eps, limit=self.attacked, settings={"steps": self.steps}
             ),
         ]
 
 
-_EMOJI = {"trained_on": ("emoji-objects",), "main": "emoji-objects"}
 _BENCHES = {
     "paper": VlmBench(
         language="Qwen/Qwen2.5-0.5B-Instruct", preset="diffclip",
@@ -94,8 +93,8 @@ _BENCHES = {
     ),
     "laptop": VlmBench(
         language="smollm2", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
-        towers=_EMOJI, align={"precision": "bf16"}, tune={"precision": "bf16"}, caption_limit=2000, question_limit=2000,
-        images=100, attacked=20, steps=10,
+        align={"precision": "bf16"}, tune={"precision": "bf16"}, caption_limit=1200, question_limit=1000, images=100,
+        attacked=20, eps=(0.5 / 255, 1 / 255, 2 / 255, 4 / 255), steps=10,
     ),
     "smoke": VlmBench(
         language="tiny", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
@@ -140,7 +139,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "stage 2": _stage(own.instructions, own.question_limit, own.preset, own.tune),
         "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
         "attack": f"APGD on the answer's first token, {own.steps} steps, "
-        f"{', '.join(map(eps_label, EPS))}, {own.attacked} images",
+        f"{', '.join(map(eps_label, own.eps))}, {own.attacked} images",
     }
 
 
