@@ -135,6 +135,14 @@ def test_version_and_help(run_cli):
         (["sense", "specimen:vit-0", "--parts", ","], "parts ',': expected at least one"),
         (["audit", "specimen:vit-0", "--eps", "8/255,8/255"], "eps 8/255: given twice"),
         (["study", "run", "table-1", "--rows", "nosuch"], "rows 'nosuch': no such directory"),
+        (
+            ["evaluate", "--model", "x"],
+            "--model: no such option; give its value by itself, as in antiphase evaluate MODEL,…",
+        ),
+        (
+            ["audit", "x", "--againts", "y"],
+            "--againts (Possible options: --against); see antiphase audit --help",
+        ),
         (["study", "claims", "table-1"], "antiphase-store: holds no cell of these studies"),
         (
             [

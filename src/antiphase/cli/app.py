@@ -42,7 +42,7 @@ def main() -> None:
     except UserError as error:
         _complain(str(error))
     except TyperException as error:
-        _complain(error.format_message())
+        _complain(_usage(error))
     except OSError as error:
         if error.errno not in _UNUSABLE:
             raise
@@ -60,6 +60,19 @@ def main() -> None:
 def typed_command() -> str:
     """Return this process's command line, for the record of a run."""
     return shlex.join(["antiphase", *sys.argv[1:]])
+
+
+def _usage(error: TyperException) -> str:
+    """Say what is wrong with the words of a command, such as an argument that was named like an option."""
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if not name or context is None:
+        return error.format_message()
+    command = context.command_path
+    for each in context.command.params:
+        shown_as = (each.metavar or "").strip("{},…[]").lower()
+        if each.param_type_name == "argument" and name.strip("-").rstrip("s") in (each.name, shown_as):
+            return f"{name}: no such option; give its value by itself, as in {command} {each.metavar}"
+    return f"{error.format_message()}; see {command} --help"
 
 
 def _complain(*lines: str) -> None:
