@@ -66,12 +66,12 @@ def test_limit_and_seed_are_those_of_subset():
         ("fashon-mnist", "unknown data source 'fashon-mnist': did you mean fashion-mnist"),
         ("CIFAR-10", "did you mean cifar10"),
         ("tinyimagenet", "did you mean tiny-imagenet"),
-        ("zzz", "unknown data source 'zzz': sources are digits, fashion-mnist, "),
-        ("", "unknown data source '': sources are"),
+        ("zzz", "unknown data source 'zzz': expected one of digits, fashion-mnist, "),
+        ("", "unknown data source '': expected one of"),
         ("folder:", "did you mean folder:PATH"),
         ("digits:x", "did you mean digits"),
         (None, "data None: expected the name of a source, such as 'digits'"),
-        ("x" * 5000, "xxx': sources are digits"),
+        ("x" * 5000, "xxx': expected one of digits"),
     ],
 )
 def test_an_unknown_source_is_one_line_with_the_nearest_names(name, line):

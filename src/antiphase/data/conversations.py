@@ -1,6 +1,5 @@
 """Questions and answers about images, by name: what vision-language models are trained on."""
 
-import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from antiphase.data.decoding import decode_whole
 from antiphase.data.listed_pairs import read_json
+from antiphase.data.named import find_named
 from antiphase.data.root import data_root
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
@@ -280,19 +280,12 @@ def load_conversations(
     if limit is not None and limit < 1:
         raise UserError(f"limit {limit}: expected an integer of at least 1")
     plain, _, query = name.partition("?")
-    kind, _, path = plain.partition(":")
-    fits = (s for key, s in _SOURCES.items() if key.partition(":")[0] == kind and (":" in key) == bool(path))
-    source = next(fits, None)
-    if source is None:
-        kinds = {key.partition(":")[0]: key for key in _SOURCES}
-        near = [kinds[one] for one in difflib.get_close_matches(kind.lower(), kinds, n=2, cutoff=0.5)]
-        guess = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
-        raise UserError(f"unknown source of conversations {name!r}: {guess} one of {', '.join(_SOURCES)}")
+    source = find_named(plain, _SOURCES, "source of conversations")
     settings = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
     for key in settings:
         if key not in source.settings:
             raise UserError(f"{name}: no setting {key!r}; expected {', '.join(source.settings) or 'none'}")
-    found = source.load(Request(name, path, settings, stage, data_root(root), seed))
+    found = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
     if limit is None or limit >= len(found):
         return found
     order = torch.randperm(len(found), generator=generator(seed, "subset"))[:limit].sort().values

@@ -1,6 +1,5 @@
 """Sources of image–caption pairs by name."""
 
-import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs
 from antiphase.data.coco_objects import coco_objects
 from antiphase.data.karpathy import KARPATHY_SETS, karpathy, karpathy_set
+from antiphase.data.named import find_named
 from antiphase.data.pairs import PairSet
 from antiphase.data.published import warn_of_other_counts
 from antiphase.data.root import data_root
@@ -108,7 +108,8 @@ _SOURCES = {
         lambda ask: csv_pairs(Path(ask.path).expanduser(), ask.split),
     ),
 }
-_WITH_PATH = {name.partition(":")[0]: name for name in _SOURCES if ":" in name}
+
+_FILES = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "shards"}
 
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """One-line description of each source of pairs."""
@@ -143,10 +144,10 @@ def load_pairs(
         if value is not None and value < 1:
             raise UserError(f"{label} {value}: expected an integer of at least 1")
     kind, _, path = name.partition(":")
-    key = _WITH_PATH.get(kind) if path else name
-    source = _SOURCES.get(key or "")
-    if source is None or (key in _WITH_PATH.values() and not path):
-        raise UserError(_unknown(name))
+    file = None if ":" in name else _FILES.get(Path(name).suffix.lower())
+    source = find_named(
+        name, _SOURCES, "source of pairs", f"for that file use '{file}:{name}'" if file else ""
+    )
     streamed = kind == "shards"
     if streamed and limit is not None:
         raise UserError(
@@ -161,13 +162,3 @@ def load_pairs(
         return loaded
     warn_of_other_counts(name, loaded.split, len(loaded) + len(loaded.skipped))
     return loaded.subset(limit)
-
-
-def _unknown(name: str) -> str:
-    kinds = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "shards"}
-    kind = kinds.get(Path(name).suffix.lower())
-    if kind and not name.startswith(tuple(f"{known}:" for known in _WITH_PATH)):
-        return f"unknown source of pairs {name!r}: for that file use '{kind}:{name}'"
-    near = difflib.get_close_matches(name.lower(), PAIR_SOURCES, n=2, cutoff=0.5)
-    guess = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
-    return f"unknown source of pairs {name!r}: {guess} one of {', '.join(PAIR_SOURCES)}"

@@ -1,6 +1,5 @@
 """Sources of images by name."""
 
-import difflib
 import os
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from antiphase.data.folders import Listing, class_folder, tiny_imagenet
 from antiphase.data.given import npz_images
 from antiphase.data.imagenets import IMAGENET_VARIANTS, imagenet, imagenet_variant
 from antiphase.data.images import ArrayImages, FileImages
+from antiphase.data.named import find_named
 from antiphase.data.probe_sets import PROBE_FILE_SETS, probe_set
 from antiphase.data.source import Request, Source
 from antiphase.data.specimens import specimen_images
 from antiphase.data.wds import wds_images
-from antiphase.errors import UserError, shown
 from antiphase.files import printable
 
 
@@ -187,8 +186,6 @@ _SOURCES = {
     ),
 }
 
-_WITH_PATH = {name.partition(":")[0]: name for name in _SOURCES if ":" in name}
-
 SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """Name of each source and what it is, in one line."""
 
@@ -202,16 +199,6 @@ def source_of(name: str) -> Source:
     >>> source_of("cifar100").classes
     100
     """
-    kind, _, path = name.partition(":")
-    source = _SOURCES.get(_WITH_PATH.get(kind, name) if path else name)
-    if source is None:
-        raise UserError(_unknown(name))
-    return source
-
-
-def _unknown(name: str) -> str:
-    if name and os.path.isdir(os.path.expanduser(name)):
-        return f"unknown data source {name!r}: for that folder of images say 'folder:{name}'"
-    near = difflib.get_close_matches(name.lower(), SOURCES, n=2, cutoff=0.5)
-    guess = f"did you mean {' or '.join(near)}? Sources" if near else "sources"
-    return f"unknown data source {shown(name)}: {guess} are {', '.join(SOURCES)}"
+    folder = bool(name) and os.path.isdir(os.path.expanduser(name))
+    hint = f"for that folder of images say 'folder:{name}'" if folder else ""
+    return find_named(name, _SOURCES, "data source", hint)

@@ -1,0 +1,38 @@
+"""Sources of data by name, such as ``digits`` or ``csv:PATH``."""
+
+import difflib
+from collections.abc import Mapping
+from typing import TypeVar
+
+from antiphase.errors import UserError, shown
+
+T = TypeVar("T")
+
+
+def find_named(name: str, sources: Mapping[str, T], what: str, hint: str = "") -> T:
+    """Return the source of a name.
+
+    Args:
+        name: a key of ``sources``; where that has a colon, a path stands behind it.
+        sources: by name, such as ``"csv:PATH"``.
+        what: they are, in words for the message.
+        hint: what to say of an unknown name in place of names that are near it.
+
+    Raises:
+        UserError: there is no such source, or its path is missing.
+
+    >>> find_named("csv:pairs.csv", {"coco": 1, "csv:PATH": 2}, "source of pairs")
+    2
+    >>> find_named("cocos", {"coco": 1, "csv:PATH": 2}, "source of pairs")
+    Traceback (most recent call last):
+    antiphase.errors.UserError: unknown source of pairs 'cocos': did you mean coco or csv:PATH? Expected one of coco, csv:PATH
+    """
+    kind, _, path = name.partition(":")
+    for key, source in sources.items():
+        if key == name if ":" not in key else path and key.startswith(f"{kind}:"):
+            return source
+    listed = ", ".join(sources)
+    kinds = {key.partition(":")[0]: key for key in sources}
+    near = [kinds[one] for one in difflib.get_close_matches(kind.lower(), kinds, n=2, cutoff=0.5)]
+    guess = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
+    raise UserError(f"unknown {what} {shown(name)}: {hint or f'{guess} one of {listed}'}")
