@@ -143,10 +143,6 @@ def test_version_and_help(run_cli):
             ["audit", "x", "--againts", "y"],
             "--againts (Possible options: --against); see antiphase audit --help",
         ),
-        (
-            ["evaluate", "specimen:vit-0", "--data", "digits", "--tasks", "probe", "--shots", "3"],
-            "shots 3: is for few-shot, the tasks are probe; leave it out, or name that task",
-        ),
         (["study", "claims", "table-1"], "antiphase-store: holds no cell of these studies"),
         (
             [

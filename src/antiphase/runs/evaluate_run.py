@@ -10,7 +10,6 @@ from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol, find_task
 from antiphase.models.card import settle_size
 from antiphase.models.zeroshot import is_dual_encoder
-from antiphase.registry import TASKS
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.evaluation_sources import asked, left_out, load_source
 from antiphase.runs.features import FeatureStore
@@ -31,8 +30,6 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
     """
     protocol, progress = _protocol(options), not options.quiet
     wanted, names = asked(options.tasks, options.data)
-    if wanted is not None:
-        _check_used(protocol, list(wanted))
     models, against = options.models, options.against
     check_twins(models, against)
     place, process = find_device(options.device), this_process()
@@ -67,29 +64,6 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
         loaded[: len(models)], loaded[len(models) :], sources, options.out, store, tasks=wanted, doubts=doubts,
         protocol=protocol, command=command, options=options.record(),
     )  # fmt: skip
-
-
-_OPTIONS = {
-    "space": "features",
-    "objectives": "objective",
-}  # that are not called like the field of the protocol
-
-
-def _check_used(protocol: Protocol, tasks: list[str]) -> None:
-    """Refuse settings that no task depends on.
-
-    Raises:
-        UserError: naming the option.
-    """
-    used = {field: [task for task in TASKS if field in find_task(task).fields] for field in vars(protocol)}
-    for field, of in used.items():
-        value, usual = getattr(protocol, field), getattr(Protocol, field)
-        if of and value != usual and not set(of) & set(tasks):
-            given = ", ".join(map(str, value)) if isinstance(value, tuple) else value
-            raise UserError(
-                f"{_OPTIONS.get(field, field)} {given}: is for {' and '.join(of)}, the tasks are {', '.join(tasks)}; "
-                "leave it out, or name that task"
-            )
 
 
 def _protocol(options: EvaluateOptions) -> Protocol:
