@@ -23,9 +23,9 @@ def find_named(name: str, sources: Mapping[str, T], what: str, hint: str = "") -
 
     >>> find_named("csv:pairs.csv", {"coco": 1, "csv:PATH": 2}, "source of pairs")
     2
-    >>> find_named("cocos", {"coco": 1, "csv:PATH": 2}, "source of pairs")
+    >>> find_named("cocos", {"coco": 1, "wds:PATH": 2}, "source of pairs")
     Traceback (most recent call last):
-    antiphase.errors.UserError: unknown source of pairs 'cocos': did you mean coco or csv:PATH? Expected one of coco, csv:PATH
+    antiphase.errors.UserError: unknown source of pairs 'cocos': did you mean coco? Expected one of coco, wds:PATH
     """
     kind, _, path = name.partition(":")
     for key, source in sources.items():
