@@ -214,7 +214,7 @@ def test_the_first_sentence_and_the_claims_come_from_the_rows():
     first, limits = draw(rows).notes
     parts = Measured(rows, "made-up").parts(1 / 255)
     for name in (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE):
-        number = f"{100 * parts[name].mean():+.1f} points [".replace("-", "−")
+        number = f"{100 * parts[name].mean():+.1f} [".replace("-", "−")
         assert number in first, name
     assert "6 training seeds and 300 images" in first
     assert "What is not identified" in limits

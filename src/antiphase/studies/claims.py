@@ -52,6 +52,11 @@ RULE = (
 """The verdicts in words, for readers of results."""
 
 
+NOT_IN_PAPER = "not in the paper"
+OWN = "own"
+_NOT_ITS_OWN = (NOT_IN_PAPER, "a summary of the paper")
+
+
 @dataclass(frozen=True)
 class Check:
     """A difference that is claimed to be above zero.
@@ -101,6 +106,7 @@ class Claim:
         margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points); by default
             that of ``MARGINS``; with 0, no difference is called absent.
         seconds: core-seconds that one training seed of all its checks takes, trainings included; None if unknown.
+        paper: the paper that the source is in, where it is not that of the study.
 
     Raises:
         UserError: The margin is not a number of at least 0.
@@ -113,6 +119,7 @@ class Claim:
     margin: float | None = None
     exceptions: int = 0
     seconds: float | None = None
+    paper: str = ""
 
     def __post_init__(self) -> None:
         number = isinstance(self.margin, int | float) and not isinstance(self.margin, bool)
@@ -121,6 +128,17 @@ class Claim:
                 f"claim {self.name!r}: margin {self.margin!r}: expected a number of at least 0, such as 0.02 for 2 "
                 "points"
             )
+
+    def whose(self, paper: str) -> str:
+        """Return the paper that makes the claim, or ``OWN`` for a question of ours.
+
+        Args:
+            paper: that of the study.
+
+        >>> [Claim("", source, "", []).whose("diffclip") for source in ("Section 4.2", NOT_IN_PAPER)]
+        ['diffclip', 'own']
+        """
+        return OWN if self.source in _NOT_ITS_OWN else self.paper or paper
 
     def margin_of(self, check: Check) -> float | None:
         """Return the margin that applies to a check."""

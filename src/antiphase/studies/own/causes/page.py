@@ -81,17 +81,16 @@ def sentence(parts: pl.DataFrame, of: str = "") -> str:
         of: the data set, if there are several.
     """
     own = parts.filter((pl.col("x") - _AT).abs() < 1e-9)
-    words = {
-        row["series"]: " ".join(signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points"))
-        for row in own.iter_rows(named=True)
-    }
+    words = {}
+    for row in own.iter_rows(named=True):
+        value, interval = signed(Estimate(row["value"], row["low"], row["high"], row["n"]), "points")
+        words[row["series"]] = f"{value.removesuffix(' points')} {interval}"
     return (
-        f"Under PGD at ε = {eps_label(_AT)}{of}, the ASR of DiffViT minus that of ViT is {words[TOTAL]} ({over(own)}). "
-        "It has four parts. Smaller clean margins, the gap between the two largest logits without an attack, give "
-        f"{words[MARGINS]}. With images weighted so that both models have the same margins, half as many heads twice "
-        f"as wide give {words[HEADS]}, the normalisation of each head and its factor 1 − λ_init {words[NORM]}, and the "
-        f"subtraction {words[SUBTRACTION]}. Of the subtraction's part, {words[ANGLE]} come from the angle between the "
-        "gradients of the two maps, the paper's explanation."
+        f"In a study of its own, of one-layer models{of} ({over(own)}; PGD at {eps_label(_AT)}), the ASR of DiffViT "
+        f"minus that of ViT is {words[TOTAL]} points: {words[MARGINS]} from smaller clean margins (the gap between the "
+        f"two largest logits); and at equal margins, {words[HEADS]} from half as many heads of twice the width, "
+        f"{words[NORM]} from the normalisation and scaling of each head, and {words[SUBTRACTION]} from the "
+        f"subtraction, of which {words[ANGLE]} from the angle between the gradients of the two maps."
     )
 
 

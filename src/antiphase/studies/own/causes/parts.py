@@ -41,6 +41,14 @@ TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = (
     "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle",
 )  # fmt: skip
 PARTS = (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE)
+IN_WORDS = {
+    TOTAL: "the whole difference",
+    MARGINS: "smaller clean margins: the gap between the two largest logits",
+    HEADS: "at equal margins: half as many heads, twice as wide",
+    NORM: "at equal margins: the normalisation and scaling of each head",
+    SUBTRACTION: "at equal margins: the subtraction",
+    ANGLE: "of the subtraction: the angle between the gradients of the two maps",
+}
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
 TINY = 1e-9  # of a margin, slope or distance, before its logarithm
 

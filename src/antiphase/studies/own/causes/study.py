@@ -29,7 +29,7 @@ import numpy as np
 
 from antiphase.budgets import eps_label
 from antiphase.evaluation.statistics import Estimate
-from antiphase.studies.claims import Check, Claim
+from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.own.causes.models import (
     BARE,
     BARE_ZERO,
@@ -58,7 +58,6 @@ from antiphase.studies.papers.robustness.show import each_data
 from antiphase.studies.spec import RowsByTable, Study
 
 _SMALL = EPS[:3]
-_NONE = "not in the paper"
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
@@ -98,7 +97,7 @@ def _claims(found: Measured) -> list[Claim]:
             above(BARE, BARE_ZERO),
         ),
         "fragile-at-equal-margins": (
-            _NONE, "At equal clean margins, the subtraction raises the ASR.", part(SUBTRACTION),
+            NOT_IN_PAPER, "At equal clean margins, the subtraction raises the ASR.", part(SUBTRACTION),
         ),
         "angle-raises-asr": (
             "Section 4.1, Theorem 1",
@@ -110,27 +109,30 @@ def _claims(found: Measured) -> list[Claim]:
             "Without the gradient through A2 the attacker succeeds less often than without that through A1.",
             above(without_a1, without_a2),
         ),
-        "margins-raise-asr": (_NONE, "Smaller clean margins are part of DiffViT's higher ASR.", part(MARGINS)),
+        "margins-raise-asr": (NOT_IN_PAPER, "Smaller clean margins are part of DiffViT's higher ASR.", part(MARGINS)),
         "remains-at-equal-margins": (
-            _NONE, "At equal clean margins, DiffViT has a higher ASR than ViT.", remains(AT_MARGINS),
+            NOT_IN_PAPER, "At equal clean margins, DiffViT has a higher ASR than ViT.", remains(AT_MARGINS),
         ),
         "remains-at-equal-loss": (
-            _NONE, "At equal training loss, DiffViT has a higher ASR than ViT.", remains(AT_LOSS),
+            NOT_IN_PAPER, "At equal training loss, DiffViT has a higher ASR than ViT.", remains(AT_LOSS),
         ),
         "norm-raises-asr": (
-            _NONE, "The normalisation of each head and its factor 1 − λ_init alone raise the ASR of ViT.",
+            NOT_IN_PAPER, "The normalisation of each head and its factor 1 − λ_init alone raise the ASR of ViT.",
             above(NORMED, VIT),
         ),
         "parameters-raise-asr": (
-            _NONE, "A ViT with DiffViT's number of parameters has a higher ASR than ViT.", above(WIDER, VIT),
+            NOT_IN_PAPER, "A ViT with DiffViT's number of parameters has a higher ASR than ViT.", above(WIDER, VIT),
         ),
         "other-initial-weights": (
-            _NONE,
+            NOT_IN_PAPER,
             "With blocks that start from N(0, 0.02), too, DiffViT has a higher ASR than ViT.",
             above(NORMAL[DIFFVIT], NORMAL[VIT]),
         ),
     }  # fmt: skip
-    return [Claim(name, source, words, checks) for name, (source, words, checks) in statements.items()]
+    return [
+        Claim(name, source, words, checks, paper="robustness" if source != NOT_IN_PAPER else "")
+        for name, (source, words, checks) in statements.items()
+    ]
 
 
 study = Study(

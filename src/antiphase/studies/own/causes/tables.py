@@ -11,7 +11,7 @@ from antiphase.evaluation.standardised import STRATA
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.own.causes.models import BARE, DIFFVIT, EPS, LADDER, NORMAL, STOPPED, TRAINED, VIT
-from antiphase.studies.own.causes.parts import LOGARITHMS, TINY, Measured, mean_of
+from antiphase.studies.own.causes.parts import IN_WORDS, LOGARITHMS, TINY, Measured, mean_of
 
 Cell = tuple[str, str, Estimate]
 
@@ -43,7 +43,10 @@ def tables(
         by_model.join(order, on="row", maintain_order="left").sort("_at", maintain_order=True).drop("_at")
     )
     return [
-        Table(f"{stem}-parts", f"Parts of the difference in ASR, DiffViT − ViT{of}", "part", _by_eps(parts)),
+        Table(
+            f"{stem}-parts", f"Parts of the difference in ASR between one-layer models, DiffViT − ViT{of}", "part",
+            _by_eps(parts.with_columns(pl.col("series").replace(IN_WORDS))),
+        ),
         Table(f"{stem}-remaining", f"Difference in ASR, DiffViT − ViT{of}", "compared", _by_eps(even)),
         Table(
             f"{stem}-strata", f"Difference in ASR at equal margins, DiffViT − ViT, by number of strata{of}", "strata",

@@ -23,6 +23,7 @@ from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.relevance import Relevance
 from antiphase.studies.papers.diffclip.released import given_models, listed
+from antiphase.studies.scale import IN_SHORT, clips_in_short
 from antiphase.studies.spec import Profile
 
 TWINS = ("clip", "diffclip")
@@ -168,6 +169,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "training": ", ".join(
             f"{name} {value}" for name, value in {"preset": own.preset, **own.recipe}.items()
         ),
+        IN_SHORT: clips_in_short([own.train("clip", 0, data) for data in own.trained_on]),
     }
     shown = {
         **({"models": listed(own.given)} if own.given else trained),

@@ -35,6 +35,7 @@ from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
 from antiphase.studies.papers.diffclip.released import listed, released
 from antiphase.studies.papers.robustness.show import table_of
+from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 NOISE = (8 / 255, 64 / 255)
@@ -67,7 +68,7 @@ def cells(profile: Profile) -> list[Cell]:
 
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the page."""
-    shown = ("trained on", "model", "training")
+    shown = ("trained on", "model", "training", IN_SHORT)
     given = [one for one in _pairs(profile) if isinstance(one, Given)]
     kept = {name: value for name, value in bench_settings(profile).items() if name in shown}
     kept |= {"models": listed(given)} if given else {}

@@ -18,6 +18,7 @@ from typing import Any
 from antiphase.budgets import eps_label
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.studies.cells import Accuracy, Attack, Sense, TrainVit
+from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile
 
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4, 8))
@@ -178,6 +179,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "PGD": pgd_said(own),
         "AutoAttack": _attack_said(own.ensemble(model, EPS)), "CW": _attack_said(own.nearest(model)),
         "search": own.search, "attacked label": "clean prediction", "verdicts": "float32",
+        IN_SHORT: vits_in_short([own.train("vit", 0, data, depth=depth) for data in own.data for depth in own.depths]),
     }  # fmt: skip
 
 

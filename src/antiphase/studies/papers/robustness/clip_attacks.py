@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.data.sources import source_of
 from antiphase.models.zeroshot import PAPER_TEMPLATE
 from antiphase.studies.artefact import Table
 from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
@@ -14,6 +15,7 @@ from antiphase.studies.papers.diffclip.released import listed
 from antiphase.studies.papers.robustness.bench import attacks_said, bench, pgd_said
 from antiphase.studies.papers.robustness.clip_bench import clip_models
 from antiphase.studies.papers.robustness.show import table_of
+from antiphase.studies.scale import IN_SHORT, titled
 from antiphase.studies.spec import Cell, Profile
 
 MANY_CLASSES = "imagenet"
@@ -54,6 +56,16 @@ def clip_accuracy(profile: Profile) -> list[Cell]:
     return [Accuracy(model=model, data=data, limit=_IMAGES[profile.name]) for model, data in lineup(profile)]
 
 
+def few_classes(names: Sequence[str]) -> str:
+    """Name the sets of few classes, for a statement.
+
+    >>> few_classes(["openmoji", "imagenet"])
+    "On a set of few classes (OpenMoji's drawings, 9),"
+    """
+    few = [f"{titled(name)}, {source_of(name).classes}" for name in names if name != MANY_CLASSES]
+    return f"On a set of few classes ({'; '.join(few)}),"
+
+
 def accuracy_table(rows: pl.DataFrame, name: str) -> Table:
     """Return the clean accuracy of every model on every set."""
     found = estimates(rows, ["series", "data"], CORRECT)
@@ -64,7 +76,7 @@ def settings(profile: Profile) -> Mapping[str, str]:
     """Return the settings shown on the page."""
     trained = diffclip_settings(profile)
     given = [one for one in clip_models(profile) if isinstance(one, Given)]
-    own = {name: trained[name] for name in ("trained on", "model", "training") if name in trained}
+    own = {name: trained[name] for name in ("trained on", "model", "training", IN_SHORT) if name in trained}
     return {
         "data": ", ".join(_DATA[profile.name]), **({"models": listed(given)} if given else own),
         "prompts": _prompt(profile) or "the emoji's own: the names of each group's",

@@ -20,6 +20,7 @@ from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import ASR, CORRECT, estimates, over
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import eps_table, more_fragile
+from antiphase.studies.scale import titled
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = pl.DataFrame(
@@ -61,7 +62,7 @@ def levels(found: pl.DataFrame, clean: pl.DataFrame) -> list[str]:
     """
     right = estimates(clean, ["data", "series"], CORRECT)
     at, told = 1 / 255, []
-    theirs = PAPER.filter(pl.col("x") == at)["value"].item()
+    theirs, own = PAPER.filter(pl.col("x") == at).select("value", "data").row(0)
     for (data,), block in found.filter((pl.col("eps") - at).abs() < 1e-9).group_by(
         "data", maintain_order=True
     ):
@@ -71,9 +72,10 @@ def levels(found: pl.DataFrame, clean: pl.DataFrame) -> list[str]:
         if asr.keys() & accuracy.keys() >= {"ViT", "DiffViT"}:
             told.append(
                 f"With one layer, PGD at {eps_label(at)} changes {asr['ViT']:.1%} of ViT's predictions and "
-                f"{asr['DiffViT']:.1%} of DiffViT's on {data}; their clean accuracies are {accuracy['ViT']:.1%} and "
-                f"{accuracy['DiffViT']:.1%}. The paper reports an ASR of {theirs:.1%} for DiffViT on cifar10 and none "
-                "for ViT."
+                f"{asr['DiffViT']:.1%} of DiffViT's on {titled(str(data))}; their clean accuracies are "
+                f"{accuracy['ViT']:.1%} and {accuracy['DiffViT']:.1%}. The paper reports {theirs:.1%} for its "
+                f"one-layer DiffViT at {eps_label(at)} on {titled(own)} and no number for ViT"
+                f"{'' if data == own else '; models and data differ, so that the two do not compare'}."
             )
     return [each.replace("%", " %") for each in told]
 

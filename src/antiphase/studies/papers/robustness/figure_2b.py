@@ -26,6 +26,7 @@ from antiphase.studies.papers.robustness.clip_attacks import (
     accuracy_table,
     clip_accuracy,
     clip_attack,
+    few_classes,
     lineup,
     settings,
 )
@@ -71,7 +72,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     found = [
         Claim(
             "clip-fragile-few-classes", "Section 5.2, Figure 2(b)",
-            "On a set of few classes DiffCLIP has a higher ASR than CLIP at every ε.", few,
+            f"{few_classes(names)} DiffCLIP has a higher ASR than CLIP under PGD at every ε.", few,
         )
     ]  # fmt: skip
     if MANY_CLASSES in names:

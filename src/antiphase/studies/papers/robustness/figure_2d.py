@@ -27,6 +27,7 @@ from antiphase.studies.papers.robustness.clip_attacks import (
     accuracy_table,
     clip_accuracy,
     clip_attack,
+    few_classes,
     lineup,
     settings,
 )
@@ -82,7 +83,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     found = [
         Claim(
             "clip-fragile-to-patches", "Section 5.2, Figure 2(d)",
-            "On a set of few classes DiffCLIP has a higher ASR than CLIP under patches of every width.", few,
+            f"{few_classes(names)} DiffCLIP has a higher ASR than CLIP under patches of every width.", few,
         )
     ]  # fmt: skip
     if MANY_CLASSES in names:

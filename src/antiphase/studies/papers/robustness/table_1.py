@@ -33,6 +33,7 @@ PAPER = {
     "ASR": (0.4074, 0.6772, 0.8498, 0.7531, 0.4956, 0.4164),
 }
 _AT = 1 / 255
+_SIDES = {"below": "0.5 to 0.7", "above": "0.85 to 0.95"}
 ACCURACY_MARGIN = 0.005  # half a point
 
 
@@ -81,7 +82,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     attacks, clean = rows["attack"], rows["accuracy"]
     where = {"series": "DiffViT", "eps": _AT}
     asr, accuracy = (
-        [Check(f"{what}(λ 0.8) − mean of the λ {side} it", found) for side, found in around]
+        [Check(f"{what} at λ_init 0.8 against {_SIDES[side]} on average", found) for side, found in around]
         for what, around in (
             ("ASR", peak(attacks, "lambda_init", 0.8, where, ASR)),
             ("accuracy", peak(clean, "lambda_init", 0.8, {"series": "DiffViT"}, CORRECT)),

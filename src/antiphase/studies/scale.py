@@ -1,0 +1,82 @@
+"""Models and data of a study in a few words, for the sentence that says what its claims were tested on."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from antiphase.data.conceptual import TITLES
+from antiphase.data.sources import SOURCES, source_of
+from antiphase.models.clip import bare_clip
+from antiphase.models.factories import build_vision, configure
+from antiphase.models.towers import attention_of
+from antiphase.studies.cells import TrainClip, TrainVit
+
+IN_SHORT = "in short"
+"""The setting of a study under which these words are."""
+
+
+def titled(data: str) -> str:
+    """Return the name of a data set in a sentence.
+
+    >>> titled("fashion-mnist"), titled("openmoji"), titled("folder:pets")
+    ('Fashion-MNIST', "OpenMoji's drawings", 'folder:pets')
+    """
+    return SOURCES[data].partition(", ")[0] if data in SOURCES else TITLES.get(data, data)
+
+
+def vits_in_short(models: Sequence[TrainVit]) -> str:
+    """Return the layers, the width and the size of some ViTs, and their data.
+
+    >>> sizes = {"dim": 64, "num_heads": 4, "patch_size": 7}
+    >>> vits_in_short([TrainVit(model="vit", data="fashion-mnist", sizes={"depth": at, **sizes}) for at in (1, 12)])
+    'ViTs and DiffViTs with 1 to 12 layers and 55 thousand to 605 thousand parameters on Fashion-MNIST (28×28 grey, 10 classes)'
+    """  # noqa: E501
+    layers, sizes = sorted({model.depth for model in models}), sorted(map(_parameters, models))
+    blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
+    return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
+
+
+def clips_in_short(models: Sequence[TrainClip]) -> str:
+    """Return the size of some CLIPs, and their data."""
+    sizes = [_clip_parameters(model) for model in models]
+    return f"CLIPs and DiffCLIPs with {_range(sizes)} parameters on {_sets(model.data for model in models)}"
+
+
+def _parameters(model: TrainVit) -> int:
+    """Return the number of parameters of a ViT, built without drawing weights."""
+    source = source_of(model.data)
+    sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **model.sizes}
+    with torch.device("meta"):
+        built = build_vision(configure(attention_of(model.model), model.pixels, sizes))
+    return sum(weights.numel() for weights in built.parameters())
+
+
+def _clip_parameters(model: TrainClip) -> int:
+    with torch.device("meta"):
+        built = bare_clip(model.make_recipe("").model)
+    return sum(weights.numel() for weights in built.parameters())
+
+
+def _range(sizes: Sequence[int]) -> str:
+    """Return the smallest and the largest of some numbers of parameters, rounded.
+
+    >>> _range([55_114, 604_938]), _range([12_732_097, 12_700_000])
+    ('55 thousand to 605 thousand', '12.7 million')
+    """
+    words = [
+        f"{size / 1e6:.1f} million" if size >= 1e6 else f"{size / 1e3:.0f} thousand" for size in sorted(sizes)
+    ]
+    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
+
+
+def _sets(names: Iterable[str]) -> str:
+    """Return data sets with their facts, where they are known.
+
+    >>> _sets(["cifar10", "cc3m"])
+    'CIFAR-10 (32×32 RGB, 10 classes) and cc3m'
+    """
+    found = []
+    for name in dict.fromkeys(names):
+        facts = SOURCES.get(name, "").partition(" (")[0].partition(", ")[2]
+        found.append(f"{titled(name)} ({facts})" if facts else titled(name))
+    return " and ".join(found)
