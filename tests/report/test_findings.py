@@ -6,9 +6,12 @@ from dataclasses import replace
 import pytest
 
 from antiphase.errors import UserError
+from antiphase.report.studies import answers
+from antiphase.report.studies.answers import answer
+from antiphase.report.studies.counts import counted
 from antiphase.report.studies.forest import LOOKS, deciding, forest_figure, forest_lines, forest_svg
 from antiphase.report.studies.markdown import markdown_claims, markdown_summary
-from antiphase.report.studies.summary import counted, headlines, sentence, summary
+from antiphase.report.studies.summary import headlines, sentence, summary
 from antiphase.report.studies.written import replace_findings, write_findings
 from antiphase.studies.claims import Check, Claim
 from tests.report import made_up_studies as made_up
@@ -49,10 +52,10 @@ def test_lines_are_grouped_by_unit_and_section_and_all_verdicts_are_there():
     headline = next(line for line in lines if line.statement == HEADLINE.statement)
     assert (headline.value, headline.low, headline.high) == pytest.approx((3.0, 2.0, 4.0))
     assert headline.margin == pytest.approx(2.0)
-    assert headline.numbers == ("+3.0 points [2.0, 4.0]", "decides among 2")
+    assert headline.numbers == ("+3.0 points [2.0, 4.0]", "least favourable of 2")
     other = next(line for line in lines if line.statement == OPEN.statement)
     assert other.value == pytest.approx(0.1 / (0.2 / 2.13))  # in standard errors
-    assert other.numbers[1].startswith("takes ")
+    assert other.numbers[1].startswith("a verdict takes ")
     assert forest_lines([made_up.empty()]) == []
 
 
@@ -74,7 +77,7 @@ def test_every_interval_is_where_its_axis_says_and_no_line_hides_another(narrow)
         assert (high < zero) == (line.high < 0)
         assert mark.get_color() == LOOKS[line.verdict][0]
     texts = {text.get_text() for text in axes.texts}
-    assert {"Section 5.2", "ours"} <= texts
+    assert {"Sensitivity paper, Section 5.2", "Sensitivity paper, ours"} <= texts
     width, height = axes.figure.get_size_inches()
     bottoms = [text.get_position()[1] for text in axes.texts]
     assert max(bottoms) < height
@@ -95,11 +98,12 @@ def test_a_claim_on_clips_has_a_question_of_its_own():
     )
     told = summary([*results(), replace(made_up.table_1(), name="diffclip-table-2", claims=[clips])])
     at = told.index("## Does it help a CLIP?")
-    assert told[at + 1].startswith("A CLIP and its twin DiffCLIP do the same tasks")
-    assert told[at + 2].startswith(
+    assert told[at + 1] == "Yes: DiffCLIP is better than CLIP in the one task tested."
+    assert told[at + 2].startswith("A CLIP and its twin DiffCLIP are trained alike")
+    assert told[at + 3].startswith(
         "- DiffCLIP has a higher zero-shot accuracy than CLIP: **holds** (1/255: +5.0 points"
     )
-    assert told[at + 3] == "## How sure is that?"
+    assert told[at + 4] == "## How sure is that?"
 
 
 def test_three_questions_are_answered_with_numbers_and_prices():
@@ -107,26 +111,32 @@ def test_three_questions_are_answered_with_numbers_and_prices():
     assert [line for line in told if line.startswith("## ")] == [
         "## Is differential attention more fragile?", "## Why?", "## How sure is that?",
     ]  # fmt: skip
-    fragile, why, sure = (told[told.index(f"## {question}") + 1] for question in (
+    fragile, why, sure = (told[told.index(f"## {question}") + 1 :] for question in (
         "Is differential attention more fragile?", "Why?", "How sure is that?",
     ))  # fmt: skip
-    assert fragile == (
+    assert fragile[0] == (
+        "Yes, with one layer: under PGD DiffViT's ASR is 3.0 to 5.0 points higher than ViT's (at 1/255 to 2/255)."
+    )
+    assert fragile[1] == (
         "- DiffViT is more fragile at λ_init 0.8: **holds** "
         "(1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
     )
-    assert why.startswith(
+    assert why[0] == ("Whether opposed gradients of the two maps, the paper's explanation, raise it is open.")
+    assert why[1].startswith(
         "- The angle matters more than the size: **undecided** (angle − size: +0.10 [−0.10, 0.30]; "
     )
-    assert why.endswith("a verdict would take about 113 seeds, 3 core-hours in all).")
-    assert sure.startswith(counted(results()))
-    assert "16 training seeds" in sure
+    assert why[1].endswith("a verdict would take about 113 seeds, 3 core-hours in all).")
+    assert sure[0] == counted(results())
+    assert "16 training seeds" in sure[1]
     assert told[-1].endswith(
         "A verdict on 1 of the 2 undecided claims would take at least 3 core-hours in all, if the differences seen are "
         "the true ones."
     )
     assert summary([made_up.empty()]) == []
-    assert headlines(results(), 1) == [sentence(OPEN)]
-    assert headlines(results(), 2) == [sentence(HEADLINE), sentence(OPEN)]
+    assert headlines(results()) == [
+        f"- **Is differential attention more fragile?** {fragile[0]}", f"  - {sentence(HEADLINE)}",
+        f"- **Why?** {why[0]}", f"  - {sentence(OPEN)}", f"- **All claims:** {counted(results())}",
+    ]  # fmt: skip
 
 
 def test_verdicts_are_counted_for_each_paper():
@@ -135,14 +145,21 @@ def test_verdicts_are_counted_for_each_paper():
     untested = Claim("", "", "", [Check("", None)])
     assert counted(
         [replace(whole, claims=[HEADLINE, OPEN, untested]), replace(whole, claims=[HEADLINE])]
-    ) == ("The paper on sensitivity, 3 of 4 claims tested: 2 hold and 1 is undecided.")
+    ) == ("The sensitivity paper, 3 of 4 claims tested: 2 hold and 1 is undecided.")
     assert counted(
         [replace(whole, claims=[OPEN]), replace(whole, paper="diffclip", claims=[HEADLINE, few])]
     ) == (
-        "The paper on sensitivity, the one claim tested: 1 is undecided. "
+        "The sensitivity paper, the one claim tested: 1 is undecided. "
         "DiffCLIP's paper, 1 of 2 claims tested: 1 holds."
     )
     assert counted([replace(whole, claims=[untested, few])]) == ""
+    elsewhere = replace(HEADLINE, source="not in the paper")
+    of_the_paper = replace(OPEN, source="Section 4.1", paper="robustness")
+    assert counted(
+        [replace(whole, claims=[elsewhere]), replace(whole, paper="own", claims=[of_the_paper])]
+    ) == (
+        "The sensitivity paper, the one claim tested: 1 is undecided. Our own questions, the one claim tested: 1 holds."
+    )
     assert forest_lines([replace(whole, claims=[few])]) == []
     assert "| **undecided** (too few seeds: 8 seeds) |" in markdown_claims([replace(whole, claims=[few])])
 
@@ -154,7 +171,7 @@ def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
     ]
     told = sentence(Claim("", "", "It is higher.", small))
     assert told.startswith(
-        "It is higher: **absent** in 1 of 2 cases, within ±2 points (1/255: +1.0 points [−0.5, 1.5]; "
+        "It is higher: **absent** in 1 of 2 cases, within ±2 points (1/255: +1.0 points [−0.5, 1.5], absent; "
     )
     told = sentence(Claim("", "", "It is higher.", small[:1], margin=0.03))
     assert told == "It is higher: **absent**, within ±3 points (at 1/255: +1.0 points [−0.5, 1.5])."
@@ -163,13 +180,43 @@ def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
     assert told.startswith("It is higher: **absent** in 1 of 2 cases, within ±2 points (")
 
 
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ((0.01, 0.03), "Yes, with one layer: under PGD DiffViT's ASR is 2.0 points higher than ViT's."),
+        (
+            (-0.03, -0.01),
+            "Not throughout, with one layer: under PGD DiffViT's ASR is 2.0 points lower than ViT's.",
+        ),
+        (
+            (-0.01, 0.015),
+            "Hardly, with one layer: under PGD DiffViT's ASR is 0.2 points higher than ViT's, in part",
+        ),
+        (
+            (-0.05, 0.07),
+            "That is open with one layer: under PGD DiffViT's ASR is 1.0 points higher than ViT's, in",
+        ),
+    ],
+)
+def test_the_plain_answer_follows_from_the_verdict(ends, told):
+    check = Check("at 1/255", over_seeds(sum(ends) / 2, *ends, 1000))
+    result = replace(results()[-2], claims=[replace(HEADLINE, checks=[check])])
+    assert answer([result], answers.FRAGILE).startswith(told)
+    assert answer([made_up.empty()], answers.FRAGILE) == ""
+
+
+def test_every_answer_has_words_for_every_verdict():
+    for phrases in (answers.FRAGILE, answers.WHY, answers.CLIPS):
+        assert {frozenset(each) for each in phrases.values()} == {frozenset(LOOKS)}
+
+
 def test_how_high_the_rates_are_comes_first():
     first = results()[-2]
     assert first.artefact
     noted = [replace(first, artefact=replace(first.artefact, notes=["It is 15 %.", "More."])), results()[-1]]
     told = summary(noted)
-    assert told[told.index("## Is differential attention more fragile?") + 1] == "It is 15 %."
-    assert headlines(noted, 3) == ["It is 15 %.", sentence(HEADLINE), sentence(OPEN)]
+    assert told[told.index("## Is differential attention more fragile?") + 2] == "It is 15 %."
+    assert headlines(noted)[0].endswith("(at 1/255 to 2/255). It is 15 %.")
 
 
 def test_the_parts_of_the_difference_are_told_once_they_can_be_judged():
@@ -177,7 +224,8 @@ def test_the_parts_of_the_difference_are_told_once_they_can_be_judged():
     assert causes.artefact
     noted = replace(causes, artefact=replace(causes.artefact, notes=["It is mostly the margins."]))
     told = summary([noted])
-    assert told[told.index("## Why?") + 1] == "It is mostly the margins."
+    assert told[told.index("## Why?") + 2].startswith("- The angle")  # a table has the parts
+    assert headlines([noted])[1] == "  - It is mostly the margins."
     early = replace(noted, claims=[replace(OPEN, checks=[Check("angle − size", None)])])
     assert summary([early]) == []
 
@@ -200,9 +248,11 @@ def test_a_page_opens_with_them_and_a_readme_shows_ten_lines(tmp_path):
     order = [
         "# What the studies found",
         "## Is differential",
+        "Yes, with one layer",
         "- DiffViT is more",
         "## How sure",
-        f"{counted(results())} They were tested",
+        counted(results()),
+        "The claims were tested",
         "<picture>",
         "## Claims",
         "| claim |",

@@ -101,11 +101,11 @@ def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
 def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
     text = pages["index"].text
     for words in (
-        "Of 5 claims tested, 2 hold, 1 is contradicted, 1 claims a difference that is absent and 1 is undecided",
+        "Of 5 claims tested, 2 hold, 1 is contradicted, 1 is absent and 1 is undecided",
         "5 claims: 1 holds, 1 contradicted, 1 absent, 1 undecided, 1 not run",
         "58 of 92 cells done",
         "0.5/255: +3.04 points [0.04, 7.04]; 1/255: +8.9 points [5.9, 12.9]; 2/255: +17.9 points [14.9, 21.9]; 2 more",
-        "depth 4: −0.42 [−0.61, −0.23]; depth 2: +0.100 [−∞, ∞]",
+        "depth 4: −0.42 [−0.61, −0.23], contradicted; depth 2: +0.100 [−∞, ∞], undecided",
         "+2.4 points [−1.0, 5.9]",
         "12/46",
         "2 figures, 1 table",

@@ -12,25 +12,29 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from antiphase.report.studies.wording import estimate_parts, price
+from antiphase.report.studies.wording import by_source, estimate_parts, price, section_of
 from antiphase.report.style.figures import STYLE
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
 
 LOOKS: dict[Verdict, tuple[str, str, str]] = {
     "holds": ("#00745a", "o", "holds"),
-    "contradicted": ("#a3326f", "X", "contradicted: the opposite"),
-    "absent": ("#2f62a8", "D", "absent: within the margin"),
+    "contradicted": ("#a3326f", "X", "contradicted: at least one is the opposite"),
+    "absent": ("#2f62a8", "D", "absent: too small to matter (shaded)"),
     "undecided": ("#5d6067", "o", "undecided"),
 }
 """Colour, marker and words of each verdict; what is undecided is hollow."""
 
 _POINTS, _OTHERS = "percentage points", "other quantities, in standard errors"
+_ABOUT = {
+    _POINTS: "Right of 0: as claimed. Shaded: too small to matter.",
+    _OTHERS: "Axis: standard errors. Numbers: their own units.",
+}
 _TICKS = {_POINTS: (-50, -20, -10, -5, -2, 0, 2, 5, 10, 20, 50), _OTHERS: (-20, -10, -5, -2, 0, 2, 5, 10, 20)}
 _LINEAR = {_POINTS: 4.0, _OTHERS: 4.0}  # the axis is linear up to here and logarithmic beyond
 _WIDE, _NARROW = 10.4, 3.9  # inches; a phone shows the narrow one
 _TEXT, _AXIS, _EDGE, _RIGHT = 4.9, 3.1, 0.12, 2.0  # columns of the wide picture
-_LINE, _GAP, _HEAD = 0.165, 0.09, 0.34
+_LINE, _GAP, _HEAD, _SCALE = 0.165, 0.09, 0.34, 0.36
 _LETTER = 0.072  # width of a letter
 _RULE, _SOFT = "#e4e3de", "#55575c"
 
@@ -41,10 +45,10 @@ class Line:
 
     Attributes:
         block: unit of the axis.
-        section: section of the paper.
+        section: the paper and its section.
         statement: the claim.
         verdict: its verdict.
-        numbers: the estimate and its interval in words; among how many it decides, and what a verdict would take.
+        numbers: the estimate and its interval in words; of how many it is one, and what a verdict would take.
         value, low, high: the estimate and its interval in units of the axis.
         margin: the margin in units of the axis, or None.
     """
@@ -63,9 +67,9 @@ class Line:
 def forest_lines(results: Sequence[Result]) -> list[Line]:
     """Return the lines of all claims tested with enough seeds: percentage points first, then other quantities."""
     found = [
-        _line(claim)
-        for result in results
-        for claim in result.claims
+        _line(result, claim)
+        for its in by_source(results).values()
+        for result, claim in its
         if claim.verdict in LOOKS and not claim.lacks_seeds and deciding(claim)
     ]
     blocks = {block: [line for line in found if line.block == block] for block in (_POINTS, _OTHERS)}
@@ -95,7 +99,7 @@ def _in_errors(check: Check) -> float:
     return check.estimate.value / check.spread.error
 
 
-def _line(claim: Claim) -> Line:
+def _line(result: Result, claim: Claim) -> Line:
     check = deciding(claim)
     assert check is not None
     assert check.estimate is not None
@@ -105,14 +109,15 @@ def _line(claim: Claim) -> Line:
     margin = claim.margin_of(check)
     paid = price(claim).partition(", ")[0]
     parts = [
-        f"decides among {len(claim.checks)}" if len(claim.checks) > 1 else "",
-        f"takes {paid}" if paid.endswith("seeds") else paid,
+        " ".join(estimate_parts(check)),
+        f"least favourable of {len(claim.checks)}" if len(claim.checks) > 1 else "",
+        f"a verdict takes {paid}" if paid.endswith("seeds") else paid,
     ]
-    numbers = tuple(filter(None, [" ".join(estimate_parts(check)), "; ".join(filter(None, parts))]))
+    numbers = tuple(filter(None, parts))
     value, low, high = (
         scale * part for part in (check.estimate.value, check.estimate.low, check.estimate.high)
     )
-    section = claim.source.partition(",")[0]
+    section = section_of(result, claim)
     margin = None if margin is None else scale * margin
     return Line(block, section, claim.statement, claim.verdict, numbers, value, low, high, margin)
 
@@ -136,7 +141,7 @@ def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
     """
     width = _NARROW if narrow else _WIDE
     letters = int((width - 2 * _EDGE) / _LETTER) if narrow else int((_TEXT - 0.3) / _LETTER)
-    rows = [(line, textwrap.wrap(line.statement, letters)) for line in lines]
+    rows = [(line, textwrap.wrap(line.statement.replace(" %", "\u00a0%"), letters)) for line in lines]
     height = _EDGE + _height(rows, narrow)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height))
@@ -156,7 +161,7 @@ def _height(rows: Sequence[tuple[Line, list[str]]], narrow: bool) -> float:
     legend = _LINE * 1.5 * (len({line.verdict for line, _ in rows}) if narrow else 1) + 0.1
     return (
         legend
-        + blocks * (_HEAD + 0.5)
+        + blocks * (_HEAD + _SCALE + 0.5)
         + sections * (_LINE + 0.16)
         + sum(_tall(line, words, narrow) for line, words in rows)
     )
@@ -165,8 +170,13 @@ def _height(rows: Sequence[tuple[Line, list[str]]], narrow: bool) -> float:
 def _tall(line: Line, words: Sequence[str], narrow: bool) -> float:
     """Return the height of a line in inches."""
     if narrow:
-        return _LINE * (len(words) + len(line.numbers)) + 0.2 + _GAP
+        return _LINE * (len(words) + len(_shown(line, narrow))) + 0.2 + _GAP
     return _LINE * max(len(words), len(line.numbers)) + _GAP
+
+
+def _shown(line: Line, narrow: bool) -> tuple[str, ...]:
+    """Return the numbers by line: in a wide picture there is only room for one each."""
+    return tuple(filter(None, (line.numbers[0], "; ".join(line.numbers[1:])))) if narrow else line.numbers
 
 
 def _legend(axes: Axes, verdicts: Sequence[Verdict], width: float) -> float:
@@ -198,7 +208,8 @@ def _block(
     title = f"Difference in {block}" if block == _POINTS else block.capitalize()
     y = top + _HEAD
     _write(axes, _EDGE, y, title, weight="bold", size=10)
-    y += 0.12
+    _write(axes, _EDGE, y + _LINE, _ABOUT[block], color=_SOFT, size=8.5)
+    y += 0.12 + _SCALE
     bottom = y + sum(_tall(line, words, narrow) for line, words in rows)
     bottom += len({line.section for line, _ in rows}) * (_LINE + 0.16)
     for tick in _TICKS[block]:
@@ -207,7 +218,8 @@ def _block(
                 [place(tick)] * 2, [y, bottom], color="#9a9ca1" if tick == 0 else _RULE, lw=0.8, zorder=0
             )
             shown = f"{tick:+d}".replace("-", "−") if tick else "0"
-            _write(axes, place(tick), bottom + 0.15, shown, ha="center", color=_SOFT, size=8)
+            for end in (y - 0.05, bottom + 0.15):
+                _write(axes, place(tick), end, shown, ha="center", color=_SOFT, size=8)
     margins = (
         {round(line.margin, 9) for line, _ in rows if line.margin is not None} if block == _POINTS else set()
     )
@@ -237,7 +249,7 @@ def _claim(
         _write(axes, _EDGE if narrow else _EDGE + 0.12, y + (at + 0.8) * _LINE, text)
     if narrow:
         middle = y + _LINE * len(words) + 0.14
-        for at, text in enumerate(line.numbers):
+        for at, text in enumerate(_shown(line, narrow)):
             shade = color if at == 0 else _SOFT
             _write(axes, _EDGE, middle + 0.07 + (at + 0.85) * _LINE, text, size=8.5, color=shade)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 from antiphase.report.studies.axes import numbers, positions, x_label, y_label
 from antiphase.report.studies.wording import (
     basis,
-    by_paper,
+    by_source,
     estimates_line,
     in_percent,
     missing_cells,
@@ -24,24 +24,21 @@ from antiphase.studies.results import Result
 
 
 def markdown_claims(results: Sequence[Result]) -> str:
-    """Return a table of claims for each paper: statement, source, verdict and estimates."""
+    """Return a table of claims for each paper and for our own questions: source, verdict and estimates."""
     parts = []
-    for paper, its in by_paper(results).items():
-        rows = [
-            (claim.statement, claim.source, _verdict(claim), estimates_line(claim), result.label)
-            for result in its
-            for claim in result.claims
-        ]
-        if rows:
-            counts = tally([claim for result in its for claim in result.claims])
-            lines = [
-                (escaped(statement), escaped(source), verdict, escaped(estimates), escaped(study))
-                for statement, source, verdict, estimates, study in rows
-            ]
-            table = _table(
-                ("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines, numeric=False
+    for paper, its in by_source(results).items():
+        lines = [
+            (
+                escaped(claim.statement), escaped(claim.source), _verdict(claim), escaped(estimates_line(claim)),
+                escaped(result.label),
             )
-            parts += [f"### {escaped(paper_title(paper))}", f"{counts}.", table]
+            for result, claim in its
+        ]  # fmt: skip
+        table = _table(
+            ("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines, numeric=False
+        )
+        counts = tally([claim for _, claim in its])
+        parts += [f"### {escaped(paper_title(paper))}", f"{counts}.", table]
     return _joined(parts)
 
 

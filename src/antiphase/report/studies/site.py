@@ -2,18 +2,18 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from antiphase.files import write_text
+from antiphase.report.studies.counts import VERBS
 from antiphase.report.studies.forest import forest_lines, forest_svg
 from antiphase.report.studies.page import Link, study_page
-from antiphase.report.studies.summary import VERBS
 from antiphase.report.studies.tables import StudyField, claims_sheets
-from antiphase.report.studies.wording import VERDICTS, by_paper, paper_title, tally
+from antiphase.report.studies.wording import VERDICTS, by_paper, by_source, paper_title, tally
 from antiphase.report.style.figures import inline_svg
 from antiphase.report.style.markup import environment
 from antiphase.report.style.prose import prose
@@ -51,10 +51,12 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
 
     pages = [link.href for link in links]
     page_of = dict(zip(map(id, ordered), pages, strict=True))
+    claimed = by_source(ordered)
     overview = templates.get_template("site.html").render(
         title=_headline(ordered),
         papers=[
-            _paper(paper, its, [page_of[id(result)] for result in its]) for paper, its in grouped.items()
+            _paper(paper, grouped.get(paper, []), [claim for _, claim in claimed.get(paper, [])], page_of)
+            for paper in dict.fromkeys([*grouped, *claimed])
         ],
         forest=_forest(ordered),
         rule=prose([RULE]),
@@ -112,10 +114,12 @@ def _headline(results: Sequence[Result]) -> str:
     return f"Of {tried} claim{'' if tried == 1 else 's'} tested, {', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _paper(paper: str, results: Sequence[Result], pages: Sequence[str]) -> dict[str, Any]:
-    claims: list[Claim] = [claim for result in results for claim in result.claims]
+def _paper(
+    paper: str, results: Sequence[Result], claims: Sequence[Claim], pages: Mapping[int, str]
+) -> dict[str, Any]:
+    """Return the claims of a paper counted, and its studies; a claim of it may be tested in a study of ours."""
     found = Counter(claim.verdict for claim in claims if not claim.lacks_seeds)
-    rows = [_study_row(result, page) for result, page in zip(results, pages, strict=True)]
+    rows = [_study_row(result, pages[id(result)]) for result in results]
     columns = ("study", "claims", "cells", "profile", "seeds", "on its page")
     return {
         "title": paper_title(paper),

@@ -12,7 +12,7 @@ from rich.text import Text
 from antiphase.report.studies.wording import (
     VERDICTS,
     basis,
-    by_paper,
+    by_source,
     estimate_parts,
     estimates_line,
     in_percent,
@@ -166,18 +166,15 @@ def console_claims(results: Sequence[Result]) -> ConsoleTable:
     table.add_column("claim", ratio=3, overflow="fold")
     table.add_column("estimates [95 % interval]", ratio=2, overflow="fold")
     table.add_column("study", overflow="fold")
-    for paper, its in by_paper(results).items():
-        claims = [claim for result in its for claim in result.claims]
-        if not claims:
-            continue
-        table.add_row("", Text(paper_title(paper), "bold"), Text(tally(claims), "dim"), "")
-        for result in its:
-            for claim in result.claims:
-                said = Text.assemble(claim.statement, (f"\n{claim.source}", "dim"))
-                verdict = Text(claim.verdict, _CONSOLE[claim.verdict])
-                if paid := price(claim):
-                    verdict.append(f"\n{paid.replace(', ', chr(10))}", "dim")
-                table.add_row(verdict, said, Text(estimates_line(claim)), Text(result.label))
+    for paper, its in by_source(results).items():
+        counts = tally([claim for _, claim in its])
+        table.add_row("", Text(paper_title(paper), "bold"), Text(counts, "dim"), "")
+        for result, claim in its:
+            said = Text.assemble(claim.statement, (f"\n{claim.source}", "dim"))
+            verdict = Text(claim.verdict, _CONSOLE[claim.verdict])
+            if paid := price(claim):
+                verdict.append(f"\n{paid.replace(', ', chr(10))}", "dim")
+            table.add_row(verdict, said, Text(estimates_line(claim)), Text(result.label))
         table.add_section()
     return table
 

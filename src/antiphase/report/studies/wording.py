@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import polars as pl
 
-from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.claims import OWN, Check, Claim, Verdict
 from antiphase.studies.numbers import bracketed, signed, supported, written
 from antiphase.studies.results import Result
 
@@ -21,8 +21,9 @@ VERDICTS: tuple[Verdict, ...] = (
 PAPERS = {
     "robustness": "Understanding Sensitivity of Differential Attention through the Lens of Adversarial Robustness",
     "diffclip": "DiffCLIP: Differential Attention Meets CLIP",
-    "own": "Studies of our own",
+    OWN: "Our own questions",
 }
+_SHORT = {"robustness": "Sensitivity paper", "diffclip": "DiffCLIP", OWN: "Our own questions"}
 _SHOWN = 3  # checks of a claim whose estimates are shown in one line
 _LABEL = 28  # characters of what sets a check apart
 _HOURS = 120  # core-minutes from which on they are told as core-hours
@@ -39,6 +40,29 @@ def by_paper(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         found.setdefault(result.paper, []).append(result)
     return found
+
+
+def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]]:
+    """Group claims by the paper that makes them, papers in the order of their first result; our own questions last."""
+    found: dict[str, list[tuple[Result, Claim]]] = {paper: [] for paper in by_paper(results)}
+    for result in results:
+        for claim in result.claims:
+            found.setdefault(claim.whose(result.paper), []).append((result, claim))
+    return {paper: found[paper] for paper in sorted(found, key=lambda paper: paper == OWN) if found[paper]}
+
+
+def section_of(result: Result, claim: Claim) -> str:
+    """Return the paper and the section that make a claim, for the heading of a group.
+
+    >>> result = Result("", "diffclip", "", "", "", "", (), "", 0, 0, None)
+    >>> section_of(result, Claim("", "Section 4.2, Table 2", "", []))
+    'DiffCLIP, Section 4.2'
+    >>> section_of(result, Claim("", "not in the paper", "", []))
+    'Our own questions'
+    """
+    whose = claim.whose(result.paper)
+    short = _SHORT.get(whose, whose)
+    return short if whose == OWN else f"{short}, {claim.source.partition(',')[0]}"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, percent: bool) -> str:
@@ -84,24 +108,41 @@ def estimate_parts(check: Check) -> tuple[str, ...]:
 
 
 def estimates_line(claim: Claim) -> str:
-    """Format the estimates of a claim's checks in one line, each with what sets it apart, in the order of the checks.
+    """Format the estimates of a claim's checks in one line, each with what sets it apart.
 
-    A single check is told as a whole. Of many checks those that decide the verdict are shown.
+    A single check is told as a whole. Of many checks those that decide the verdict come first. If not all have the same
+    verdict, each estimate is followed by its own.
 
-    >>> from antiphase.evaluation.statistics import Estimate
-    >>> found = Estimate(0.024, 0.001, 0.059, 300)
-    >>> estimates_line(Claim("", "", "", [Check(f"a − b at {eps}/255", found) for eps in (1, 2)]))
-    '1/255: +2.4 points [0.1, 5.9]; 2/255: +2.4 points [0.1, 5.9]'
+    >>> from antiphase.evaluation.crossed import CrossedEstimate, Spread
+    >>> def over_16_seeds(what, value):
+    ...     found = CrossedEstimate(value, value - 0.02, value + 0.02, 300, Spread(16, 300, 0.01**2, 0.0, 0.0))
+    ...     return Check(f"a − b at {what}", found)
+    >>> estimates_line(Claim("", "", "", [over_16_seeds("1/255", 0.03), over_16_seeds("2/255", 0.04)]))
+    '1/255: +3.0 points [1.0, 5.0]; 2/255: +4.0 points [2.0, 6.0]'
+    >>> estimates_line(Claim("", "", "", [over_16_seeds("1/255", 0.03), over_16_seeds("2/255", -0.04)]))
+    '2/255: −4.0 points [−6.0, −2.0], contradicted; 1/255: +3.0 points [1.0, 5.0], holds'
     """
     names = [check.what for check in claim.checks]
     names = told_apart(names) if len(names) > 1 else names
     known = [at for at, check in enumerate(claim.checks) if check.estimate is not None]
     if not known:
         return "–"
-    chosen = sorted(sorted(known, key=lambda at: claim.verdicts[at] != claim.verdict)[:_SHOWN])
+    chosen = sorted(known, key=lambda at: claim.verdicts[at] != claim.verdict)[:_SHOWN]
     more = len(claim.checks) - len(chosen)
-    told = [f"{names[at]}: " * bool(names[at]) + estimate_text(claim.checks[at]) for at in chosen]
+    mixed = len(set(claim.verdicts)) > 1
+    told = [
+        f"{names[at]}: " * bool(names[at])
+        + estimate_text(claim.checks[at])
+        + f", {claim.verdicts[at]}" * mixed
+        for at in chosen
+    ]
     return "; ".join(told) + (f"; {more} more" if more else "")
+
+
+def in_cases(claim: Claim) -> str:
+    """Say in how many cases a claim has its verdict, if not in all; with a leading space."""
+    same, cases = claim.verdicts.count(claim.verdict), len(claim.checks)
+    return f" in {same} of {cases} cases" if same < cases else ""
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
@@ -113,6 +154,8 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     ['depth 4', 'depth 2']
     >>> told_apart(["probe: a − b", "few-shot: a − b"])
     ['probe', 'few-shot']
+    >>> told_apart(["a at λ 0.8 against 0.5 to 0.7", "a at λ 0.8 against 0.9"])
+    ['against 0.5 to 0.7', 'against 0.9']
     """
     words = [re.findall(r"[^\s(),]+", text) for text in texts]
     shortest = min(map(len, words), default=0)
@@ -120,7 +163,8 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     last = next(
         (at for at in range(shortest - first) if len({each[-1 - at] for each in words}) > 1), shortest - first
     )
-    if first and all(len(each) - last - first == 1 and each[first].isdecimal() for each in words):
+    numbered = all(len(each) - last - first == 1 and each[first].isdecimal() for each in words)
+    if first and (numbered or words[0][first - 1] == "against"):
         first -= 1  # a number goes with its word
     apart = [" ".join(each[first : len(each) - last]).strip(",:") for each in words]
     return apart if all(len(each) <= _LABEL for each in apart) else [""] * len(apart)

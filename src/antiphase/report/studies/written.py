@@ -13,7 +13,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.studies import forest
 from antiphase.report.studies.markdown import escaped, markdown_claims, markdown_summary
-from antiphase.report.studies.summary import counted, headlines, summary
+from antiphase.report.studies.summary import headlines, summary
 from antiphase.studies.claims import RULE
 from antiphase.studies.results import Result
 
@@ -27,10 +27,8 @@ _FILE, _NARROW = "claims.svg", "claims-narrow.svg"
 _ALT = "Each tested claim with the difference that decides it and 95 % interval; colour and shape show the verdict"
 _CAPTION = (
     "*Each tested claim with the difference that decides it, the 95 % interval (right of 0: as claimed) and the "
-    "verdict by colour and shape. A difference within the shaded band is called absent. Intervals are cut at the edge "
-    "of the axis.*"
+    "verdict by colour and shape. Shaded: differences too small to matter. Intervals are cut at the edge of the axis.*"
 )
-_README_LINES = 10
 
 
 def replace_claims(results: Sequence[Result], into: Path) -> None:
@@ -53,11 +51,10 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
     Raises:
         UserError: the file lacks the marks.
     """
-    first, *others = [*map(_marked, headlines(results, _README_LINES - 1))] or [""]
-    lines = [first, "\n".join(f"- {each}" for each in others), _marked(counted(results))]
+    lines = "\n".join(map(_told, headlines(results)))
     folder = os.path.relpath(pictures, into.parent)
     picture = _picture("" if folder == "." else f"{folder}/")
-    _replace(into, "findings", "\n\n".join(filter(None, [picture, *lines])) + "\n")
+    _replace(into, "findings", "\n\n".join(filter(None, [picture, lines])) + "\n")
 
 
 def _replace(into: Path, mark: str, text: str) -> None:
@@ -71,9 +68,9 @@ def _replace(into: Path, mark: str, text: str) -> None:
 
 
 def _told(text: str) -> str:
-    """Escape a paragraph, heading or list of the summary."""
-    lines = (re.fullmatch(r"(#+ |- |)(.*)", line) for line in text.splitlines())
-    return "\n".join(f"{line[1]}{_marked(line[2])}" for line in lines if line)
+    """Escape a paragraph, heading, list or table of the summary."""
+    lines = (re.fullmatch(r"(#+ | *- |)(.*)", line) for line in text.splitlines())
+    return "\n".join(f"{line[1]}{'|'.join(map(_marked, line[2].split('|')))}" for line in lines if line)
 
 
 def _marked(text: str) -> str:
