@@ -190,11 +190,11 @@ def test_an_absent_difference_is_told_with_the_margin_it_lies_within():
         ),
         (
             (-0.01, 0.015),
-            "Hardly, with one layer: under PGD DiffViT's ASR is 0.2 points higher than ViT's, in part",
+            "Hardly, with one layer: under PGD DiffViT's ASR is 0.2 points higher than ViT's, too",
         ),
         (
             (-0.05, 0.07),
-            "That is open with one layer: under PGD DiffViT's ASR is 1.0 points higher than ViT's, in",
+            "That is open with one layer: under PGD DiffViT's ASR is 1.0 points higher than ViT's, within",
         ),
     ],
 )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from antiphase.report.studies.counts import is_tested, verdicts_said
-from antiphase.report.studies.wording import told_apart
+from antiphase.report.studies.wording import in_cases, told_apart
 from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.numbers import written
 from antiphase.studies.results import Result
@@ -17,16 +17,16 @@ FRAGILE: Mapping[Key, Phrases] = {
     ("figure-2a", "fragile-at-depth-1"): {
         "holds": "Yes, with one layer: under PGD DiffViT's ASR is {apart} than ViT's{at}.",
         "contradicted": "Not throughout, with one layer: under PGD DiffViT's ASR is {apart} than ViT's{at}.",
-        "absent": "Hardly, with one layer: under PGD DiffViT's ASR is {apart} than ViT's{at}, in part too little to "
+        "absent": "Hardly, with one layer: under PGD DiffViT's ASR is {apart} than ViT's{at}, {part}too little to "
         "matter.",
-        "undecided": "That is open with one layer: under PGD DiffViT's ASR is {apart} than ViT's{at}, in part within "
+        "undecided": "That is open with one layer: under PGD DiffViT's ASR is {apart} than ViT's{at}, {part}within "
         "the uncertainty.",
     },
     ("table-2", "fragile-at-depth-4"): {
         "holds": "With four layers, it is {apart}{at}.",
         "contradicted": "With four layers, it is {apart}{at}, so not higher throughout.",
-        "absent": "With four layers, it is {apart}{at}, in part too little to matter.",
-        "undecided": "With four layers, it is {apart}{at}, in part within the uncertainty.",
+        "absent": "With four layers, it is {apart}{at}, {part}too little to matter.",
+        "undecided": "With four layers, it is {apart}{at}, {part}within the uncertainty.",
     },
 }
 WHY: Mapping[Key, Phrases] = {
@@ -39,19 +39,19 @@ WHY: Mapping[Key, Phrases] = {
     REMAINS: {
         "holds": "At equal margins, its ASR is still {apart}{at}.",
         "contradicted": "At equal margins, its ASR is not higher throughout: {apart}{at}.",
-        "absent": "At equal margins, what remains is in part too little to matter: {apart}{at}.",
+        "absent": "At equal margins, what remains is {part}too little to matter: {apart}{at}.",
         "undecided": "Whether it is higher at equal margins, too, is open.",
     },
     ("causes", "fragile-at-equal-margins"): {
         "holds": "The subtraction itself raises it at equal margins, too.",
         "contradicted": "The subtraction itself, at equal margins, does not raise it at every ε: it also lowers it.",
-        "absent": "The subtraction itself, at equal margins, changes it in part too little to matter.",
+        "absent": "The subtraction itself, at equal margins, changes it {part}too little to matter.",
         "undecided": "Whether the subtraction itself raises it at equal margins is open.",
     },
     ("causes", "angle-raises-asr"): {
         "holds": "Opposed gradients of the two maps, the paper's explanation, raise it.",
         "contradicted": "Opposed gradients of the two maps, the paper's explanation, lower it somewhere.",
-        "absent": "Opposed gradients of the two maps, the paper's explanation, add too little to matter.",
+        "absent": "Opposed gradients of the two maps, the paper's explanation, add {part}too little to matter.",
         "undecided": "Whether opposed gradients of the two maps, the paper's explanation, raise it is open.",
     },
 }
@@ -91,7 +91,9 @@ def answer(results: Sequence[Result], phrases: Mapping[Key, Phrases]) -> str:
     """Return a sentence for each claim that was tested."""
     share = _share(results)
     return " ".join(
-        phrases[key][claim.verdict].format(apart=_apart(claim), at=_at(claim), share=share)
+        phrases[key][claim.verdict].format(
+            apart=_apart(claim), at=_at(claim), share=share, part="in part " * bool(in_cases(claim))
+        )
         for key in phrases
         for claim in chosen(results, [key])
     )
@@ -117,7 +119,9 @@ def better_in(counts: Counter[Verdict]) -> str:
         return ""
     if better == tested:
         return f"Yes: DiffCLIP is better than CLIP in {f'all {tested} tasks' if tested > 1 else 'the one task'} tested."
-    rest = Counter({verdict: count for verdict, count in counts.items() if verdict != "holds"})
+    rest: Counter[Verdict] = Counter(
+        {verdict: count for verdict, count in counts.items() if verdict != "holds"}
+    )
     told = verdicts_said(rest).replace("absent", "absent (too small to matter)")
     how, many, others = (
         ("In part", better, "other differences") if better else ("Not measurably", "none", "differences")

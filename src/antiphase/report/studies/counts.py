@@ -37,7 +37,7 @@ def _counted(whose: str, claims: Sequence[Claim]) -> str:
     >>> _counted("A paper", [Claim("", "", "", []), Claim("", "", "", [])])
     ''
     """
-    counts = Counter(claim.verdict for claim in claims if is_tested(claim))
+    counts: Counter[Verdict] = Counter(claim.verdict for claim in claims if is_tested(claim))
     if not counts:
         return ""
     tested, every = counts.total(), len(claims)
@@ -61,7 +61,7 @@ def verdicts_said(counts: Counter[Verdict]) -> str:
     return parts[-1] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def tested_on(results: Sequence[Result]) -> str:
+def models_said(results: Sequence[Result]) -> str:
     """Say which models the claims were tested on: their size and data, training seeds and samples."""
     judged = [result for result in results if any(map(is_tested, result.claims))]
     profiles = ", ".join(dict.fromkeys(result.profile for result in judged))

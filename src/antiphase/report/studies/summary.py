@@ -11,7 +11,7 @@ import polars as pl
 from antiphase.evaluation.statistics import Estimate
 from antiphase.report.studies import answers
 from antiphase.report.studies.answers import answer, chosen, tasks_answer
-from antiphase.report.studies.counts import counted, how_sure, is_tested, tested_on
+from antiphase.report.studies.counts import counted, how_sure, is_tested, models_said
 from antiphase.report.studies.forest import deciding
 from antiphase.report.studies.wording import basis, estimates_line, in_cases, price
 from antiphase.studies.artefact import Artefact, Table
@@ -69,7 +69,7 @@ def summary(results: Sequence[Result]) -> list[str]:
         ],
         CAUSES: [_lead(results, CAUSES), *_parts(results), *_bullets(chosen(results, WHY))],
         HELP: [_lead(results, HELP), _OF_CLIPS, *on_clips] if on_clips else [],
-        SURE: [counted(results), tested_on(results), how_sure(results)],
+        SURE: [counted(results), models_said(results), how_sure(results)],
     }
     answered = ([f"## {words}", *filter(None, its)] for words, its in found.items() if any(its))
     return [_WORDS, *(each for section in answered for each in section)]
