@@ -70,7 +70,8 @@ CLIPS: Mapping[Key, Phrases] = {
     },
     ("figure-2b", "clip-fragile-few-classes"): {
         "holds": "Under PGD it is the more fragile one: its ASR is {apart} than CLIP's{at}.",
-        "contradicted": "Under PGD it is not the more fragile one at every ε: its ASR is {apart} than CLIP's{at}.",
+        "contradicted": "Under PGD it is more fragile at {higher} of {cases} ε and less so at {lower}: its ASR is "
+        "{apart} than CLIP's{at}.",
         "absent": "Under PGD it is hardly the more fragile one: its ASR is {apart} than CLIP's{at}.",
         "undecided": "Whether it is the more fragile one under PGD is open: its ASR is {apart} than CLIP's{at}.",
     },
@@ -92,7 +93,13 @@ def answer(results: Sequence[Result], phrases: Mapping[Key, Phrases]) -> str:
     share = _share(results)
     return " ".join(
         phrases[key][claim.verdict].format(
-            apart=_apart(claim), at=_at(claim), share=share, part="in part " * bool(in_cases(claim))
+            apart=_apart(claim),
+            at=_at(claim),
+            share=share,
+            part="in part " * bool(in_cases(claim)),
+            higher=claim.verdicts.count("holds") or "none",
+            lower=claim.verdicts.count("contradicted"),
+            cases=len(claim.checks),
         )
         for key in phrases
         for claim in chosen(results, [key])
@@ -167,11 +174,12 @@ def share(fractions: Sequence[float]) -> str:
     """Say how much of a difference some shares of it are.
 
     >>> share([0.56, 0.5, 0.45]), share([0.7]), share([0.1, 0.9]), share([])
-    ('About half (45 to 56 %)', 'More than half (70 %)', 'A part (10 to 90 %)', 'A part')
+    ('About half (45 to 56 %, by ε)', 'More than half (70 %)', 'A part (10 to 90 %, by ε)', 'A part')
     """
     ends = [f"{100 * end:.0f}" for end in (min(fractions, default=0), max(fractions, default=0))]
     if not fractions or not 0 <= min(fractions) <= max(fractions) <= 1:
         return "A part"
+    distinct = list(dict.fromkeys(ends))
     sizes = {(0.4, 0.6): "About half", (0.0, 0.5): "Less than half", (0.5, 1.0): "More than half"}
     within = (word for (low, high), word in sizes.items() if low <= min(fractions) and max(fractions) <= high)
-    return f"{next(within, 'A part')} ({' to '.join(dict.fromkeys(ends))} %)"
+    return f"{next(within, 'A part')} ({' to '.join(distinct)} %{', by ε' * (len(distinct) > 1)})"
