@@ -41,13 +41,12 @@ class Talker(nn.Module):
     def number(self, image, question):
         return key(self.seed, round(float(image.double().sum()), 3).hex(), question) % 2**40
 
-    def generate(self, images, questions, max_new_tokens):
+    def answer(self, images, questions, max_new_tokens):
         self.asked += list(questions)
-        return [SAID[self.number(*both) % 5] for both in zip(images, questions, strict=True)]
-
-    def answer_logits(self, images, questions):
-        yes = torch.tensor([self.number(*both) % 7 for both in zip(images, questions, strict=True)])
-        return torch.stack([torch.full_like(yes, 3), yes], 1).float()
+        numbers = [self.number(*both) for both in zip(images, questions, strict=True)]
+        yes = torch.tensor([number % 7 for number in numbers])
+        logits = torch.stack([torch.full_like(yes, 3), yes], 1).float()
+        return [SAID[number % 5] for number in numbers], logits
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +127,11 @@ def test_captions_are_scored_by_cider(tmp_path):
     scenes = load_pairs("emoji-objects", split="test", limit=30, progress=False)
 
     class Captioner(Talker):
-        def generate(self, images, questions, max_new_tokens):
+        def answer(self, images, questions, max_new_tokens):
             known = {round(float(scenes.pixels(at).float().sum()), 0): at for at in range(30)}
             rows = [known[round(float(image.sum() * 255), 0)] for image in images]
-            return [scenes.captions[row][0].upper() + "." if row % 2 else "a thing" for row in rows]
+            said = [scenes.captions[row][0].upper() + "." if row % 2 else "a thing" for row in rows]
+            return said, torch.zeros(len(rows), 2)
 
     summary = _measured([Captioner(0)], [], Source(scenes), tmp_path)
     rows = pl.read_parquet(tmp_path / "rows.parquet")

@@ -78,6 +78,9 @@ def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever
         no, yes = (vlm.tokenizer.convert_tokens_to_ids(word) for word in ("No", "Yes"))
         torch.testing.assert_close(logits[number], last[[no, yes]], atol=2e-5, rtol=1e-5)
     assert len(set(answers)) > 1
+    again, first = vlm.answer(images, questions, max_new_tokens=5)
+    assert again == answers
+    torch.testing.assert_close(first, logits)
     torch.testing.assert_close(YesNo(vlm, QUESTION)(images[:1]), logits[:1])
     several = list(dict.fromkeys(questions))
     which = torch.tensor([several.index(question) for question in questions])

@@ -1,16 +1,13 @@
 """A small vision-language model: image tower, projector, causal language model."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from antiphase.errors import UserError
-from antiphase.models.card import ModelCard, with_card
-from antiphase.models.kinds import attention_kind
 from antiphase.models.vlm.projector import Projector
 from antiphase.models.vlm.prompt import (
     IGNORED,
@@ -128,8 +125,14 @@ class VisionLanguageModel(nn.Module):
         embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
         return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
 
-    @torch.no_grad()
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
+        """Answer one question about each image in words, see :meth:`answer`."""
+        return self.answer(images, questions, max_new_tokens)[0]
+
+    @torch.no_grad()
+    def answer(
+        self, images: Images, questions: Sequence[str], max_new_tokens: int = 32
+    ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
         """Answer one question about each image, by greedy decoding.
 
         Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
@@ -139,6 +142,9 @@ class VisionLanguageModel(nn.Module):
             images: in [0, 1].
             questions: one for each image.
             max_new_tokens: longest answer, in tokens.
+
+        Returns:
+            The answers in words, and the logits of no and yes as their first token, as of :meth:`answer_logits`.
 
         Raises:
             UserError: if there are not as many questions as images, or a question is empty.
@@ -153,23 +159,30 @@ class VisionLanguageModel(nn.Module):
             pad_token_id=self.tokenizer.eos_token_id,
         )  # fmt: skip
         answers = [""] * len(images)
+        logits = torch.empty(len(images), len(ANSWERS), device=images.device)
         for rows, ids in self._prompts(images, questions):
             embedded, _, mask = self.embed(images[rows], ids)
+            first = _First()
             new = self.language.generate(
-                inputs_embeds=embedded, attention_mask=mask, generation_config=config
+                inputs_embeds=embedded,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=[first],
             )
+            columns = [self.prompt.first_ids(questions[row], ANSWERS) for row in rows.tolist()]
+            logits[rows] = first.scores.gather(1, torch.tensor(columns, device=images.device)).to(logits)
             for row, answer in zip(
                 rows.tolist(), self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
             ):
                 answers[row] = answer.strip()
-        return answers
+        return answers, logits
 
     def answer_logits(
         self, images: Images, questions: str | Sequence[str], answers: tuple[str, str] = ANSWERS
     ) -> Float[Tensor, "batch 2"]:
         """Return the logits of the first answer token, in the columns (no, yes); differentiable in the images.
 
-        To ask the same questions again and again, see :class:`YesNo`.
+        To ask the same questions again and again, see :class:`~antiphase.models.vlm.YesNo`.
 
         Args:
             images: in [0, 1].
@@ -225,45 +238,19 @@ class VisionLanguageModel(nn.Module):
         ]
 
 
-class YesNo(nn.Module):
-    """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
+class _First:
+    """Keep the logits of the first new token, for ``generate`` of transformers."""
 
-    Every attack of the engine applies to it; for several questions, which of them each image is asked is the attack's
-    ``context``. Its card has two classes, ``no`` and ``yes``.
+    scores: Tensor
 
-    Args:
-        vlm: the model; put into evaluation mode.
-        questions: one, or several that differ.
+    def __init__(self) -> None:
+        self.steps = 0
 
-    Raises:
-        UserError: if a question is empty.
-    """
-
-    def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
-        super().__init__()
-        self.vlm = vlm
-        self.questions = (questions,) if isinstance(questions, str) else tuple(questions)
-        self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
-        known = getattr(vlm, "card", None)
-        card = known or ModelCard(
-            "vlm", "vlm", attention_kind(cast(nn.Module, vlm.tower)), None, vlm.image_shape, 0
-        )
-        with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
-
-    def extra_repr(self) -> str:
-        return f"questions={self.questions!r}, prompt={self.vlm.prompt.style!r}"
-
-    def forward(
-        self, images: Images, which: Int64[Tensor, " batch"] | None = None
-    ) -> Float[Tensor, "batch 2"]:
-        """Return the logits of no and yes.
-
-        Args:
-            images: in [0, 1].
-            which: of each image, the position of its question; None: the first.
-        """
-        first = torch.zeros(len(images), dtype=torch.int64)
-        return self.vlm.first_logits(images, self._prepared, first if which is None else which)
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if not self.steps:
+            self.scores = scores
+        self.steps += 1
+        return scores
 
 
 def _one_each(questions: Sequence[str], count: int) -> list[str]:
