@@ -169,7 +169,7 @@ class VisionLanguageModel(nn.Module):
                 generation_config=config,
                 logits_processor=[first],
             )
-            columns = [self.prompt.first_ids(questions[row], ANSWERS) for row in rows.tolist()]
+            columns = [self.prompt.first_ids(questions[int(row)], ANSWERS) for row in rows.tolist()]
             logits[rows] = first.scores.gather(1, torch.tensor(columns, device=images.device)).to(logits)
             for row, answer in zip(
                 rows.tolist(), self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
