@@ -26,7 +26,7 @@ intervals, but no verdict: that takes eight (``--seeds 8``).
 | profile | models | cost |
 |---|---|---|
 | paper | 6, CC12M, Qwen2.5-0.5B-Instruct | never run; towers as in Table 1, for the rest there is no estimate |
-| laptop | 6, SmolLM2-135M on the towers of Table 1 | about 80 core-minutes a model without bf16, the attack not counted |
+| laptop | 6, SmolLM2-135M on the towers of Table 1 | about 80 core-minutes a model without bf16, and the attack |
 
 antiphase study run diffclip-table-3 --profile laptop
 """
