@@ -68,13 +68,15 @@ def test_a_success_is_a_changed_prediction_within_the_budget(name):
 
 
 @every_attack
-@pytest.mark.parametrize("nested", ["off", "down"])
-def test_each_image_keeps_its_context(name, nested):
+@pytest.mark.parametrize(("nested", "precision"), [("off", "float32"), ("down", "float32"), ("up", "bf16")])
+def test_each_image_keeps_its_context(name, nested, precision):
     asked, which = toys.Asked(), torch.arange(COUNT) % 3
-    _, _, whole = attacked(name, model=asked, context=which, batch_size=16, nested=nested)
+    _, _, whole = attacked(
+        name, model=asked, context=which, batch_size=16, nested=nested, precision=precision
+    )
     for number, model in enumerate(asked.each):
         own = (which == number).nonzero()[:, 0]
-        _, _, alone = attacked(name, own, model=model, nested=nested)
+        _, _, alone = attacked(name, own, model=model, nested=nested, precision=precision)
         for array in ARRAYS:
             assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), array
 

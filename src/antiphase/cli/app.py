@@ -69,9 +69,11 @@ def _usage(error: TyperException) -> str:
         return error.format_message()
     command = context.command_path
     for each in context.command.params:
-        shown_as = (each.metavar or "").strip("{},…[]").lower()
-        if each.param_type_name == "argument" and name.strip("-").rstrip("s") in (each.name, shown_as):
-            return f"{name}: no such option; give its value by itself, as in {command} {each.metavar}"
+        word = each.metavar if each.metavar not in (None, "TEXT", "PATH") else (each.name or "").upper()
+        names = {each.name, word.strip("{},…[]").lower()}
+        given = name.strip("-").rstrip("s")
+        if each.param_type_name == "argument" and given in {one.rstrip("s") for one in names if one}:
+            return f"{name}: no such option; give its value by itself, as in {command} {word}"
     return f"{error.format_message()}; see {command} --help"
 
 

@@ -27,7 +27,7 @@ class AskedImages(ImageSet):
     Attributes:
         pictures: the images, decoded on demand.
         square: the model's preprocessing.
-        questions: all that differ.
+        questions: the different questions.
         which: of each pair, the position of its question.
         places: of each pair, the position of its image.
         samplings: of each pair, those of POPE that ask it.

@@ -13,10 +13,10 @@ def find_named(name: str, sources: Mapping[str, T], what: str, hint: str = "") -
     """Return the source of a name.
 
     Args:
-        name: a key of ``sources``; where that has a colon, a path stands behind it.
-        sources: by name, such as ``"csv:PATH"``.
-        what: they are, in words for the message.
-        hint: what to say of an unknown name in place of names that are near it.
+        name: a key of ``sources``, with a path in place of what follows the colon.
+        sources: the sources by name, such as ``"csv:PATH"``.
+        what: what to call a source in the message.
+        hint: what the message advises for an unknown name; empty: similar names.
 
     Raises:
         UserError: there is no such source, or its path is missing.

@@ -23,6 +23,10 @@ class Answering(Protocol):
 
     square: Square  # resizes and crops an image to the model's size
 
+    def generate(
+        self, images: Float[Tensor, "batch 3 height width"], questions: Sequence[str], max_new_tokens: int
+    ) -> list[str]: ...
+
     def answer(
         self, images: Float[Tensor, "batch 3 height width"], questions: Sequence[str], max_new_tokens: int
     ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
@@ -36,21 +40,21 @@ class Answer:
 
     Attributes:
         text: its answer.
-        yes: probability of yes among yes and no as the first token.
+        yes: probability of yes among yes and no as the first token; NaN if that was not asked for.
     """
 
     text: str
-    yes: float
+    yes: float = float("nan")
 
 
 def answers_questions(model: nn.Module) -> bool:
     """Return whether a model answers questions about images in words."""
-    return hasattr(model, "answer")
+    return all(hasattr(model, name) for name in ("generate", "answer"))
 
 
 def answer_all(
     model: nn.Module, pictures: PairSet, asked: Sequence[Question], *, max_new_tokens: int, batch_size: int,
-    suffix: str = "", title: str = "",
+    suffix: str = "", first_token: bool = False, title: str = "",
 ) -> list[Answer]:  # fmt: skip
     """Return the answer to every question.
 
@@ -63,6 +67,7 @@ def answer_all(
         max_new_tokens: longest answer, in tokens.
         batch_size: questions at once; affects answers by rounding only.
         suffix: put behind every question, on a line of its own.
+        first_token: whether to return the probability of yes, too.
         title: of the progress bar; empty: none.
 
     Raises:
@@ -76,8 +81,12 @@ def answer_all(
             some = order[start : start + batch_size]
             images = model_images(pictures, [asked[at][0] for at in some], answering.square).to(place)
             questions = [with_suffix(asked[at][1], suffix) for at in some]
-            texts, logits = answering.answer(images, questions, max_new_tokens)
-            yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
-            found |= {at: Answer(text, one) for at, text, one in zip(some, texts, yes, strict=True)}
+            if first_token:
+                texts, logits = answering.answer(images, questions, max_new_tokens)
+                yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
+                found |= {at: Answer(text, one) for at, text, one in zip(some, texts, yes, strict=True)}
+            else:
+                texts = answering.generate(images, questions, max_new_tokens)
+                found |= {at: Answer(text) for at, text in zip(some, texts, strict=True)}
             advance(len(some))
     return [found[at] for at in range(len(asked))]

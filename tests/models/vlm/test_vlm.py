@@ -109,6 +109,16 @@ def test_mistakes_are_told_in_one_line():
     for call, message in (
         (lambda: vlm.generate(images, [QUESTION]), "1 questions about 2 images: expected one for each image"),
         (lambda: YesNo(vlm, " "), "question ' ': expected a string that is not empty"),
+        (lambda: YesNo(vlm, 5), "question 5: expected a string that is not empty"),
+        (lambda: YesNo(vlm, []), "questions: expected at least one"),
+        (
+            lambda: YesNo(vlm, [QUESTION, "what ?"])(images),
+            "2 questions: expected the position of each image's",
+        ),
+        (
+            lambda: YesNo(vlm, QUESTION)(images, torch.tensor([0, -1])),
+            r"which \[0, -1\]: expected an int64 from 0 to 0 for each image",
+        ),
         (lambda: vlm.answer_logits(images, QUESTION, ("this", "this")), "they begin with the same token"),
         (lambda: Projector("linear", 12, 16, 24, 3), "merge 3: expected a divisor of 4"),
         (lambda: image_tokens(torch.nn.Linear(2, 2)), "Linear has no image tokens: expected a CLIP"),

@@ -20,7 +20,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     title = f"{card_of(model).name}: questions of {pope.name}" if store.progress else ""
     found = answer_all(
         model, pope.pictures, [(places[image], text) for image, text in asked], max_new_tokens=_LONGEST,
-        batch_size=store.batch_size, suffix=protocol.suffix, title=title,
+        batch_size=store.batch_size, suffix=protocol.suffix, first_token=True, title=title,
     )  # fmt: skip
     answers = dict(zip(asked, found, strict=True))
     groups = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))

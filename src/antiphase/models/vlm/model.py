@@ -126,14 +126,7 @@ class VisionLanguageModel(nn.Module):
         return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
 
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
-        """Answer one question about each image in words, see :meth:`answer`."""
-        return self.answer(images, questions, max_new_tokens)[0]
-
-    @torch.no_grad()
-    def answer(
-        self, images: Images, questions: Sequence[str], max_new_tokens: int = 32
-    ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
-        """Answer one question about each image, by greedy decoding.
+        """Answer one question about each image in words, by greedy decoding.
 
         Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
         batch but for rounding.
@@ -143,12 +136,28 @@ class VisionLanguageModel(nn.Module):
             questions: one for each image.
             max_new_tokens: longest answer, in tokens.
 
-        Returns:
-            The answers in words, and the logits of no and yes as their first token, as of :meth:`answer_logits`.
-
         Raises:
             UserError: if there are not as many questions as images, or a question is empty.
         """
+        return self._generated(images, questions, max_new_tokens)[0]
+
+    def answer(
+        self, images: Images, questions: Sequence[str], max_new_tokens: int = 32
+    ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
+        """Answer as :meth:`generate`; return also the logits of no and yes as the first token.
+
+        Raises:
+            UserError: as :meth:`generate`, or if no and yes begin with the same token.
+        """
+        texts, scores = self._generated(images, questions, max_new_tokens)
+        columns = torch.tensor([self.prompt.first_ids(question, ANSWERS) for question in questions])
+        return texts, scores.gather(1, columns.to(scores.device)).float()
+
+    @torch.no_grad()
+    def _generated(
+        self, images: Images, questions: Sequence[str], max_new_tokens: int
+    ) -> tuple[list[str], Float[Tensor, "batch vocabulary"]]:
+        """Return the answers, and the scores of their first token."""
         from transformers import GenerationConfig
 
         ends = {self.tokenizer.eos_token_id}
@@ -158,9 +167,10 @@ class VisionLanguageModel(nn.Module):
             do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends),
             pad_token_id=self.tokenizer.eos_token_id,
         )  # fmt: skip
-        answers = [""] * len(images)
-        logits = torch.empty(len(images), len(ANSWERS), device=images.device)
-        for rows, ids in self._prompts(images, questions):
+        prompts = self._prompts(images, questions)
+        texts: dict[int, str] = {}
+        scores = []
+        for rows, ids in prompts:
             embedded, _, mask = self.embed(images[rows], ids)
             first = _First()
             new = self.language.generate(
@@ -169,13 +179,11 @@ class VisionLanguageModel(nn.Module):
                 generation_config=config,
                 logits_processor=[first],
             )
-            columns = [self.prompt.first_ids(questions[int(row)], ANSWERS) for row in rows.tolist()]
-            logits[rows] = first.scores.gather(1, torch.tensor(columns, device=images.device)).to(logits)
-            for row, answer in zip(
-                rows.tolist(), self.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
-            ):
-                answers[row] = answer.strip()
-        return answers, logits
+            scores.append(first.scores)
+            said = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+            texts |= {row: text.strip() for row, text in zip(rows.tolist(), said, strict=True)}
+        order = torch.cat([rows for rows, _ in prompts]).argsort()
+        return [texts[row] for row in range(len(images))], torch.cat(scores)[order]
 
     def answer_logits(
         self, images: Images, questions: str | Sequence[str], answers: tuple[str, str] = ANSWERS
@@ -202,7 +210,8 @@ class VisionLanguageModel(nn.Module):
     ) -> Float[Tensor, "batch 2"]:
         """Return the logits of the first answer token to prepared questions; differentiable in the images.
 
-        All prompts are padded to the longest of ``questions``, whether or not the batch asks that one.
+        All prompts are padded to the longest of ``questions``, and logits are computed wherever one of them ends: what
+        the model computes has the same shape in every batch.
 
         Args:
             images: in [0, 1].
@@ -214,10 +223,10 @@ class VisionLanguageModel(nn.Module):
             part[which.cpu()].to(where) for part in (questions.ids, questions.mask, questions.columns)
         )
         embedded, _, used = self.embed(images, ids, attention_mask=mask)
-        ends = used.sum(1) - 1
-        kept, place = ends.unique(return_inverse=True)
+        ends = questions.mask.sum(1) + self.projector.count - 2  # the image stands for one id
+        kept, place = (each.to(where) for each in ends.unique(return_inverse=True))
         logits = self.language(inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept).logits
-        own = logits[torch.arange(len(images), device=where), place].gather(1, columns)
+        own = logits[torch.arange(len(images), device=where), place[which.to(where)]].gather(1, columns)
         return own.to(torch.promote_types(own.dtype, torch.float32))
 
     def _prompts(self, images: Images, questions: Sequence[str]) -> list[tuple[Tensor, Ids]]:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase.errors import UserError, shown
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.vlm.model import ANSWERS, Images, VisionLanguageModel
@@ -22,16 +23,19 @@ class YesNo(nn.Module):
 
     Args:
         vlm: the model; put into evaluation mode.
-        questions: one, or several that differ.
+        questions: one question, or several different ones.
 
     Raises:
-        UserError: if a question is empty.
+        UserError: if there is no question, or one is empty.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
         super().__init__()
         self.vlm = vlm
-        self.questions = (questions,) if isinstance(questions, str) else tuple(questions)
+        several = isinstance(questions, list | tuple)
+        self.questions: tuple[str, ...] = tuple(questions) if several else (questions,)  # type: ignore[assignment]
+        if not self.questions:
+            raise UserError("questions: expected at least one")
         self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
         known = getattr(vlm, "card", None)
         card = known or ModelCard(
@@ -49,7 +53,21 @@ class YesNo(nn.Module):
 
         Args:
             images: in [0, 1].
-            which: of each image, the position of its question; None: the first.
+            which: of each image, the position of its question; None if there is but one.
+
+        Raises:
+            UserError: if ``which`` is missing, or is not one position for each image.
         """
-        first = torch.zeros(len(images), dtype=torch.int64)
-        return self.vlm.first_logits(images, self._prepared, first if which is None else which)
+        count = len(self.questions)
+        if which is None:
+            if count > 1:
+                raise UserError(
+                    f"{count} questions: expected the position of each image's, as the attack's context"
+                )
+            which = torch.zeros(len(images), dtype=torch.int64)
+        fits = which.dtype == torch.int64 and which.shape == (len(images),)
+        if not fits or not bool(((which >= 0) & (which < count)).all()):
+            raise UserError(
+                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
+            )
+        return self.vlm.first_logits(images, self._prepared, which)

@@ -23,16 +23,16 @@ FRAGILE: Mapping[Key, Phrases] = {
         "the uncertainty.",
     },
     ("table-2", "fragile-at-depth-4"): {
-        "holds": "With four layers, it is {apart}{at}.",
-        "contradicted": "With four layers, it is {apart}{at}, so not higher throughout.",
-        "absent": "With four layers, it is {apart}{at}, {part}too little to matter.",
-        "undecided": "With four layers, it is {apart}{at}, {part}within the uncertainty.",
+        "holds": "With four layers, DiffViT's ASR is {apart}{at}.",
+        "contradicted": "With four layers, DiffViT's ASR is {apart}{at}, so not higher throughout.",
+        "absent": "With four layers, DiffViT's ASR is {apart}{at}, {part}too little to matter.",
+        "undecided": "With four layers, DiffViT's ASR is {apart}{at}, {part}within the uncertainty.",
     },
 }
 WHY: Mapping[Key, Phrases] = {
     MARGINS: {
         "holds": "{share} of the higher ASR comes with DiffViT's smaller clean margins.",
-        "contradicted": "It is not DiffViT's clean margins throughout: somewhere they lower the ASR.",
+        "contradicted": "It is not DiffViT's clean margins throughout: at some ε they lower the ASR.",
         "absent": "DiffViT's smaller clean margins explain little of it.",
         "undecided": "Whether DiffViT's smaller clean margins are a part of it is open.",
     },
@@ -50,7 +50,7 @@ WHY: Mapping[Key, Phrases] = {
     },
     ("causes", "angle-raises-asr"): {
         "holds": "Opposed gradients of the two maps, the paper's explanation, raise it.",
-        "contradicted": "Opposed gradients of the two maps, the paper's explanation, lower it somewhere.",
+        "contradicted": "Opposed gradients of the two maps, the paper's explanation, lower the ASR at some ε.",
         "absent": "Opposed gradients of the two maps, the paper's explanation, add {part}too little to matter.",
         "undecided": "Whether opposed gradients of the two maps, the paper's explanation, raise it is open.",
     },
@@ -63,17 +63,17 @@ TASKS: Sequence[Key] = (
 """Claims that DiffCLIP is better than CLIP at a task."""
 CLIPS: Mapping[Key, Phrases] = {
     ("diffclip-attention", "more-focused"): {
-        "holds": "Its attention maps single out the object better.",
-        "contradicted": "Its attention maps single out the object less well.",
-        "absent": "Its attention maps single out the object about as well as CLIP's.",
-        "undecided": "Whether its attention maps single out the object better is open.",
+        "holds": "DiffCLIP's attention maps single out the object better.",
+        "contradicted": "DiffCLIP's attention maps single out the object less well.",
+        "absent": "DiffCLIP's attention maps single out the object about as well as CLIP's.",
+        "undecided": "Whether DiffCLIP's attention maps single out the object better is open.",
     },
     ("figure-2b", "clip-fragile-few-classes"): {
-        "holds": "Under PGD it is the more fragile one: its ASR is {apart} than CLIP's{at}.",
-        "contradicted": "Under PGD it is more fragile at {higher} of {cases} ε and less so at {lower}: its ASR is "
-        "{apart} than CLIP's{at}.",
-        "absent": "Under PGD it is hardly the more fragile one: its ASR is {apart} than CLIP's{at}.",
-        "undecided": "Whether it is the more fragile one under PGD is open: its ASR is {apart} than CLIP's{at}.",
+        "holds": "Under PGD DiffCLIP is the more fragile one: its ASR is {apart} than CLIP's{at}.",
+        "contradicted": "Under PGD DiffCLIP is more fragile at {higher} of {cases} ε and less so at {lower}: its ASR "
+        "is {apart} than CLIP's{at}.",
+        "absent": "Under PGD DiffCLIP is hardly the more fragile one: its ASR is {apart} than CLIP's{at}.",
+        "undecided": "Whether DiffCLIP is the more fragile one under PGD is open: its ASR is {apart} than CLIP's{at}.",
     },
 }
 
@@ -118,6 +118,8 @@ def better_in(counts: Counter[Verdict]) -> str:
     'Yes: DiffCLIP is better than CLIP in all 2 tasks tested.'
     >>> better_in(Counter(holds=1, undecided=2))
     'In part: DiffCLIP is better than CLIP in 1 of 3 tasks tested; of the other differences, 2 are undecided.'
+    >>> better_in(Counter(contradicted=1, undecided=2))
+    'No: DiffCLIP is better than CLIP in none of 3 tasks tested; of the differences, 1 is contradicted and 2 are undecided.'
     >>> better_in(Counter(absent=2, undecided=1))
     'Not measurably: DiffCLIP is better than CLIP in none of 3 tasks tested; of the differences, 2 are absent (too small to matter) and 1 is undecided.'
     """  # noqa: E501
@@ -130,9 +132,8 @@ def better_in(counts: Counter[Verdict]) -> str:
         {verdict: count for verdict, count in counts.items() if verdict != "holds"}
     )
     told = verdicts_said(rest).replace("absent", "absent (too small to matter)")
-    how, many, others = (
-        ("In part", better, "other differences") if better else ("Not measurably", "none", "differences")
-    )
+    worse = "No" if counts["contradicted"] else "Not measurably"
+    how, many, others = ("In part", better, "other differences") if better else (worse, "none", "differences")
     return f"{how}: DiffCLIP is better than CLIP in {many} of {tested} tasks tested; of the {others}, {told}."
 
 

@@ -67,7 +67,8 @@ def models_said(results: Sequence[Result]) -> str:
     profiles = ", ".join(dict.fromkeys(result.profile for result in judged))
     found: dict[str, list[Claim]] = {}
     for result in judged:
-        words = result.settings.get(IN_SHORT) or result.settings.get("data") or result.label
+        known = (result.settings.get(name) for name in (IN_SHORT, "data", "models"))
+        words = next(filter(None, known), result.label)
         found.setdefault(words, []).extend(filter(is_tested, result.claims))
     told = "; ".join(f"{words}: {_sizes(claims)}" for words, claims in found.items())
     return f"The claims were tested under the profile {profiles}. {told}."
@@ -77,7 +78,8 @@ def _sizes(claims: Sequence[Claim]) -> str:
     checks = [check for claim in claims for check in claim.checks if check.estimate is not None]
     seeds = _range(check.seeds for check in checks if check.seeds)
     samples = _range(check.estimate.n for check in checks if check.estimate is not None)
-    return f"{seeds} training seeds of each model and {samples} test samples for each number"
+    trained = f"{seeds} training seeds of each model and " if any(check.seeds for check in checks) else ""
+    return f"{trained}{samples} test samples for each number"
 
 
 def how_sure(results: Sequence[Result]) -> str:

@@ -154,12 +154,13 @@ def _larger(claim: Claim) -> str:
 
     >>> from antiphase.studies.claims import Check
     >>> _larger(Claim("", "", "", [Check("ASR(ViT) − ASR(DiffViT) at 1/255", Estimate(-0.01, -0.02, 0.0, 9))]))
-    ": DiffViT's is the larger one"
+    ": DiffViT's is larger, but not for certain"
     """
     (check, *others) = claim.checks
     found = re.match(r"(\w+)\(\w+\) − \1\((\w+)\)", check.what)
     against = not others and check.estimate is not None and check.estimate.value < 0
-    return f": {found[2]}'s is the larger one" if found and against else ""
+    doubt = "" if check.estimate is not None and check.estimate.high < 0 else ", but not for certain"
+    return f": {found[2]}'s is larger{doubt}" if found and against else ""
 
 
 def _within(claim: Claim) -> str:

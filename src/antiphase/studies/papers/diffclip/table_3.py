@@ -36,10 +36,11 @@ from dataclasses import replace
 
 import polars as pl
 
+from antiphase.budgets import eps_label
 from antiphase.data.pope import SAMPLINGS
 from antiphase.evaluation.pope_attack import ALL
 from antiphase.studies.artefact import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table
-from antiphase.studies.claims import Check, Claim
+from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.estimation import estimates
 from antiphase.studies.papers.diffclip.answered import hallucinations, rises, scores
 from antiphase.studies.papers.diffclip.observed import VALUE
@@ -49,7 +50,6 @@ from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 PAPER = published(__doc__)
 PRINTED = ("accuracy", "precision", "recall")
-_NOT_PRINTED = "not in the paper"
 _JUDGED = 2  # budgets, the smallest
 
 
@@ -98,7 +98,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     """Claim that DiffCLIP is better in every metric, and that its hallucination rate rises more under attack."""
     observed = scores(rows["evaluate"])
     rise = rises(hallucinations(rows["answers"]))
-    budgets = rise["data"].unique(maintain_order=True).to_list()[:_JUDGED]
+    budgets = [eps_label(eps) for eps in rows["answers"]["eps"].unique().sort()[:_JUDGED]]
 
     def better(*metrics: str) -> list[Check]:
         return _named(observed, SAMPLINGS, metrics)
@@ -114,10 +114,10 @@ def claims(rows: RowsByTable) -> list[Claim]:
             better(*PRINTED),
         ),
         Claim(
-            "pope-f1", _NOT_PRINTED, "On a DiffCLIP tower F1 on POPE is higher, on all three samplings.", better("F1"),
+            "pope-f1", NOT_IN_PAPER, "On a DiffCLIP tower F1 on POPE is higher, on all three samplings.", better("F1"),
         ),
         Claim(
-            "hallucinations-under-attack", _NOT_PRINTED,
+            "hallucinations-under-attack", NOT_IN_PAPER,
             f"Under APGD at {' and '.join(budgets)} the share of yes to absent objects rises more on a DiffCLIP tower.",
             _named(rise, [ALL], budgets),
         ),

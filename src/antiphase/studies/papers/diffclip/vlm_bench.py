@@ -18,6 +18,7 @@ from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.vlm import TrainVlm
 from antiphase.studies.papers.diffclip import bench as towers
+from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Profile
 
 
@@ -133,14 +134,19 @@ def settings(profile: Profile) -> dict[str, str]:
     found = {"models": shown["models"]} if base.given else {
         "towers trained on": towers.TITLES.get(base.main, base.main), "model of the towers": shown["model"],
     }  # fmt: skip
-    return found | {
-        "language model": own.language,
-        "stage 1": _stage(own.captions, own.caption_limit, own.preset, own.align),
-        "stage 2": _stage(own.instructions, own.question_limit, own.preset, own.tune),
-        "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
-        "attack": f"APGD on the answer's first token, {own.steps} steps, "
-        f"{', '.join(map(eps_label, own.eps))}, {own.attacked} images",
-    }
+    short = f"{own.language} with the image towers of {shown[IN_SHORT]}" if IN_SHORT in shown else ""
+    return (
+        found
+        | ({IN_SHORT: short} if short else {})
+        | {
+            "language model": own.language,
+            "stage 1": _stage(own.captions, own.caption_limit, own.preset, own.align),
+            "stage 2": _stage(own.instructions, own.question_limit, own.preset, own.tune),
+            "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
+            "attack": f"APGD on the answer's first token, {own.steps} steps, "
+            f"{', '.join(map(eps_label, own.eps))}, {own.attacked} images",
+        }
+    )
 
 
 def _stage(data: str, limit: int | None, preset: str, recipe: Mapping[str, Any]) -> str:
