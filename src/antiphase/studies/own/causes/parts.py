@@ -49,8 +49,8 @@ IN_WORDS = {
     SUBTRACTION: "at equal margins: the subtraction",
     ANGLE: "of the subtraction: the angle between the gradients of the two maps",
 }
-IN_WORDS |= {
-    f"{name}, other order": f"{IN_WORDS[name]} (the other order)" for name in (HEADS, NORM, SUBTRACTION)
+OTHER_ORDER = {
+    f"{name}, other order": f"{IN_WORDS[name]}, other order" for name in (HEADS, NORM, SUBTRACTION)
 }
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
 TINY = 1e-9  # of a margin, slope or distance, before its logarithm

@@ -11,7 +11,7 @@ from antiphase.evaluation.standardised import STRATA
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
 from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.own.causes.models import BARE, DIFFVIT, EPS, LADDER, NORMAL, STOPPED, TRAINED, VIT
-from antiphase.studies.own.causes.parts import IN_WORDS, LOGARITHMS, TINY, Measured, mean_of
+from antiphase.studies.own.causes.parts import IN_WORDS, LOGARITHMS, OTHER_ORDER, TINY, Measured, mean_of
 
 Cell = tuple[str, str, Estimate]
 
@@ -45,7 +45,7 @@ def tables(
     return [
         Table(
             f"{stem}-parts", f"Parts of the difference in ASR between one-layer models, DiffViT − ViT{of}", "part",
-            _by_eps(parts.with_columns(pl.col("series").replace(IN_WORDS))),
+            _by_eps(parts.with_columns(pl.col("series").replace(IN_WORDS | OTHER_ORDER))),
         ),
         Table(f"{stem}-remaining", f"Difference in ASR, DiffViT − ViT{of}", "compared", _by_eps(even)),
         Table(
