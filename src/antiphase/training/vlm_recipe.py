@@ -51,8 +51,8 @@ class VlmRecipe(BaseModel):
 VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
     "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
     "emoji": {
-        1: {"learning_rate": 2e-4, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
-        2: {"learning_rate": 1e-4, "batch_size": 8, "epochs": 1, "text_first": True},
+        1: {"learning_rate": 5e-5, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
+        2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
     },
 }
 SCHEDULE = "cosine"

@@ -94,7 +94,7 @@ _BENCHES = {
     ),
     "laptop": VlmBench(
         language="smollm2", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
-        align={"precision": "bf16"}, tune={"precision": "bf16"}, caption_limit=1200, question_limit=2000, images=100,
+        align={"precision": "bf16"}, tune={"precision": "bf16"}, caption_limit=1200, question_limit=800, images=100,
         attacked=20, eps=(0.5 / 255, 1 / 255, 2 / 255, 4 / 255), steps=10,
     ),
     "smoke": VlmBench(
