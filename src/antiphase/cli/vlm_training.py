@@ -15,6 +15,12 @@ def train_vlm(options: TrainVlmOptions) -> Answer:
 
     **Examples**
 
+    antiphase train-vlm --stage 1 --tower runs/diffclip --data emoji-objects --limit 1200 --preset emoji
+    --out runs/vlm-1
+
+    antiphase train-vlm --stage 2 --pretrained runs/vlm-1 --data emoji-objects --limit 800 --preset emoji
+    --out runs/vlm
+
     antiphase train-vlm --stage 1 --tower runs/diffclip --data "llava:blip_laion_cc_sbu_558k.json?images=llava"
     --out runs/vlm-1
 
