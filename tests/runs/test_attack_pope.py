@@ -114,6 +114,18 @@ def _row(model, image, label, clean, success, eps, samplings=("random",)):
     }  # fmt: skip
 
 
+def test_the_gallery_begins_with_absent_objects_whose_right_answer_changed():
+    kinds = {  # sample: label, clean answer, changed
+        1: (1, 1, True), 2: (0, 1, True), 3: (0, 0, False), 4: (0, 0, True), 5: (1, 1, False),
+    }  # fmt: skip
+    rows = [
+        _row(model, 0, *kind, eps) | {"sample": sample, "attack": PLAN.attack}
+        for sample, kind in kinds.items() for model in ("a", "b") for eps in PLAN.eps
+    ]  # fmt: skip
+    found = attack_pope.gallery_samples(pl.DataFrame(rows), ["a"], PLAN)
+    assert found == [4, 1, 2, 3, 5]
+
+
 def test_rates_by_hand():
     found = {}
     rows = [

@@ -173,18 +173,29 @@ def _classifier(model: nn.Module, asked: AskedImages) -> nn.Module:
     return YesNo(vlm, asked.questions)
 
 
+def gallery_samples(rows: pl.DataFrame, models: Sequence[str], plan: AttackPlan) -> list[int]:
+    """Return the samples of ten questions: first those about absent objects whose right answer changed.
+
+    Args:
+        rows: of the attack.
+        models: shown models; a question counts as changed if it is for one of them, at the largest ε.
+        plan: of the attack.
+    """
+    changed = pl.col("success") & (pl.col("clean_prediction") == pl.col("label"))
+    told = (
+        rows.filter(pl.col("model").is_in(list(models)), eps=max(plan.eps), attack=plan.attack)
+        .group_by("sample", maintain_order=True)
+        .agg(changed=changed.any(), label=pl.col("label").first())
+    )
+    order = told.sort("changed", "label", "sample", descending=[True, False, False])
+    return order["sample"][:GALLERY_SIZE].to_list()
+
+
 def _gallery(
     rows: pl.DataFrame, first: Mapping[str, nn.Module], pope: PopeSet, plan: AttackPlan
 ) -> tuple[AttackGallery, dict[str, Any]]:
-    """Attack ten questions again at the largest ε: first of all those about absent objects that were broken."""
-    largest = rows.filter(eps=max(plan.eps), attack=plan.attack)
-    told = (
-        largest.filter(pl.col("model").is_in(list(first)))
-        .group_by("sample", maintain_order=True)
-        .agg(broken=pl.col("success").any(), label=pl.col("label").first())
-    )
-    order = told.sort(pl.col("broken"), pl.col("label"), "sample", descending=[True, False, False])
-    chosen = order["sample"][:GALLERY_SIZE].to_list()
+    """Attack ten questions again at the largest ε."""
+    chosen = gallery_samples(rows, list(first), plan)
     asked = _asked_of(next(iter(first.values())), pope)
     some = asked.take([asked.ids.tolist().index(sample) for sample in chosen])
     pixels = some.images(range(len(some)))
