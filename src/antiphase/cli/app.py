@@ -36,7 +36,7 @@ def main() -> None:
     """Run the command line."""
     keep_freed_memory()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="antiphase", standalone_mode=False)
     except Failures as error:
         _complain(*str(error).splitlines())
     except UserError as error:
