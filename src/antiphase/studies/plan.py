@@ -13,6 +13,7 @@ _USUAL = {
     "train": 3e10,
     "attack": 2e10,
     "accuracy": 3e10,
+    "evaluate": 3e10,
     "alignment": 1e10,
     "alignment-perturbed": 1e10,
     "lipschitz": 8e10,

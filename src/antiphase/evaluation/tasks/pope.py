@@ -63,6 +63,6 @@ TASK = EvaluationTask(
     answers=True,
     default_data="pope",
     paper_data=("pope",),
-    passes=20.0,
+    passes=6.0,
 )
 _HEADINGS = {"yes": "answers yes", "unparsed": "unparsed answers"}

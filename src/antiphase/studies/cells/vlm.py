@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from antiphase.models.vlm import VlmConfig
     from antiphase.training.vlm_recipe import VlmRecipe
 
-# for the plan alone: conversations of a source, weights of a language model, positions of a question with its image
+# for the plan alone: conversations of a source, weights of a language model, positions of a question with its image,
+# and forward passes worth a conversation by stage: a caption is short, and in stage 1 few weights need a gradient
 _CONVERSATIONS = {"emoji-objects": 6_000}
 _WEIGHTS = {"smollm2": 1.35e8, "tiny": 3e4}
 _POSITIONS = 100
+_PASSES = {1: 0.5, 2: 3.0}
 
 
 @final
@@ -84,10 +86,10 @@ class TrainVlm(Cell):
         return self.tower.forward_work() + 2 * _WEIGHTS.get(name, 5e8) * _POSITIONS
 
     def work(self) -> float:
-        """Return the operations of the training: three forward passes' worth for each conversation."""
+        """Return the operations of the training, about."""
         several = _CONVERSATIONS.get(self.data, 500_000)
         samples = min(self.limit or several, several) * int(self.recipe.get("epochs", 1))
-        return 3.0 * self.forward_work() * samples
+        return _PASSES[self.stage] * self.forward_work() * samples
 
     def make_recipe(self, config: "VlmConfig", fingerprint: str, source: str | None = None) -> "VlmRecipe":
         """Return the recipe of the stage.
