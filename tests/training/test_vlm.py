@@ -15,12 +15,13 @@ from accelerate import Accelerator
 from PIL import Image
 
 from antiphase.data.conversations import Conversation, load_conversations
+from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.models.vlm import load_vlm
 from antiphase.models.vlm.prompt import IGNORED
 from antiphase.models.vlm.store import named_weights, weights_digest
 from antiphase.runs import train_vlm as runs
-from antiphase.training.vlm import _Stream, train_vlm
+from antiphase.training.vlm import _recomputed, _Stream, decoder_blocks, train_vlm
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
 from antiphase.training.vlm_step import SummedLoss, accumulate, prepare
 from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
@@ -287,6 +288,51 @@ def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
                 torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-5, rtol=1e-3)
 
 
+def test_a_conversation_that_is_cut_before_its_answer_counts_for_nothing():
+    vlm, images = tiny_vlm(), tiny_images(3)
+    long = Conversation("long", images[0], ((" ".join(["cat"] * 50), "Yes"),))
+    kept = Conversation("kept", images[1], ((QUESTIONS[0], "No"),))
+    text = Conversation("text", None, ((" ".join(["what"] * 50), "No"),))
+    losses = []
+    for talks in ([long, kept, text], [kept]):
+        vlm.zero_grad()
+        samples = [prepare(vlm, one, 2, 40) for one in talks]
+        loss = accumulate(SummedLoss(vlm), samples, Accelerator(cpu=True), precision="float32", part=1)
+        losses.append((loss.item(), vlm.projector.layers[0].weight.grad.clone()))
+    assert losses[0][0] == losses[1][0]
+    assert torch.equal(losses[0][1], losses[1][1])
+    assert prepare(vlm, long, 2, 40).image is not None
+    with pytest.raises(UserError, match="no conversation of a batch has an answer"):
+        accumulate(
+            SummedLoss(vlm), [prepare(vlm, long, 2, 40)], Accelerator(cpu=True), precision="float32", part=1
+        )
+    with pytest.raises(UserError, match="max_length 4: an image alone takes 4 positions; expected more"):
+        prepare(vlm, long, 2, 4)
+
+
+def test_recomputing_changes_no_gradient_and_leaves_no_trace():
+    vlm, images = tiny_vlm(), tiny_images(2)
+    for block in vlm.language.model.layers:
+        block.self_attn.attention_dropout = 0.9  # of training mode alone
+    talks = [Conversation(str(at), one, ((QUESTIONS[0], "Yes"),)) for at, one in enumerate(images)]
+    samples = [prepare(vlm, one, 2, 200) for one in talks]
+    calls, gradients = [], []
+    hook = vlm.language.model.layers[0].self_attn.register_forward_hook(lambda *given: calls.append(1))
+    for blocks in ([], decoder_blocks(vlm.language)):
+        vlm.zero_grad()
+        calls.clear()
+        with _recomputed(blocks):
+            accumulate(SummedLoss(vlm), samples, Accelerator(cpu=True), precision="float32", part=None)
+        named = {name: p.grad.clone() for name, p in vlm.named_parameters() if p.grad is not None}
+        gradients.append((named, len(calls)))
+    hook.remove()
+    (plain, once), (again, twice) = gradients
+    assert (once, twice) == (1, 2)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient)
+    assert "forward" not in vars(vlm.language.model.layers[0])
+
+
 def test_the_learning_rate_is_that_of_transformers():
     from transformers import get_cosine_schedule_with_warmup
 
@@ -314,6 +360,10 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
         ),
         (words(parts, 1, out, "--pretrained", "p"), "stage 1 starts from a tower"),
         (words(parts, 2, out, "--pretrained", parts), "no recipe.json found"),
+        (
+            words(parts, 2, out, *begin(parts), "--projector-start", "captions"),
+            "projector-start captions: stage 1 alone begins there",
+        ),
         (words(parts, 1, out, *begin(parts), "--shard"), "shard: there is one process; start several"),
         (words(parts, 1, out, *begin(parts), "--batch-size", "9"), "batch size 9: expected 1 to 8"),
         (

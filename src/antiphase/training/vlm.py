@@ -1,11 +1,14 @@
 """Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from antiphase.data.conversations import Conversations
 from antiphase.data.prefetch import in_threads
@@ -56,8 +59,8 @@ def train_vlm(
         The log, one entry per epoch.
 
     Raises:
-        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, a single
-            process is to be sharded, an image is unreadable, or the loss is not finite.
+        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, stage 2 is to
+            begin at captions, a single process is to be sharded, an image is unreadable, or the loss is not finite.
     """
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
@@ -77,11 +80,15 @@ def train_vlm(
         raise UserError(
             "shard: there is one process; start several with torchrun --nproc-per-node, or leave out --shard"
         )
+    if recipe.stage == 2 and recipe.projector_start == "captions":
+        raise UserError("projector-start captions: stage 1 alone begins there; leave out --projector-start")
     vlm.eval()  # without dropout, so that a step depends on nothing but its number
     trained = trained_parameters(vlm, recipe)
-    if checkpointing or sharded:
-        vlm.language.gradient_checkpointing_enable({"use_reentrant": False})
-        vlm.language.train()  # transformers recomputes in training mode only
+    blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
+    if checkpointing and not blocks:
+        raise UserError(
+            f"checkpointing: {type(vlm.language).__name__} does not name its blocks; leave out --checkpointing"
+        )
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
     fitted = recipe.stage == 1 and recipe.projector_start == "captions"
     if fitted and recipe.model.projector != "linear":
@@ -95,7 +102,7 @@ def train_vlm(
     if fitted:
         _start_at_captions(vlm, conversations, recipe)
     if sharded:
-        shard(model, decoder_blocks(vlm.language), accelerator)
+        shard(model, blocks, accelerator)
         trained = trained_parameters(vlm, recipe)  # others have taken their places
     stream = _Stream(recipe, vlm, conversations, accelerator.process_index, world)
     if accelerator.is_main_process:
@@ -119,8 +126,8 @@ def train_vlm(
         lambda step: vlm_learning_rate(recipe, step, steps_per_epoch), backward, dict,
         track=track,
     )  # fmt: skip
-    metrics = loop.run(task, out, accelerator, progress=progress)
-    vlm.eval()
+    with _recomputed(blocks):
+        metrics = loop.run(task, out, accelerator, progress=progress)
     main = accelerator.is_main_process
     save_vlm(vlm, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store), write=main)
     if main:
@@ -135,6 +142,18 @@ def decoder_blocks(language: nn.Module) -> list[nn.Module]:
     """Return the blocks of a language model that transformers keeps on one device each; none if it names none."""
     names = set(getattr(language, "_no_split_modules", None) or ())
     return [module for module in language.modules() if type(module).__name__ in names]
+
+
+@contextmanager
+def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Compute blocks again in the backward pass. transformers can do so in training mode only, with dropout."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
 
 
 def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:

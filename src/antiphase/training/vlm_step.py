@@ -46,8 +46,12 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         stage: 1 or 2.
         max_length: positions after which a conversation is cut, the image's included.
 
+    Returns:
+        The sample. It has no targets if the conversation is cut before its first answer, and no image if it is cut
+        before the image.
+
     Raises:
-        UserError: for stage 1, if there is no image, or not one turn; if no target is left.
+        UserError: for stage 1, if there is no image, or not one turn; if an image leaves no position for words.
     """
     image = conversation.image
     if stage == 1:
@@ -60,11 +64,13 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     else:
         ids, labels = vlm.prompt.conversation(conversation.turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
-    ids, labels = ids[:longest], labels[:longest]
-    if not bool((labels[1:] != IGNORED).any()) or (image is not None and not bool((ids == IMAGE).any())):
+    if longest < 2:
         raise UserError(
-            f"conversation {conversation.id}: no answer within {max_length} positions; leave it out of the data"
+            f"max_length {max_length}: an image alone takes {vlm.projector.count} positions; expected more"
         )
+    ids, labels = ids[:longest], labels[:longest]
+    if not bool((ids == IMAGE).any()):
+        image = None
     return Sample(ids, labels, None if image is None else _square(vlm, image))
 
 
@@ -129,11 +135,19 @@ def accumulate(
 
     Returns:
         The sum over this process's targets, divided by the batch's mean number of targets in a process.
+
+    Raises:
+        UserError: no sample of the batch has a target.
     """
     device = accelerator.device
     mine = sum(int((one.labels[1:] != IGNORED).sum()) for one in samples)
     every: Any = accelerator.reduce(torch.tensor(float(mine), device=device), "sum")
     total = float(every)
+    if not total:
+        raise UserError(
+            "no conversation of a batch has an answer within the recipe's max_length; leave such conversations out of "
+            "the data"
+        )
     loss = torch.zeros((), device=device)
     size = part or (_CPU_PART if device.type == "cpu" else len(samples))
     samples = sorted(samples, key=lambda one: len(one.ids))  # so that little is padded

@@ -37,3 +37,12 @@ def test_before_that_nothing_is_subtracted():
 def test_only_a_linear_projector_can_be_fitted():
     with pytest.raises(UserError, match="projector mlp2x: expected a linear one"):
         Projector("mlp2x", width=3, count=4, language_width=5).start_at_words([], 1.0)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_captions_that_are_all_alike_cannot_be_fitted(images):
+    projector = Projector("linear", width=3, count=4, language_width=5)
+    before = projector.layers[0].weight.clone()
+    with pytest.raises(UserError, match=f"projector: {images} captions?, no two different"):
+        projector.start_at_words([(torch.randn(images, 4, 3), torch.ones(images, 5))], 1.0)
+    assert torch.equal(projector.layers[0].weight, before)

@@ -55,3 +55,16 @@ def test_caption_format():
     words, kept = shown(prompt, *prompt.caption("A cat and a dog ."))
     assert words == ["<image>", "A", "cat", "and", "a", "dog", ".", "\n"]
     assert kept == words[1:]
+
+
+def test_an_answer_may_contain_the_token_that_ends_it():
+    prompt = Prompt(tiny_tokenizer())
+    _, kept = shown(prompt, *prompt.conversation([("what is this ?", "A <|end|> tree .")]))
+    assert kept == ["A", "<|end|>", "tree", ".", "<|end|>"]
+
+
+def test_a_date_in_the_template_is_the_same_every_day():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} " + tokenizer.chat_template
+    words = Prompt(tokenizer)._rendered([{"role": "user", "content": "what ?"}], opened=False)
+    assert words.startswith("26 Jul 2024 <|start|>user")

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from antiphase.errors import UserError
 from antiphase.models.vlm import Projector, VisionLanguageModel, YesNo, image_tokens, load_language
+from antiphase.models.vlm.lora import add_lora
 from antiphase.models.vlm.prompt import IGNORED, IMAGE
-from antiphase.models.vlm.store import weights_digest
+from antiphase.models.vlm.store import VlmConfig, load_vlm, save_vlm, weights_digest
 from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vit, tiny_vlm
 
 QUESTION = "Is there a cat in the image ?"
@@ -145,3 +146,38 @@ def test_the_language_model_tiny_needs_no_download_and_is_always_the_same():
     vlm = VisionLanguageModel(tower, Projector("linear", 12, 16, 32, 2), one, tokenizer).eval()
     assert vlm.prompt.style == "chat"
     assert vlm.answer_logits(tiny_images(2), QUESTION).isfinite().all()
+
+
+def test_answers_are_greedy_whatever_the_language_model_would_do():
+    vlm, images, questions = tiny_vlm(), tiny_images(2), [QUESTION, "what is this ?"]
+    texts, logits = vlm.answer(images, questions, max_new_tokens=8)
+    own = vlm.language.generation_config
+    own.repetition_penalty = 9.0
+    own.suppress_tokens = vlm.tokenizer.convert_tokens_to_ids(["No", "Yes"])
+    found = vlm.answer(images, questions, max_new_tokens=8)
+    assert found[0] == texts
+    assert torch.equal(found[1], logits)
+    assert vlm.language.generation_config is own
+
+
+def test_a_tuned_language_model_keeps_the_tokens_that_end_an_answer(tmp_path):
+    vlm = tiny_vlm()
+    vlm.language.generation_config.eos_token_id = [7, 4]
+    vlm.language.generation_config.repetition_penalty = 9.0
+    config = VlmConfig(
+        tower_spec="vit", tower=vlm.tower.reference, tower_sha256="", projector="mlp2x", merge=2, language="tiny",
+        language_sha256="", prompt="chat", tuned=True,
+    )  # fmt: skip
+    save_vlm(vlm, {"kind": "vlm", "model": config.model_dump(mode="json")}, tmp_path, torch.float32)
+    again = load_vlm(tmp_path)
+    assert again.ends == vlm.ends == [4, 7]
+    (tmp_path / "language/generation_config.json").unlink()  # as written before November 2026
+    assert load_vlm(tmp_path).ends == [4]
+
+
+def test_adapters_need_linear_layers():
+    from transformers import GPT2Config, GPT2LMHeadModel  # whose layers are convolutions
+
+    language = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=4, n_layer=1, n_head=1))
+    with pytest.raises(UserError, match="lora: GPT2LMHeadModel has no linear layer"):
+        add_lora(language, 2)

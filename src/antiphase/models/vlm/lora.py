@@ -22,7 +22,7 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
         seed: random seed of A.
 
     Raises:
-        UserError: if peft is not installed.
+        UserError: if peft is not installed, or the language model has no linear layer.
     """
     try:
         import peft  # an extra
@@ -34,6 +34,11 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
         for name, module in language.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
+    if not names:
+        raise UserError(
+            f"lora: {type(language).__name__} has no linear layer (torch.nn.Linear); train all weights, or take "
+            "another language model"
+        )
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "lora") & (2**63 - 1))  # peft draws from the global generator

@@ -1,6 +1,7 @@
 """A small vision-language model: image tower, projector, causal language model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +54,16 @@ class VisionLanguageModel(nn.Module):
         self.tokenizer = tokenizer
         self.prompt = Prompt(tokenizer, style)
         self.image_shape, self.square = tower.image_shape, tower.square
+
+    def extra_repr(self) -> str:
+        return f"prompt={self.prompt.style!r}"
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids of the tokens that end an answer: the tokenizer's, and those of the language model's own settings."""
+        own = getattr(self.language.generation_config, "eos_token_id", None)
+        more = own if isinstance(own, list) else [] if own is None else [own]
+        return sorted({self.tokenizer.eos_token_id, *more})
 
     def visual_tokens(self, images: Images) -> Float[Tensor, "batch positions width"]:
         """Return what stands in for words: the projected tokens of images in [0, 1]."""
@@ -128,6 +139,7 @@ class VisionLanguageModel(nn.Module):
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
         """Answer one question about each image in words, by greedy decoding.
 
+        What else the language model's own settings of generation ask for, such as a repetition penalty, is left out.
         Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
         batch but for rounding.
 
@@ -160,11 +172,8 @@ class VisionLanguageModel(nn.Module):
         """Return the answers, and the scores of their first token."""
         from transformers import GenerationConfig
 
-        ends = {self.tokenizer.eos_token_id}
-        own = getattr(self.language.generation_config, "eos_token_id", None)
-        ends |= set(own if isinstance(own, list) else [] if own is None else [own])
         config = GenerationConfig(
-            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=sorted(ends),
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=self.ends,
             pad_token_id=self.tokenizer.eos_token_id,
         )  # fmt: skip
         prompts = self._prompts(images, questions)
@@ -173,12 +182,13 @@ class VisionLanguageModel(nn.Module):
         for rows, ids in prompts:
             embedded, _, mask = self.embed(images[rows], ids)
             first = _First()
-            new = self.language.generate(
-                inputs_embeds=embedded,
-                attention_mask=mask,
-                generation_config=config,
-                logits_processor=[first],
-            )
+            with _settings(self.language, config):
+                new = self.language.generate(
+                    inputs_embeds=embedded,
+                    attention_mask=mask,
+                    generation_config=config,
+                    logits_processor=[first],
+                )
             scores.append(first.scores)
             said = self.tokenizer.batch_decode(new, skip_special_tokens=True)
             texts |= {row: text.strip() for row, text in zip(rows.tolist(), said, strict=True)}
@@ -245,6 +255,17 @@ class VisionLanguageModel(nn.Module):
             )
             for rows in lengths.values()
         ]
+
+
+@contextmanager
+def _settings(language: Any, config: Any) -> Iterator[None]:
+    """Let a language model generate by these settings alone: transformers fills in what they leave out from its own."""
+    own = language.generation_config
+    language.generation_config = config
+    try:
+        yield
+    finally:
+        language.generation_config = own
 
 
 class _First:

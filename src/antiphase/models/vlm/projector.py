@@ -68,7 +68,7 @@ class Projector(nn.Module):
             norm: root mean square distance of the captions' words from their mean.
 
         Raises:
-            UserError: if the projector is not linear.
+            UserError: if the projector is not linear, or all captions have the same words.
         """
         if self.kind != "linear":
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
@@ -77,6 +77,7 @@ class Projector(nn.Module):
         wide, out = layer.in_features, layer.out_features
         squares, products = (torch.zeros(wide, size, dtype=torch.float64) for size in (wide, out))
         total, words = torch.zeros(wide, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
+        different: set[bytes] = set()
         images = 0
         for tokens, mean_words in batches:
             own, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
@@ -85,7 +86,13 @@ class Projector(nn.Module):
             products += own.sum(1).T @ target
             total += flat.sum(0)
             words += target.sum(0)
+            different |= {one.numpy().tobytes() for one in target}
             images += len(own)
+        if len(different) < 2:
+            raise UserError(
+                f"projector: {images} caption{'s' * (images > 1)}, no two different; a fit to their words expects "
+                "several, or --projector-start default"
+            )
         count = images * self.count
         mean, mean_word = total / count, words / images
         covariance = squares / count - mean.outer(mean)

@@ -20,6 +20,8 @@ Turns = Sequence[tuple[str, str]]
 Ids = Int64[Tensor, " length"]
 
 _PLACE = "<image>"
+# what takes the place of transformers' function: a prompt must not change every day. The date is Llama 3.2's default
+_TODAY = "{%- macro strftime_now(format) -%} 26 Jul 2024 {%- endmacro -%}"
 _SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -31,9 +33,9 @@ class Prompt:
 
     ``llava`` is LLaVA 1.5's (its ``v1``): ``SYSTEM USER: <image>\nQUESTION ASSISTANT: ANSWER</s>USER: …``, with the
     tokenizer's own end-of-sequence token. ``chat`` is the tokenizer's chat template, with a system message if the
-    template adds one. Captions have LLaVA's ``plain`` format, ``<image>CAPTION\n``. The image precedes the first
-    question. Targets are the tokens of the answers and the end-of-sequence token behind each; all others have the label
-    ``IGNORED``.
+    template adds one; where it writes today's date, that is 26 July 2024 every day. Captions have LLaVA's ``plain``
+    format, ``<image>CAPTION\n``. The image precedes the first question. Targets are the tokens of the answers and the
+    end-of-sequence token behind each; all others have the label ``IGNORED``.
 
     The text is split at the image and each side is tokenised as a whole, as in LLaVA, so that a token never depends on
     where a question ends.
@@ -129,13 +131,17 @@ class Prompt:
                     f"chat template: it changes earlier messages when there are {len(messages)}, so that answers "
                     "cannot be found; use the format llava"
                 )
-            said, ended, rest = after[len(before) :].partition(end)
-            pieces += [(before[len(written) :], False), (said + ended, True), (rest, False)]
+            between, ended, rest = after[len(before + answer) :].partition(end)
+            pieces += [(before[len(written) :], False), (answer + between + ended, True), (rest, False)]
             written = after
         return pieces
 
     def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
+        template = self.tokenizer.get_chat_template()
+        dated = _TODAY + template if "strftime_now" in template else None
+        return self.tokenizer.apply_chat_template(
+            messages, chat_template=dated, tokenize=False, add_generation_prompt=opened
+        )
 
     def _tokenised(
         self, pieces: Sequence[tuple[str, bool]], image: bool, *, special: bool

@@ -23,6 +23,7 @@ from antiphase.models.vlm.towers import Tower, build_tower
 from antiphase.streams import key
 
 LANGUAGE_FOLDER = "language"
+_GENERATION_FILE = "generation_config.json"
 
 
 class VlmConfig(BaseModel):
@@ -79,7 +80,7 @@ def save_vlm(
     vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | os.PathLike[str], dtype: torch.dtype, *,
     write: bool = True,
 ) -> None:  # fmt: skip
-    """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration.
+    """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
     Args:
         vlm: the model.
@@ -107,6 +108,8 @@ def save_vlm(
     write_json(folder / checkpoints.RECIPE_FILE, recipe)
     if config.tuned:
         vlm.language.config.save_pretrained(folder / LANGUAGE_FOLDER)
+        ends = import_transformers(str(folder)).GenerationConfig(eos_token_id=vlm.ends)
+        ends.save_pretrained(folder / LANGUAGE_FOLDER)
         vlm.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
     checkpoints.save_tensors(tensors, folder)
 
@@ -171,11 +174,16 @@ def _bare_language(folder: Path) -> tuple[Any, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        stored = (folder / _GENERATION_FILE).exists()  # not in directories from before November 2026
+        generation = transformers.GenerationConfig.from_pretrained(folder) if stored else None
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{folder}: cannot be read ({reason}); copy it again or retrain") from None
     with torch.random.fork_rng(devices=[]):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer
+        language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if generation is not None:
+        language.generation_config = generation
+    return language, tokenizer
 
 
 def _fill(vlm: VisionLanguageModel, tensors: dict[str, Tensor], tuned: bool, source: str) -> None:
