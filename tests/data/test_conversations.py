@@ -55,7 +55,7 @@ def test_records_in_llava_s_layout(folder):
         ("llava:mix.json?image=.", None, "no setting 'image'; expected images"),
         ("lava:mix.json", None, "unknown source of conversations 'lava:mix.json': did you mean llava:JSON"),
         ("llava:x.json?images=pictures", {"id": 1}, "record 0: no id or no conversations"),
-        ("llava:x.json?images=pictures", {"id": 1, "conversations": said("a")}, "no question with an answer"),
+        ("llava:x.json?images=pictures", {"id": 1, "conversations": said("a")}, "no question has an answer"),
         (
             "llava:x.json?images=pictures",
             {"id": 1, "conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "b"}]},
@@ -74,6 +74,18 @@ def test_mistakes_are_told_in_one_line(folder, monkeypatch, name, record, messag
     with pytest.raises(UserError, match=message) as caught:
         load_conversations(name, stage=1)
     assert "\n" not in str(caught.value)
+
+
+def test_what_llava_trains_on_is_taken_as_it_is(folder, monkeypatch):
+    (folder / "a+b").mkdir()
+    records = [
+        {"id": 1, "conversations": said("What is <image> in HTML?", "No tag of it.")},
+        {"id": 2, "conversations": said("Nobody answers.")},
+    ]
+    (folder / "x.json").write_text(json.dumps(records))
+    monkeypatch.chdir(folder)
+    (only,) = load_conversations("llava:x.json?images=a+b", stage=2)
+    assert (only.id, only.image, only.turns) == ("1", None, (("What is <image> in HTML?", "No tag of it."),))
 
 
 def test_every_source_is_described():

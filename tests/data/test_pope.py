@@ -137,12 +137,25 @@ def test_published_files_are_read_as_they_are(tmp_path):
     [
         ("[1]", "line 2 of .*: expected JSON with question_id, image, text, label"),
         (_lines((2, "a.jpg", "Is it?", "maybe")), "line 2 of .*: label 'maybe': expected yes or no"),
+        (_lines((1, "a.jpg", "Is that?", "no")), "line 2 of .*: question_id 1 is there already"),
         (_lines((2, "a.jpg", "Is it?", "no")), "'Is it\\?' of a.jpg is answered both yes and no"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, line, message):
     (tmp_path / "coco_pope_random.json").write_text(_lines((1, "a.jpg", "Is it?", "yes")) + line)
     with pytest.raises(UserError, match=message):
+        load_pope(tmp_path)
+
+
+def test_files_have_to_belong_together(tmp_path):
+    (tmp_path / "coco_pope_random.json").write_text(_lines((1, "a.jpg", "Is it?", "yes")))
+    (tmp_path / "coco_pope_popular.json").write_text(_lines((1, "a.jpg", "Is it?", "no")))
+    with pytest.raises(UserError, match=r"'Is it\?' of a.jpg is answered yes in one file and no in another"):
+        load_pope(tmp_path)
+    (tmp_path / "gqa_pope_random.json").write_text(_lines((1, "a.jpg", "Is it?", "yes")))
+    with pytest.raises(
+        UserError, match=r"has files of 2 sets of questions, coco_pope, gqa_pope: give a folder"
+    ):
         load_pope(tmp_path)
 
 

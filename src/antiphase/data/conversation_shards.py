@@ -8,7 +8,7 @@ from typing import Any
 
 from webdataset.tariterators import base_plus_ext
 
-from antiphase.data.conversations import LlavaRecords, checked_records
+from antiphase.data.llava_records import LlavaRecords, checked_records
 from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards
 from antiphase.data.tar_members import read_index
 from antiphase.errors import UserError
@@ -78,4 +78,4 @@ def _records(tar: Path, folder: Path) -> list[dict[str, Any]]:
                     record |= {} if image is None else {"image": f"{place}/{image}"}
                 yield record
 
-    return checked_records(list(read()), tar)
+    return checked_records(list(read()), tar, literal=False)

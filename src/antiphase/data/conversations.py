@@ -1,26 +1,20 @@
 """Questions and answers about images, by name: what vision-language models are trained on."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, final
-from urllib.parse import parse_qs
+from typing import Protocol, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from antiphase.data.decoding import decode_whole
-from antiphase.data.listed_pairs import read_json
 from antiphase.data.named import find_named
 from antiphase.data.root import data_root
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.streams import generator
-
-_PLACE = "<image>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,46 +87,6 @@ class Source:
 
 @final
 @dataclass(frozen=True, eq=False)
-class LlavaRecords:
-    """Conversations in LLaVA's JSON layout; images are decoded on demand.
-
-    Attributes:
-        name: as given to :func:`load_conversations`.
-        records: ``id``, ``conversations`` (alternately ``from`` human and gpt, each with its ``value``) and, for one
-            with an image, ``image``, a path relative to ``images``.
-        images: folder of the images.
-    """
-
-    name: str
-    records: Sequence[dict[str, Any]]
-    images: Path
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, position: int) -> Conversation:
-        record = self.records[position]
-        file = record.get("image")
-        image = None if file is None else decode_whole(self.images / file).float() / 255
-        said = [one["value"].replace(_PLACE, "").strip() for one in _paired(record["conversations"])]
-        return Conversation(str(record["id"]), image, tuple(zip(said[::2], said[1::2], strict=True)))
-
-    def has_image(self, position: int) -> bool:
-        return "image" in self.records[position]
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest(
-            "llava", *(repr(sorted(record.items(), key=lambda pair: pair[0])) for record in self.records)
-        )
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the records, without the images' pixels."""
-        return self._digest
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class _Part:
     """Some of the conversations of a source."""
 
@@ -152,75 +106,26 @@ class _Part:
         return digest(self.whole.fingerprint(), repr(self.positions))
 
 
-def _llava(ask: Request) -> LlavaRecords:
-    path = _file(ask.path, ask.root)
-    if "images" not in ask.settings:
-        raise UserError(f"{ask.name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
-    images = _file(ask.settings["images"], ask.root)
-    if not images.is_dir():
-        raise UserError(f"{ask.name}: {images}: no such folder; expected the folder of the images")
-    records = read_json(path)
-    if not isinstance(records, list) or not records:
-        raise UserError(f"{path}: expected a list of at least one conversation; download it again")
-    if (only := ask.settings.get("only")) is not None:
-        records = [one for one in records if isinstance(one, dict) and str(one.get("image")).startswith(only)]
-        if not records:
-            raise UserError(
-                f"{ask.name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
-            )
-    return LlavaRecords(ask.name, checked_records(records, path), images)
+def query_settings(query: str) -> dict[str, str]:
+    """Return the settings behind the question mark of a name; values are taken as they are written.
 
-
-def checked_records(records: list[Any], path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file.
-
-    Raises:
-        UserError: naming the first that is not in LLaVA's layout.
+    >>> query_settings("images=a+b&only=coco/")
+    {'images': 'a+b', 'only': 'coco/'}
     """
-    for number, record in enumerate(records):
-        if (reason := _fault(record)) is not None:
-            raise UserError(
-                f"{path}: record {number}: {reason}; expected LLaVA's layout; correct or download it again"
-            )
-    return records
+    parts = (part.partition("=") for part in query.split("&") if part)
+    return {name: value for name, _, value in parts}
 
 
-def _fault(record: Any) -> str | None:
-    """Return what is wrong with a record; None if nothing is."""
-    if (
-        not isinstance(record, dict)
-        or "id" not in record
-        or not isinstance(record.get("conversations"), list)
-    ):
-        return "no id or no conversations"
-    if not isinstance(record.get("image", ""), str):
-        return f"image {shown(record['image'])} is not a path"
-    if not all(isinstance(one, dict) for one in record["conversations"]):
-        return "a message is not an object"
-    said = _paired(record["conversations"])
-    if not said:
-        return "no question with an answer"
-    for place, one in enumerate(said):
-        if one.get("from") != ("human", "gpt")[place % 2]:
-            return f"message {place} is not from {('human', 'gpt')[place % 2]}"
-        if not isinstance(one.get("value"), str):
-            return f"message {place} has no text"
-    marks = [one["value"].count(_PLACE) for one in said]
-    if marks != [int("image" in record), *[0] * (len(said) - 1)]:
-        return f"{_PLACE} stands {sum(marks)} times; it belongs once into the first question of one with an image"
-    return None
-
-
-def _paired(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out a first message of the model's, as LLaVA does, and a last question without an answer."""
-    kept = said[1:] if said and said[0].get("from") == "gpt" else said
-    return kept[: len(kept) // 2 * 2]
-
-
-def _file(path: str, root: Path) -> Path:
+def file_at(path: str, root: Path) -> Path:
     """Return a path in the working directory, or below the data folder."""
     here = Path(path).expanduser()
     return here if here.exists() or not (root / here).exists() else root / here
+
+
+def _llava(ask: Request) -> Conversations:
+    from antiphase.data.llava_records import llava_conversations  # reads what is defined here
+
+    return llava_conversations(ask.name, file_at(ask.path, ask.root), ask.settings, ask.root)
 
 
 def _emoji(ask: Request) -> Conversations:
@@ -281,7 +186,7 @@ def load_conversations(
         raise UserError(f"limit {limit}: expected an integer of at least 1")
     plain, _, query = name.partition("?")
     source = find_named(plain, _SOURCES, "source of conversations")
-    settings = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
+    settings = query_settings(query)
     for key in settings:
         if key not in source.settings:
             raise UserError(f"{name}: no setting {key!r}; expected {', '.join(source.settings) or 'none'}")

@@ -190,11 +190,18 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
         name: of the set in tables.
 
     Raises:
-        UserError: files or images are missing, or naming the line that is invalid.
+        UserError: files or images are missing, the files are of several sets or contradict each other, or naming the
+            line that is invalid.
     """
     place = data_root() / "pope" if folder is None else folder
     files = {sampling: sorted(place.glob(f"*pope_{sampling}.json")) for sampling in SAMPLINGS}
-    if not any(files.values()):
+    sets = {file.name.rpartition("pope_")[0] for several in files.values() for file in several}
+    if len(sets) > 1:
+        names = ", ".join(sorted(f"{one}pope" for one in sets))
+        raise UserError(
+            f"pope: {place} has files of {len(sets)} sets of questions, {names}: give a folder for each"
+        )
+    if not sets:
         raise UserError(
             f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder ({POPE_PAGE}), "
             "or give another folder, pope:PATH"
@@ -202,9 +209,15 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     questions = tuple(
         question
         for sampling, found in files.items()
-        for file in found[:1]
+        for file in found
         for question in read_pope(file, sampling)
     )
+    told: dict[tuple[str, str], bool] = {}
+    for one in questions:
+        if told.setdefault((one.image, one.text), one.yes) != one.yes:
+            raise UserError(
+                f"{place}: {one.text!r} of {one.image} is answered yes in one file and no in another: correct it"
+            )
     names = tuple(dict.fromkeys(question.image for question in questions))
     root = _images(place, names)
     pictures = FilePairs(
@@ -218,10 +231,12 @@ def read_pope(file: Path, sampling: str) -> list[PopeQuestion]:
     """Return the questions of one of POPE's files.
 
     Raises:
-        UserError: naming the line that is invalid, or asks the same of the same image with another answer.
+        UserError: naming the line that is invalid, has the id of another, or asks the same of the same image with
+            another answer.
     """
     questions: list[PopeQuestion] = []
     answers: dict[tuple[str, str], bool] = {}
+    ids: set[int] = set()
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -242,6 +257,11 @@ def read_pope(file: Path, sampling: str) -> list[PopeQuestion]:
             raise UserError(
                 f"line {number} of {file}: label {label!r}: expected yes or no: download it again"
             )
+        if index in ids:
+            raise UserError(
+                f"line {number} of {file}: question_id {index} is there already: download it again"
+            )
+        ids.add(index)
         yes = label == "yes"
         if answers.setdefault((image, text), yes) != yes:
             raise UserError(

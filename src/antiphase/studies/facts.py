@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from functools import lru_cache, singledispatch
 from typing import Any
-from urllib.parse import parse_qs
 
 import torch
 from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
+from antiphase.data.conversations import query_settings
 from antiphase.data.sources import source_of
 from antiphase.errors import invalid
 from antiphase.evaluation.tasks import Protocol, find_task
@@ -214,7 +214,7 @@ def _conversations(source: str) -> str:
     """Return the name of a source's file without its folder, and the part of it that is taken."""
     plain, _, query = source.partition("?")
     name = plain.partition(":")[2].rpartition("/")[2] or plain
-    only = parse_qs(query).get("only", [""])[-1]
+    only = query_settings(query).get("only", "")
     return f"{name}, {only}" if only else name
 
 
