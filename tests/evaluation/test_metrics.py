@@ -4,8 +4,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from scipy import stats
 
-from antiphase.evaluation.metrics import difference, estimate, task_metrics
+from antiphase.evaluation.metrics import Metric, difference, estimate, task_metrics
 from antiphase.evaluation.outcomes import ROW_SCHEMA, answer_rows, episode_rows
 from antiphase.evaluation.statistics import mcnemar_exact, mean_over_groups, paired_difference, proportion
 
@@ -186,3 +187,15 @@ def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be(
         assert found.high - found.low > 0.05
         apart, _ = difference(first, first)
         assert -1 <= apart.low < 0 < apart.high <= 1
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
+    values = pl.DataFrame(
+        [(seed, 10 * group + at, group, float(seed)) for seed in (0, 1) for group in range(5) for at in range(3)],
+        ("seed", "unit", "group", "value"), orient="row",
+    )  # fmt: skip
+    found = estimate(Metric("", "recall", values, clustered=clustered)).estimate
+    draws = 5 if clustered else 15
+    half = stats.t.ppf(0.975, draws - 1) * np.sqrt((draws + 1) / (draws + 2) ** 2 / draws)
+    assert (found.value, found.low, found.high, found.n) == pytest.approx((0.5, 0.5 - half, 0.5 + half, 15))

@@ -52,6 +52,15 @@ def test_few_shot_episodes_do_not_decide_the_title_but_are_not_contradicted():
     assert headline(summary(EPISODES))[0].startswith("diffclip scores lower than clip: −5.0 points")
 
 
+def test_a_share_of_which_more_is_not_better_decides_nothing():
+    more_yes = ("pope", "yes", False, 0.2, 0.1, 0.3)
+    unparsed = ("pope", "unparsed", False, 0.2, 0.1, 0.3)
+    accuracy = ("pope", "accuracy", True, -0.1, -0.2, 0.0)
+    title, lead = headline(summary(more_yes, unparsed, accuracy))
+    assert title.startswith("No difference shown between diffclip and clip: −10.0 points")
+    assert lead.startswith("Of 1 difference 0 are above zero, 0 below, and 1 undecided")
+
+
 def test_a_difference_without_interval_is_undecided():
     title, _ = headline(summary(("zero-shot", "per class", True, -0.5, None, None)))
     assert title.startswith("No difference shown between diffclip and clip: −50.0 points (no interval)")

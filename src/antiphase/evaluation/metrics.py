@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.evaluation.clustered import mcnemar_clustered
+from antiphase.evaluation.crossed import crossed_mean
 from antiphase.evaluation.statistics import (
     Estimate,
     jackknife,
@@ -93,7 +94,7 @@ def estimate(metric: Metric) -> Spread:
 
     Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
     over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
-    belong to.
+    belong to. Equal values get the variance that :func:`~antiphase.evaluation.crossed.crossed_mean` gives them.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
@@ -143,12 +144,21 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
     values = units["value"].to_numpy()
     if metric.by_group:
         return mean_over_groups(values, units["group"].to_numpy())
-    if not metric.clustered:
-        return jackknife(values[:, None], lambda means: means[..., 0])
-    totals = units.group_by("group", maintain_order=True).agg(
-        pl.col("value").sum(), count=pl.len().cast(pl.Float64)
-    )
-    found = jackknife(totals.select("value", "count").to_numpy(), lambda means: means[..., 0] / means[..., 1])
+    draws = len(values)
+    if metric.clustered:
+        totals = units.group_by("group", maintain_order=True).agg(
+            pl.col("value").sum(), count=pl.len().cast(pl.Float64)
+        )
+        draws = len(totals)
+        found = jackknife(
+            totals.select("value", "count").to_numpy(), lambda means: means[..., 0] / means[..., 1]
+        )
+    else:
+        found = jackknife(values[:, None], lambda means: means[..., 0])
+    if (
+        draws > 1 and found.high - found.low < 1e-9
+    ):  # draws of equal values do not imply that all others have it
+        found = crossed_mean(np.full((1, draws), found.value))
     return Estimate(found.value, found.low, found.high, len(values))
 
 

@@ -58,6 +58,7 @@ TASK = EvaluationTask(
     measure=_measure,
     metrics=_metrics,
     heading=lambda setting, metric: f"{setting}: {_HEADINGS.get(metric, metric)}",
+    scores=lambda metric: metric not in _HEADINGS,
     stands_for=lambda data, metric: metric == "accuracy",
     fields=("suffix",),
     answers=True,

@@ -119,6 +119,7 @@ class EvaluationTask:
         measure: measures a model and returns rows of :data:`~antiphase.evaluation.outcomes.ROW_SCHEMA`.
         metrics: from a setting, its rows and MMVP's groups to the metrics that the rows hold.
         heading: from a setting and the name of a metric to the heading of a number.
+        scores: whether more of a metric is better; headlines count no other.
         stands_for: whether a metric, on a data set, is the one that figures show and headlines quote first.
         fields: names of the :class:`Protocol` fields that the rows depend on.
         resolved: protocol fields whose meaning depends on the data set, as values for the identity of stored rows.
@@ -142,6 +143,7 @@ class EvaluationTask:
     measure: Callable[[nn.Module, Source, Protocol, Features], pl.DataFrame]
     metrics: Callable[[str, pl.DataFrame, Groups | None], list[Metric]]
     heading: Callable[[str, str], str] = lambda setting, metric: f"{setting} {metric}".strip()
+    scores: Callable[[str], bool] = lambda metric: True
     stands_for: Callable[[str, str], bool] = lambda data, metric: True
     fields: tuple[str, ...] = ()
     resolved: Callable[[Source, Protocol], dict[str, Any]] = lambda source, protocol: {}

@@ -1,9 +1,10 @@
 """The headline of an evaluation: the answer first, then its number with the interval, then the condition.
 
-The rule. Every difference on the page is read: of all tasks, data sets, settings and metrics. It is decided where its
-95 % interval excludes zero. The title says on which side the decided ones lie, and quotes one of the more frequent
-side: the first that stands for its task, else the first on the page. Where none is decided, it quotes the first that
-stands for its task. The sentences below give the counts and the other decided differences.
+The rule. Every difference on the page is read: of all tasks, data sets, settings and metrics of which more is better
+(``scores``), so not POPE's share of yes. It is decided where its 95 % interval excludes zero. The title says on which
+side the decided ones lie, and quotes one of the more frequent side: the first that stands for its task, else the first
+on the page. Where none is decided, it quotes the first that stands for its task. The sentences below give the counts
+and the other decided differences.
 
 The intervals of some tasks are over units that share their images (``dependent_units``: few-shot episodes), so that
 they exclude zero too often: these differences decide the title only if there are no others, and have a sentence of
@@ -28,7 +29,9 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     Args:
         summary: ``summary.json`` of an evaluation.
     """
-    differences: Sequence[Difference] = summary["differences"]
+    differences: Sequence[Difference] = [
+        each for each in summary["differences"] if find_task(each["task"]).scores(each["metric"])
+    ]
     if not differences:
         names = [model["name"] for model in summary["models"]]
         return f"What {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} can do", ""
