@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import torch
 
+from antiphase.api.result import read_result
 from antiphase.data.asked import asked_images
 from antiphase.data.emoji_pope import emoji_pope
 from antiphase.data.preprocess import model_images
@@ -177,6 +178,54 @@ def test_the_rise_is_compared_over_seeds_and_images():
     title, lead = pope_headline(told)
     assert title == "An attack raises the share of yes to absent objects more for d than for s"
     assert "2 pairs of models and 60 images" in lead
+
+
+def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():
+    # at 0.2 both say yes to everything: the difference of the rises is what they said before
+    rows = [
+        _row(name, image, 0, int(image < clean), eps > 0.1 or image >= 10, eps)
+        for name, clean in (("d", 4), ("s", 1)) for eps in (0.1, 0.2) for image in range(20)
+    ]  # fmt: skip
+    told = summarise_answers(pl.DataFrame(rows), {name: [name] for name in "ds"}, [("d", "s")])
+    at_largest = next(
+        row for row in told["differences"]
+        if (row["what"], row["metric"], row["sampling"], row["eps"]) == ("move", "false yes", ALL, 0.2)
+    )  # fmt: skip
+    assert at_largest["value"] == pytest.approx(-0.15)
+    title, lead = pope_headline(told)
+    assert title.startswith(
+        "Whether an attack makes d say yes to absent objects more often than s is not decided"
+    )
+    assert lead.startswith("Difference of the two rises at ε = 0.1: 0.0 points")
+
+
+def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pope, tmp_path):
+    one, tower = _vlm(0, "differential"), image_tokens(tiny_vit(image_size=32))
+    projector = Projector("linear", tower.width, tower.count, 24, 2)
+    two = VisionLanguageModel(tower, projector, tiny_language(), tiny_tokenizer())
+    two = with_card(two.eval(), ModelCard("large", "large", "differential", 0, (3, 32, 32), 0))
+    few = pope.subset(1)
+    PopeAttack([one], [two], few, replace(PLAN, eps=(2 / 255,)), tmp_path, progress=False).run()
+    words = json.loads((tmp_path / "questions.json").read_text())
+    assert set(words["answers"]) == {"differential-0"}  # the pictures are those of the first model
+    assert write_report(tmp_path).exists()
+
+
+def test_a_result_in_python_counts_images_and_not_questions(attacked):
+    out, _, _, summary = attacked
+    result = read_result(out, "audit")
+    assert "results" not in result.summary
+    assert repr(result).startswith(
+        "<antiphase audit: Whether an attack makes differential-0 say yes to absent"
+    )
+    assert "2 images" in repr(result)
+    assert "rise to ε = 8/255" in result._repr_html_()
+    assert len(result.plot().axes) == 2
+    found = result.compare(result)
+    assert set(found["value"]) == {0.0}
+    assert set(found["n"]) == {2}
+    own = next(row for row in summary["pope"]["differences"] if row["what"] == "move")
+    assert found.filter(what="move", metric="false yes", sampling=ALL, eps=own["eps"]).height == 2
 
 
 def test_a_classifier_is_refused(run_cli, tmp_path):

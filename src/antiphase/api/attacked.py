@@ -5,6 +5,7 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from antiphase.api import answered
 from antiphase.api.kind import Kind
 from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
@@ -54,5 +55,6 @@ def _report(folder: Path) -> None:
 
 
 KIND = Kind(
-    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, _report
-)
+    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, _report,
+    lambda files: answered.KIND if "questions.json" in files else None,
+)  # fmt: skip

@@ -42,6 +42,7 @@ class Kind:
         figure: the picture, from the same.
         differences: how a result differs from another of the same kind, with intervals.
         report: writes what the command draws into the directory.
+        instead: where the run of one command may hold several kinds: the other kind of these files, or None.
     """
 
     frame: str
@@ -51,6 +52,7 @@ class Kind:
     figure: Callable[[Path], "Figure"]
     differences: Callable[["Result", "Result"], "pl.DataFrame"]
     report: Callable[[Path], object]
+    instead: "Callable[[Mapping[str, bytes]], Kind | None]" = lambda files: None
 
 
 def listed(models: "list[Mapping[str, Any]]") -> str:

@@ -135,7 +135,8 @@ class Result:
 
     @property
     def _kind(self) -> Kind:
-        return find(KINDS, self.kind, "kind of result")
+        kind: Kind = find(KINDS, self.kind, "kind of result")
+        return kind.instead(self.files) or kind
 
     def _json(self, name: str) -> dict[str, Any]:
         if name not in self.files:

@@ -20,6 +20,7 @@ from torch import nn
 from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
 from antiphase.data.asked import AskedImages, asked_images
+from antiphase.data.decoding import Square
 from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
@@ -98,7 +99,8 @@ class PopeAttack:
             {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
             for (name, model) in lineup.items() if (card := card_of(model))
         ]  # fmt: skip
-        summary = summarise_rates(rows, shown, pairs)
+        # rates and tests over images alone: the questions about one image are no independent draws
+        summary = {name: summarise_rates(rows, shown, pairs)[name] for name in ("version", "models")}
         summary["pope"] = summarise_answers(rows, by_seed(shown), pairs)
         if this_process().first:
             self._write(rows, summary, lineup, warnings, time.monotonic() - began)
@@ -110,6 +112,9 @@ class PopeAttack:
     ) -> None:  # fmt: skip
         write_frame(self.out / "rows.parquet", rows)
         shown = dict(list(lineup.items())[:: max(len(self.models), 1)][:2]) if self.twins else dict(lineup)
+        squares = {name: repr(_square(model)) for name, model in shown.items()}
+        same = next(iter(squares.values()))  # pictures can be shared by models that see the same pixels
+        shown = {name: model for name, model in shown.items() if squares[name] == same}
         gallery, words = _gallery(rows, shown, self.pope, self.plan)
         write_gallery(self.out / "gallery.safetensors", gallery)
         write_json(self.out / "questions.json", words)
@@ -162,8 +167,12 @@ def attack_answers(
 
 
 def _asked_of(model: nn.Module, pope: PopeSet) -> AskedImages:
+    return asked_images(pope, _square(model))
+
+
+def _square(model: nn.Module) -> Square:
     answering: Any = model
-    return asked_images(pope, answering.square)
+    return answering.square
 
 
 def _classifier(model: nn.Module, asked: AskedImages) -> nn.Module:

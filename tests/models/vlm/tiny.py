@@ -51,10 +51,10 @@ def tiny_language(words=80, seed=0):
         return LlamaForCausalLM(config).eval()
 
 
-def tiny_vit(seed=0):
-    """Return a vision transformer of ours: 16 tokens of 12 numbers."""
+def tiny_vit(seed=0, image_size=16):
+    """Return a vision transformer of ours: for images of 16 pixels, 16 tokens of 12 numbers."""
     config = VitConfig(
-        attention="differential", image_size=16, patch_size=4, in_channels=3, num_classes=0, dim=12, depth=3,
+        attention="differential", image_size=image_size, patch_size=4, in_channels=3, num_classes=0, dim=12, depth=3,
         num_heads=2,
     )  # fmt: skip
     return build(config, seed).eval()

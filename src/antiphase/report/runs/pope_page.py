@@ -43,15 +43,16 @@ def write_pope_page(directory: Path) -> Path:
     run = read_json(directory / "run.json", RUN_KEYS)
     groups, told = families(summary["models"]), summary["pope"]
     figure = embedded(
-        _figure(told["results"], groups), "false-yes", "rates over ε; the table below has the numbers"
+        pope_figure(told["results"], groups), "false-yes", "rates over ε; the table below has the numbers"
     )
     for ending, content in figure["files"].items():
         with replacing(directory / f"false-yes.{ending}") as temporary:
             temporary.write_bytes(content)
     title, lead = pope_headline(told)
+    rates, *differences = pope_sheets(told, groups)
     page = environment().get_template("pope.html").render(
-        run=run, title=title, lead=lead, figure_drawn=figure, rates=_rates(told["results"], groups),
-        differences=_differences(told["differences"], groups), gallery=_gallery(directory, groups),
+        run=run, title=title, lead=lead, figure_drawn=figure, rates=rates,
+        differences=differences[0] if differences else None, gallery=_gallery(directory, groups),
     )  # fmt: skip
     path = directory / "report.html"
     write_text(path, page)
@@ -59,16 +60,21 @@ def write_pope_page(directory: Path) -> Path:
 
 
 def pope_headline(told: Mapping[str, Sequence[Row]]) -> tuple[str, str]:
-    """Return the answer to whether hallucination moves more for the models than for their twins, and its numbers."""
-    largest = max(row["eps"] for row in told["results"])
+    """Return the answer to whether hallucination moves more for the models than for their twins, and its numbers.
+
+    It is judged at the smallest ε and under the first attack. Where an attack changes every answer, as large budgets
+    tend to, the difference of the rises says nothing but which model said yes more often before.
+    """
+    eps = min(row["eps"] for row in told["results"] if row["eps"])
     moves = [
         row
         for row in told["differences"]
-        if (row["what"], row["metric"], row["sampling"], row["eps"]) == ("move", "false yes", ALL, largest)
+        if (row["what"], row["metric"], row["sampling"], row["eps"]) == ("move", "false yes", ALL, eps)
     ]
-    at = f"at ε = {eps_label(largest)}"
     if not moves:
-        shown = [r for r in told["results"] if (r["metric"], r["sampling"]) == ("false yes", ALL)]
+        first = told["results"][0]["attack"]
+        asked = ("false yes", ALL, first)
+        shown = [r for r in told["results"] if (r["metric"], r["sampling"], r["attack"]) == asked]
         words = [f"{r['family']}: {percent(r['value'])} % ({_at(r['eps'])})" for r in shown]
         return "Yes to absent objects under attack", "; ".join(words) + "."
     row = moves[0]
@@ -83,10 +89,8 @@ def pope_headline(told: Mapping[str, Sequence[Row]]) -> tuple[str, str]:
         title = f"An attack raises the share of yes to absent objects {more} for {model} than for {twin}"
     seeds = f"{row['seeds']} pairs of models and " if row["seeds"] > 1 else ""
     number = points_interval(row["value"], low, high)
-    return (
-        title,
-        f"Difference of the two rises {at}: {number} (95 % interval over {seeds}{row['n']:,} images).",
-    )
+    over = f"95 % interval over {seeds}{row['n']:,} images"
+    return title, f"Difference of the two rises at ε = {eps_label(eps)}: {number} ({over})."
 
 
 def console_table(told: Mapping[str, Sequence[Row]]) -> Table:
@@ -94,6 +98,7 @@ def console_table(told: Mapping[str, Sequence[Row]]) -> Table:
     title, lead = pope_headline(told)
     found = [row for row in told["results"] if row["metric"] == "false yes"]
     eps = sorted({row["eps"] for row in found})
+    attacks = {row["attack"] for row in found}
     table = ruled_table(f"{title}.\n{lead}\n\nYes to absent objects, % [95 % interval]", title_style="")
     for column in ("", "questions", *("no attack" if not each else f"ε = {eps_label(each)}" for each in eps)):
         table.add_column(column, overflow="fold")
@@ -103,14 +108,21 @@ def console_table(told: Mapping[str, Sequence[Row]]) -> Table:
             for r in found
             if (r["family"], r["attack"], r["sampling"]) == (family, attack, sampling)
         }
+        name = family if len(attacks) == 1 else f"{family}, {_attack(attack)}"
         table.add_row(
-            family, sampling, *(f"{percent(its[each]['value'])}\n[{_range(its[each])}]" for each in eps)
+            name, sampling, *(f"{percent(its[each]['value'])}\n[{_range(its[each])}]" for each in eps)
         )
     return table
 
 
-def _figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
-    """Draw false yes and accuracy over ε, a line for each family with 95 % intervals."""
+def pope_sheets(told: Mapping[str, Sequence[Row]], groups: Sequence[Family]) -> list[Sheet]:
+    """Return the table of rates and, where models were compared, that of differences."""
+    differences = _differences(told["differences"], groups)
+    return [_rates(told["results"], groups), *([differences] if differences else [])]
+
+
+def pope_figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
+    """Draw false yes and accuracy over ε under the first attack, a line for each family with 95 % intervals."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 3.4), layout="constrained")
         FigureCanvasAgg(figure)
@@ -166,7 +178,7 @@ def _rates(results: Sequence[Row], groups: Sequence[Family]) -> Sheet:
         rows.append(
             (
                 Field(family, color=colors.get(family, "#888"), kind="name"),
-                Field(attack_label(attack, "linf").partition(" (")[0], kind="word"),
+                Field(_attack(attack), kind="word"),
                 Field(sampling, kind="word"),
                 *(Field(percent(row["value"]), (_range(row),)) for row in cells),
             )
@@ -186,6 +198,7 @@ def _differences(differences: Sequence[Row], groups: Sequence[Family]) -> Sheet 
         (
             Field(row["model"], color=colors.get(row["model"], "#888"), kind="name"),
             Field(row["twin"], kind="word"),
+            Field(_attack(row["attack"]), kind="word"),
             Field(row["sampling"], kind="word"),
             Field(
                 f"{row['metric']}, {'rise to' if row['what'] == 'move' else 'at'} {_at(row['eps'])}",
@@ -197,7 +210,7 @@ def _differences(differences: Sequence[Row], groups: Sequence[Family]) -> Sheet 
         if row["metric"] != "false no"
     )
     csv = pl.DataFrame(list(differences), infer_schema_length=None).write_csv()
-    columns = ("model", "twin", "questions", "number", "difference")
+    columns = ("model", "twin", "attack", "questions", "number", "difference")
     return Sheet("pope-differences", "Differences to the twins", columns, rows, csv)
 
 
@@ -220,6 +233,10 @@ def _gallery(directory: Path, groups: Sequence[Family]) -> dict[str, Any]:
 
 def _at(eps: float) -> str:
     return f"ε = {eps_label(eps)}" if eps else "no attack"
+
+
+def _attack(name: str) -> str:
+    return attack_label(name, "linf").partition(" (")[0]
 
 
 def _range(row: Row) -> str:
