@@ -105,6 +105,10 @@ def test_pope_of_a_model_against_its_twin(pope, tmp_path):
     asked = len(one.asked)
     assert _measured([one], [two], Source(pope), tmp_path)["results"] == summary["results"]
     assert len(one.asked) == asked  # stored
+    store = FeatureStore(tmp_path / "cache", batch_size=50, precision="bf16", progress=False)
+    evaluate_models([one], [two], [Source(pope)], tmp_path, store)  # the same: answers are in float32
+    assert len(one.asked) == asked
+    assert json.loads((tmp_path / "run.json").read_text())["settings"]["precision"] == "float32"
     page = write_evaluation_page(tmp_path).read_text(encoding="utf-8")
     for words in (
         "adversarial: answers yes",

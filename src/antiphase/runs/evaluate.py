@@ -106,7 +106,8 @@ def evaluate_models(
             print(f"antiphase: warning: {line}", file=sys.stderr)
         write_frame(out / "rows.parquet", rows)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
-            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)), "precision": store.precision,
+            "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
+            "precision": "float32" if all(cell.task.answers for cell in cells) else store.precision,
         }  # fmt: skip
         record = run_record(
             every,
@@ -161,7 +162,10 @@ def _cells(
             told = _identity(task, source, protocol)
             for model, title, own, fit in zip(models, names, prints, able, strict=True):
                 if fit:
-                    identity = digest(str(_VERSION), task.name, own, *told, precision)
+                    kind = (
+                        "float32" if task.answers else precision
+                    )  # questions are answered in float32 always
+                    identity = digest(str(_VERSION), task.name, own, *told, kind)
                     yield _Cell(task, model, title, source, out / "cells" / f"{identity[:16]}.parquet")
 
 

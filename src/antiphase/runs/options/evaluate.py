@@ -112,8 +112,9 @@ class EvaluateOptions(Options):
     batch_size: Annotated[
         int, Field(ge=1, le=MOST_AT_ONCE, description="Images per batch; affects results by rounding only.")
     ] = 256
-    precision: Annotated[Precision, Field(description="Precision of the features; bf16 is faster.")] = (
-        "float32"
-    )
+    precision: Annotated[
+        Precision,
+        Field(description="Precision of the features; bf16 is faster. Questions are answered in float32."),
+    ] = "float32"
     device: Device = "auto"
     quiet: Quiet = False
