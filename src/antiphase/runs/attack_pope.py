@@ -4,7 +4,7 @@ The attack maximises the cross-entropy between no and yes as the answer's first 
 target is the answer that the model gives. Budgets and steps are those of C. Schlarmann et al., *Robust CLIP:
 Unsupervised Adversarial Fine-Tuning of Vision Embeddings for Robust Large Vision-Language Models*, ICML 2024, and its
 code (RobustVLM): APGD of 100 steps at 2/255 and 4/255, with which they attack captions and visual question answering.
-They report POPE on clean images only.
+They attack the right text, in half precision first, and report POPE on clean images only.
 """
 
 import time

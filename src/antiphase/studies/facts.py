@@ -16,6 +16,7 @@ from antiphase.models.clip import ClipConfig, bare_clip
 from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
 from antiphase.models.vlm import VlmConfig
+from antiphase.models.vlm.towers import HIDDEN_STATE
 from antiphase.runs import sense_model
 from antiphase.studies.cells import (
     Attack,
@@ -149,21 +150,23 @@ def _(cell: TrainVlm) -> Iterator[Fact]:
     stage = {1: "align", 2: "tune"}[cell.stage]
     config = VlmConfig(
         tower_spec="", tower={}, tower_sha256="", merge=MERGE[cell.preset], language=cell.language, language_sha256="",
-        prompt="chat",
+        prompt=cell.prompt or "chat",
     )  # fmt: skip
     recipe = cell.make_recipe(config, "")
     yield f"{stage}.data", _conversations(cell.data)
     for name in (
-        "epochs", "batch_size", "learning_rate", "weight_decay", "warmup", "gradient_norm", "max_length", "precision",
-        "seed",
+        "epochs", "batch_size", "learning_rate", "weight_decay", "warmup", "betas", "epsilon", "gradient_norm",
+        "max_length", "precision", "seed",
     ):  # fmt: skip
         yield f"{stage}.{name}", getattr(recipe, name)
     yield f"{stage}.schedule", SCHEDULE
     yield f"{stage}.trained", "projector" if cell.stage == 1 else "projector, language model"
     if cell.stage == 2:
-        yield "tune.text_first", recipe.text_first
+        yield "tune.order", "those without an image, then drawn" if recipe.text_first else "drawn"
     if cell.stage == 1:
         yield "align.language", cell.language
+        yield "align.prompt", config.prompt
+        yield "align.hidden_state", HIDDEN_STATE
         yield "align.projector", config.projector
         yield "align.projector_start", recipe.projector_start
         if isinstance(cell.start, Given):
@@ -179,6 +182,7 @@ def _(cell: TrainVlm) -> Iterator[Fact]:
 def _(cell: AttackAnswers) -> Iterator[Fact]:
     plan = cell.plan()
     yield "answers.data", cell.data
+    yield "answers.suffix", cell.suffix
     yield "answers.attack", plan.attack
     yield "answers.images", cell.limit
     for eps in plan.eps:

@@ -18,6 +18,9 @@ from antiphase.models.schemes.hugging_face import HuggingFaceDual
 from antiphase.models.transformer import run_blocks
 from antiphase.models.vit import VisionTransformer
 
+HIDDEN_STATE = -2
+"""Which of a tower's hidden states an image's tokens are: −1 is behind the last block, −2 before it."""
+
 Images = Float[Tensor, "batch 3 height width"]
 Tokens = Float[Tensor, "batch tokens width"]
 
@@ -67,7 +70,7 @@ class OurTower(nn.Module):
         x = self.visual.tokens(images)
         if torch.is_autocast_enabled(device := x.device.type):
             x = x.to(torch.get_autocast_dtype(device))  # as in VisionTransformer.features
-        return run_blocks(list(self.visual.blocks)[:-1], x)[:, 1:]
+        return run_blocks(list(self.visual.blocks)[: HIDDEN_STATE + 1], x)[:, 1:]
 
 
 class OpenClipTower(nn.Module):
@@ -100,7 +103,7 @@ class OpenClipTower(nn.Module):
         inner = getattr(self.visual, "trunk", self.visual)
         blocks = inner.blocks if inner is not self.visual else inner.transformer.resblocks
         found = inner.forward_intermediates(
-            self.normalize(images), indices=[len(blocks) - 2], stop_early=True, intermediates_only=True,
+            self.normalize(images), indices=[len(blocks) + HIDDEN_STATE], stop_early=True, intermediates_only=True,
             output_fmt="NLC",
         )  # fmt: skip
         kept = found["image_intermediates"] if isinstance(found, dict) else found
@@ -132,7 +135,7 @@ class HuggingFaceTower(nn.Module):
 
     def forward(self, images: Images) -> Tokens:
         hidden = self.visual(pixel_values=self.normalize(images), output_hidden_states=True).hidden_states
-        return hidden[-2][:, -self.patches :]  # SigLIP has no class token
+        return hidden[HIDDEN_STATE][:, -self.patches :]  # SigLIP has no class token
 
 
 def image_tokens(model: nn.Module) -> Tower:

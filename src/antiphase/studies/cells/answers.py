@@ -26,6 +26,7 @@ class AttackAnswers(Measurement):
     Attributes:
         eps: budgets, in units of the [0, 1] pixel.
         limit: at most this many images, with all their questions.
+        suffix: follows every question.
         attack: a name of the catalogue.
         settings: its keyword arguments.
         seed: of the attack's draws.
@@ -34,6 +35,7 @@ class AttackAnswers(Measurement):
     version: ClassVar[int] = 1
     eps: tuple[float, ...]
     limit: int | None = None
+    suffix: str = ""
     attack: str = "apgd-ce"
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -80,4 +82,4 @@ class AttackAnswers(Measurement):
         found = load_source(self.data, self.split, self.limit, None, False, False, progress).test
         if not isinstance(found, PopeSet):
             raise UserError(f"{self.data}: no questions of POPE; expected pope, pope:FOLDER or emoji-pope")
-        return found
+        return found.followed_by(self.suffix)

@@ -9,6 +9,7 @@ from torch import nn
 
 from antiphase.data.conversations import load_conversations
 from antiphase.models.card import card_of, with_card
+from antiphase.models.vlm.prompt import Style
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.models import Given
@@ -40,6 +41,7 @@ class TrainVlm(Cell):
         data: source of conversations.
         seed: random seed of the projector and of the order of samples.
         language: language model, see ``load_language``; stage 2 has that of stage 1.
+        prompt: conversation format, see :class:`~antiphase.models.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
         limit: at most this many conversations.
         recipe: recipe settings that differ, see :class:`~antiphase.training.vlm_recipe.VlmRecipe`.
@@ -50,6 +52,7 @@ class TrainVlm(Cell):
     data: str
     seed: int = 0
     language: str = "smollm2"
+    prompt: Style | None = None
     preset: str = "diffclip"
     limit: int | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -125,6 +128,7 @@ class TrainVlm(Cell):
                 self.start.load(lab),
                 self.start.label,
                 self.language,
+                style=self.prompt,
                 merge=MERGE[self.preset],
                 seed=self.seed,
             )

@@ -131,6 +131,8 @@ _STAGES = {
         "zero weight decay, a warm-up ratio of 0.03, and cosine decay scheduling."
     ),
 }
+_TRAINER = "Not printed; the default of transformers' trainer."
+_ONE_WORD = "Answer the question using a single word or phrase."
 _NO_ATTACK = "The paper does not attack these models."
 
 
@@ -147,11 +149,10 @@ def _stage(stage: str, rate: float) -> tuple[Line, ...]:
         ),
         _tiny(f"{stage}.epochs", 1),
         _tiny(f"{stage}.max_length", 2048),
-        replace(
-            _tiny(f"{stage}.precision", "fp16"), ours=("bf16",),
-            why="The paper names none; TinyLLaVA's scripts have fp16. bf16 needs no scaling of the loss.",
-        ),
-        unprinted(f"{stage}.gradient_norm", 1.0, source=_VLM, why="Not printed; the default of transformers' trainer."),
+        _tiny(f"{stage}.precision", "bf16"),
+        unprinted(f"{stage}.betas", (0.9, 0.999), source=_VLM, why=_TRAINER),
+        unprinted(f"{stage}.epsilon", 1e-8, source=_VLM, why=_TRAINER),
+        unprinted(f"{stage}.gradient_norm", 1.0, source=_VLM, why=_TRAINER),
         unprinted(f"{stage}.seeds", 3, source="Table 3", why="One training for each tower's."),
     )  # fmt: skip
 
@@ -169,6 +170,8 @@ _ANSWERED = (
         "we utilized the LAION-CC-SBU dataset (558K image-text pairs) used in the LLa VA training setup",
     ),
     _tiny("align.positions", 196),
+    _tiny("align.hidden_state", -2),
+    _tiny("align.prompt", "llava"),
     *_stage("align", 1e-3),
     Line(
         "tune.trained", ("projector, language model",), _VLM,
@@ -179,7 +182,13 @@ _ANSWERED = (
         "we adopted the COCO (Lin et al., 2014) subset (approximately 350K pairs) also used by LLa VA",
     ),
     *_stage("tune", 2e-5),
+    replace(
+        _tiny("tune.order", "by modality and length"), ours=("drawn",),
+        why="Grouping saves padding; ours draws the batches, and sorts within each.",
+    ),
     Line("pope.data", ("pope",), _VLM, "We evaluated the resulting models on the POPE (Li et al., 2023)"),
+    _tiny("pope.suffix", _ONE_WORD),
+    unprinted("answers.suffix", _ONE_WORD, source=_VLM, why=_NO_ATTACK),
     unprinted("answers.data", "pope", source=_VLM, why=_NO_ATTACK),
     unprinted("answers.attack", "apgd-ce", source=_VLM, why=_NO_ATTACK),
     unprinted("answers.steps", 100, source=_VLM, why=_NO_ATTACK),

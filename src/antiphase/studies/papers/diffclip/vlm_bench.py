@@ -2,9 +2,10 @@
 
 ``paper``: Qwen2.5-0.5B-Instruct on the towers trained on CC12M, or on those of ``--models``. LLaVA's files lie in the
 data folder: ``blip_laion_cc_sbu_558k.json`` with its images in ``LLaVA-Pretrain``, ``llava_v1_5_mix665k.json`` with
-COCO's below ``LLaVA-Tuning/coco``, and POPE's three files. It has never been run. ``laptop``: SmolLM2-135M-Instruct
-on the towers of the other studies, with captions of and questions about ``emoji-objects``; smaller budgets, too, since
-all answers of a model that was tried changed at 2/255. ``smoke``: a language model of random weights.
+COCO's below ``LLaVA-Tuning/coco``, and POPE's three files. As with TinyLLaVA's scripts for Qwen, conversations have
+LLaVA's format and POPE's questions LLaVA's suffix. It has never been run. ``laptop``: SmolLM2-135M-Instruct on the
+towers of the other studies, with captions of and questions about ``emoji-objects``; smaller budgets, too, since all
+answers of a model that was tried changed at 2/255. ``smoke``: a language model of random weights.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from antiphase.budgets import eps_label
+from antiphase.models.vlm.prompt import Style
 from antiphase.studies.cells.answers import AttackAnswers
 from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
@@ -32,6 +34,8 @@ class VlmBench:
         captions: conversations of stage 1.
         instructions: conversations of stage 2.
         pope: questions.
+        suffix: follows every question of POPE.
+        prompt: conversation format; None: the tokenizer's chat template.
         towers: what differs from the towers of the other studies, as fields of ``DiffclipBench``.
         align: settings of stage 1 that differ from the preset.
         tune: those of stage 2.
@@ -49,6 +53,8 @@ class VlmBench:
     captions: str
     instructions: str
     pope: str
+    suffix: str = ""
+    prompt: Style | None = None
     towers: Mapping[str, Any] = field(default_factory=dict)
     align: Mapping[str, Any] = field(default_factory=dict)
     tune: Mapping[str, Any] = field(default_factory=dict)
@@ -63,8 +69,8 @@ class VlmBench:
     def train(self, tower: TrainClip | Given, seed: int) -> TrainVlm:
         """Return stage 2, which needs stage 1."""
         first = TrainVlm(
-            start=tower, data=self.captions, seed=seed, language=self.language, preset=self.preset,
-            limit=self.caption_limit, recipe=dict(self.align),
+            start=tower, data=self.captions, seed=seed, language=self.language, prompt=self.prompt,
+            preset=self.preset, limit=self.caption_limit, recipe=dict(self.align),
         )  # fmt: skip
         return TrainVlm(
             start=first,
@@ -77,12 +83,14 @@ class VlmBench:
 
     def measure(self, model: TrainVlm) -> list[Evaluate | AttackAnswers]:
         """Return POPE without and under attack."""
+        protocol = {"suffix": self.suffix} if self.suffix else {}
         return [
-            Evaluate(model=model, task="pope", data=self.pope, limit=self.images),
+            Evaluate(model=model, task="pope", data=self.pope, limit=self.images, protocol=protocol),
             AttackAnswers(
-                model=model, data=self.pope, eps=self.eps, limit=self.attacked, settings={"steps": self.steps}
+                model=model, data=self.pope, eps=self.eps, limit=self.attacked, suffix=self.suffix,
+                settings={"steps": self.steps},
             ),
-        ]
+        ]  # fmt: skip
 
 
 _BENCHES = {
@@ -90,6 +98,7 @@ _BENCHES = {
         language="Qwen/Qwen2.5-0.5B-Instruct", preset="diffclip",
         captions="llava:blip_laion_cc_sbu_558k.json?images=LLaVA-Pretrain",
         instructions="llava:llava_v1_5_mix665k.json?images=LLaVA-Tuning&only=coco/", pope="pope",
+        suffix="Answer the question using a single word or phrase.", prompt="llava",
         align={"precision": "bf16"}, tune={"precision": "bf16"}, attacked=100,
     ),
     "laptop": VlmBench(
@@ -140,9 +149,11 @@ def settings(profile: Profile) -> dict[str, str]:
         | ({IN_SHORT: short} if short else {})
         | {
             "language model": own.language,
+            "conversations": own.prompt or "chat template",
             "stage 1": _stage(own.captions, own.caption_limit, own.preset, own.align),
             "stage 2": _stage(own.instructions, own.question_limit, own.preset, own.tune),
-            "questions": f"{own.pope}, {'all' if own.images is None else own.images} images",
+            "questions": f"{own.pope}, {'all' if own.images is None else own.images} images"
+            + (f", followed by “{own.suffix}”" if own.suffix else ""),
             "attack": f"APGD on the answer's first token, {own.steps} steps, "
             f"{', '.join(map(eps_label, own.eps))}, {own.attacked} images",
         }
