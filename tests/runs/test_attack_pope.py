@@ -13,15 +13,17 @@ from antiphase.api.result import read_result
 from antiphase.data.asked import asked_images
 from antiphase.data.emoji_pope import emoji_pope
 from antiphase.data.preprocess import model_images
+from antiphase.errors import UserError
 from antiphase.evaluation.pope_attack import ALL, answer_rates, summarise_answers
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
 from antiphase.models.zoo import load_model
+from antiphase.registry import ATTACKS
 from antiphase.report import write_report
 from antiphase.report.runs.pope_page import pope_headline
 from antiphase.runs import attack_pope
 from antiphase.runs.attack import AttackPlan
-from antiphase.runs.attack_pope import PopeAttack
+from antiphase.runs.attack_pope import PopeAttack, attack_answers
 from tests.models.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
 PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
@@ -209,6 +211,30 @@ def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pop
     words = json.loads((tmp_path / "questions.json").read_text())
     assert set(words["answers"]) == {"differential-0"}  # the pictures are those of the first model
     assert write_report(tmp_path).exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_path, name):
+    settings = (
+        {"queries": 5}
+        if name == "square"
+        else {}
+        if name in ("fgsm", "noise", "autoattack")
+        else {"steps": 2}
+    )
+    norm = "l2" if name == "carlini-wagner" else "linf"
+    plan = AttackPlan((8 / 255,), attack=name, norm=norm, settings=settings)
+    model = _vlm(0, "differential")
+    if name in ("apgd-dlr", "apgd-t", "autoattack"):
+        with pytest.raises(UserError, match="classes"):
+            attack_answers("a", model, pope.subset(1), plan, tmp_path, progress=False)
+        return
+    rows, _ = attack_answers("a", model, pope.subset(1), plan, tmp_path, progress=False)
+    assert len(rows) == len(pope.subset(1).asked())
+    changed = rows["prediction"] != rows["clean_prediction"]  # of minimal attacks, perhaps beyond ε
+    assert (changed | ~rows["success"]).all()
+    assert rows["clean_prediction"].is_in([0, 1]).all()
 
 
 def test_a_result_in_python_counts_images_and_not_questions(attacked):
