@@ -64,7 +64,7 @@ def test_records_in_llava_s_layout(folder):
         (
             "llava:x.json?images=pictures",
             {"id": 1, "image": "a", "conversations": said("a", "b")},
-            "<image> stands 0 times",
+            "<image> occurs 0 times",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_shards_have_the_conversations_of_the_same_records_in_llava_s_layout(sha
         ("shards:x.tar", (("1.png", b"x"),), "1 has no .json"),
         ("shards:x.tar", (("1.json", b"{"),), "1.json is not valid JSON"),
         ("shards:x.tar", (("1.json", "a"),), "record 0: no id or no conversations"),
-        ("shards:x.tar", (("1.json", said("<image>", "b")),), "<image> stands 1 times"),
+        ("shards:x.tar", (("1.json", said("<image>", "b")),), "<image> occurs 1 times"),
     ],
 )
 def test_mistakes_in_shards_are_told_in_one_line(tmp_path, monkeypatch, name, members, message):

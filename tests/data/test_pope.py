@@ -137,7 +137,7 @@ def test_published_files_are_read_as_they_are(tmp_path):
     [
         ("[1]", "line 2 of .*: expected JSON with question_id, image, text, label"),
         (_lines((2, "a.jpg", "Is it?", "maybe")), "line 2 of .*: label 'maybe': expected yes or no"),
-        (_lines((1, "a.jpg", "Is that?", "no")), "line 2 of .*: question_id 1 is there already"),
+        (_lines((1, "a.jpg", "Is that?", "no")), "line 2 of .*: duplicate question_id 1"),
         (_lines((2, "a.jpg", "Is it?", "no")), "'Is it\\?' of a.jpg is answered both yes and no"),
     ],
 )

@@ -8,6 +8,7 @@ from scipy import stats
 
 from antiphase.evaluation.metrics import Metric, difference, estimate, task_metrics
 from antiphase.evaluation.outcomes import ROW_SCHEMA, answer_rows, episode_rows
+from antiphase.evaluation.pope import NO, YES
 from antiphase.evaluation.statistics import mcnemar_exact, mean_over_groups, paired_difference, proportion
 
 
@@ -199,3 +200,15 @@ def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
     draws = 5 if clustered else 15
     half = stats.t.ppf(0.975, draws - 1) * np.sqrt((draws + 1) / (draws + 2) ** 2 / draws)
     assert (found.value, found.low, found.high, found.n) == pytest.approx((0.5, 0.5 - half, 0.5 + half, 15))
+
+
+def test_a_precision_of_one_yes_has_no_interval():
+    rows = [
+        ("random", 0, 6 * image + at, image, *((YES, 0, 0.9) if (image, at) == (3, 0) else (NO, at % 2, 0.1)))
+        for image in range(20) for at in range(6)
+    ]  # fmt: skip
+    names = ("setting", "seed", "unit", "group", "prediction", "rank", "score")
+    found = named("pope", pl.DataFrame(rows, names, orient="row").with_columns(cost=None).cast(ROW_SCHEMA))
+    precision = estimate(found["random", "precision"]).estimate
+    assert (precision.value, precision.low, precision.high) == (1.0, -np.inf, np.inf)
+    assert np.isfinite(estimate(found["random", "recall"]).estimate.high)

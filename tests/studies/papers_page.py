@@ -57,7 +57,11 @@ def _row(line: Line, studies: str) -> str:
     kind = line.name.partition(".")[0]
     theirs = f"{in_words(line.values)} ({line.source})" if line.values else "not printed"
     code = f", {line.repository}" if line.repository else ""
-    status = f"*declared deviation*: {in_words(line.ours)}. {line.why}" if line.ours else "*same*"
+    status = (
+        f"*declared deviation*: {in_words(line.ours).removesuffix('.')}. {line.why}"
+        if line.ours
+        else "*same*"
+    )
     place = PLACES.get(kind, "evaluation/tasks/task.py")
     return f"| {line.name}: {theirs}{code} | `{place}` | {studies} | {status} |"
 

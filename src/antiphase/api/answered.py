@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from antiphase.api.kind import Kind
 from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
+from antiphase.errors import UserError
 from antiphase.evaluation.pope_attack import summarise_answers
 from antiphase.report.runs.pope_page import pope_figure, pope_headline, pope_sheets, write_pope_page
 from antiphase.report.runs.stored import read_json
@@ -38,16 +39,20 @@ def _figure(folder: Path) -> Figure:
 
 def _differences(one: Result, two: Result) -> pl.DataFrame:
     rows, pairs = combined(one, two, paired_models(one, two))
+    for pair in pairs:
+        mine, theirs = (
+            set(rows.filter(model=name).select("attack", "eps", "sample").rows()) for name in pair
+        )
+        if mine != theirs:
+            raise UserError(
+                f"compare: {pair[0]!r} and {pair[1]!r} were attacked differently; expected the same attacks, ε and "
+                "questions"
+            )
     names = {name: [name] for pair in pairs for name in pair}
     return pl.DataFrame(summarise_answers(rows, names, pairs)["differences"], infer_schema_length=None)
 
 
 KIND = Kind(
-    "rows",
-    ("rows.parquet", "summary.json", "run.json"),
-    _line,
-    _sheets,
-    _figure,
-    _differences,
-    write_pope_page,
-)
+    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, write_pope_page,
+    of="POPE's answers",
+)  # fmt: skip

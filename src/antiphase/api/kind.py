@@ -42,7 +42,8 @@ class Kind:
         figure: the picture, from the same.
         differences: how a result differs from another of the same kind, with intervals.
         report: writes what the command draws into the directory.
-        instead: where the run of one command may hold several kinds: the other kind of these files, or None.
+        of: what is measured, where the command's name does not say it.
+        instead: the kind of a run with this ``summary.json``, where a command makes runs of two kinds; None: this one.
     """
 
     frame: str
@@ -52,7 +53,8 @@ class Kind:
     figure: Callable[[Path], "Figure"]
     differences: Callable[["Result", "Result"], "pl.DataFrame"]
     report: Callable[[Path], object]
-    instead: "Callable[[Mapping[str, bytes]], Kind | None]" = lambda files: None
+    of: str = ""
+    instead: "Callable[[Mapping[str, Any]], Kind | None]" = lambda summary: None
 
 
 def listed(models: "list[Mapping[str, Any]]") -> str:

@@ -101,9 +101,8 @@ class Result:
                 f"compare: got a {type(other).__name__}; expected a result of antiphase.{self.kind}"
             )
         if self._kind is not other._kind:
-            raise UserError(
-                f"compare: a result of {self.kind} and one of {other.kind}; expected the same kind"
-            )
+            mine, theirs = (" of ".join(filter(None, (each.kind, each._kind.of))) for each in (self, other))
+            raise UserError(f"compare: a result of {mine} and one of {theirs}; expected the same kind")
         return self._kind.differences(self, other)
 
     def save(self, directory: str | Path) -> Path:
@@ -135,8 +134,7 @@ class Result:
 
     @property
     def _kind(self) -> Kind:
-        kind: Kind = find(KINDS, self.kind, "kind of result")
-        return kind.instead(self.files) or kind
+        return _kind_of(self.kind, self.files)
 
     def _json(self, name: str) -> dict[str, Any]:
         if name not in self.files:
@@ -177,12 +175,16 @@ def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
         for path in sorted(directory.glob(pattern))
         if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
     }
-    found: Kind = find(KINDS, kind, "kind of result")
-    if missing := [name for name in found.needs if name not in files]:
+    if missing := [name for name in _kind_of(kind, files).needs if name not in files]:
         raise UserError(
             f"{directory}: has no {missing[0]}; the run is not finished: repeat its command to resume"
         )
     return Result(kind, files, directory.resolve() if stored else None)
+
+
+def _kind_of(command: str, files: Mapping[str, bytes]) -> Kind:
+    kind: Kind = find(KINDS, command, "kind of result")
+    return kind.instead(json.loads(files.get("summary.json", b"{}"))) or kind
 
 
 def open_result(directory: str | Path) -> Result:

@@ -38,8 +38,8 @@ class LlavaRecords:
         record = self.records[position]
         file = record.get("image")
         image = None if file is None else decode_whole(self.images / file).float() / 255
-        shown = "" if file is not None else _PLACE  # without an image it is a word like any other
-        said = [one["value"].replace(_PLACE, shown).strip() for one in _paired(record["conversations"])]
+        mark = "" if file is not None else _PLACE  # without an image it is a word like any other
+        said = [one["value"].replace(_PLACE, mark).strip() for one in _paired(record["conversations"])]
         return Conversation(str(record["id"]), image, tuple(zip(said[::2], said[1::2], strict=True)))
 
     def has_image(self, position: int) -> bool:
@@ -89,7 +89,7 @@ def llava_conversations(name: str, path: Path, settings: dict[str, str], root: P
 
 
 def checked_records(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
-    """Return the records of a file but for those without an answer, of which nothing is learned.
+    """Check the records of a file, and return those with at least one answer.
 
     Args:
         records: as read.
@@ -128,7 +128,7 @@ def _fault(record: Any, literal: bool) -> str | None:
     marks = [one["value"].count(_PLACE) for one in said]
     has = "image" in record
     if said and marks != [int(has), *[0] * (len(said) - 1)] and (has or not literal):
-        return f"{_PLACE} stands {sum(marks)} times; it belongs once into the first question of one with an image"
+        return f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question of a record with an image"
     return None
 
 

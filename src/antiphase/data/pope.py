@@ -258,9 +258,7 @@ def read_pope(file: Path, sampling: str) -> list[PopeQuestion]:
                 f"line {number} of {file}: label {label!r}: expected yes or no: download it again"
             )
         if index in ids:
-            raise UserError(
-                f"line {number} of {file}: question_id {index} is there already: download it again"
-            )
+            raise UserError(f"line {number} of {file}: duplicate question_id {index}: download it again")
         ids.add(index)
         yes = label == "yes"
         if answers.setdefault((image, text), yes) != yes:

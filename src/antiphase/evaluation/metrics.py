@@ -26,7 +26,8 @@ class Metric:
     Attributes:
         setting: of the rows; a direction, an ensemble, an objective.
         name: such as ``"R@5"``.
-        values: of each observation, in [0, 1]: columns seed, unit, group, value.
+        values: of each observation, in [0, 1]: columns seed, unit, group, value. Of a ratio, a column ``counted`` says
+            which observations are in its denominator.
         by_group: whether every group counts alike.
         clustered: whether the units of a group are no independent draws: the captions of an image.
         seeds_alike: whether the same unit occurs under every seed, as an image does and an episode does not.
@@ -137,7 +138,9 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
 
 
 def _over_seeds(values: pl.DataFrame) -> pl.DataFrame:
-    return values.group_by("unit", maintain_order=True).agg(pl.col("group").first(), pl.col("value").mean())
+    counted = [pl.col("counted").any()] if "counted" in values.columns else []
+    means = (pl.col("group").first(), pl.col("value").mean(), *counted)
+    return values.group_by("unit", maintain_order=True).agg(*means)
 
 
 def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
@@ -149,15 +152,14 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
         totals = units.group_by("group", maintain_order=True).agg(
             pl.col("value").sum(), count=pl.len().cast(pl.Float64)
         )
-        draws = len(totals)
+        counted = units.filter("counted") if "counted" in units.columns else units
+        draws = counted["group"].n_unique()
         found = jackknife(
             totals.select("value", "count").to_numpy(), lambda means: means[..., 0] / means[..., 1]
         )
     else:
         found = jackknife(values[:, None], lambda means: means[..., 0])
-    if (
-        draws > 1 and found.high - found.low < 1e-9
-    ):  # draws of equal values do not imply that all others have it
+    if found.high - found.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
         found = crossed_mean(np.full((1, draws), found.value))
     return Estimate(found.value, found.low, found.high, len(values))
 

@@ -162,26 +162,36 @@ def summarise_rates(
     Raises:
         UserError: As ``rates`` and ``compare``, or the model of a card has no rows.
     """
+    models = described_models(rows, cards)
+    compared = [compare(rows, *pair).drop("norm", "n") for pair in pairs]
+    return {
+        "version": 1,
+        "models": models,
+        "results": rates(rows).to_dicts(),
+        "comparisons": [comparison for frame in compared for comparison in frame.to_dicts()],
+    }
+
+
+def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the part ``models`` of ``summary.json``: the cards with each model's clean accuracy.
+
+    Raises:
+        UserError: the model of a card has no rows.
+    """
     accuracy = dict(clean_accuracy(rows).select("model", "value").iter_rows())
     missing = [card["name"] for card in cards if card["name"] not in accuracy]
     if missing:
         raise UserError(f"no rows of model {missing[0]!r}: expected rows of every model that has a card")
-    compared = [compare(rows, *pair).drop("norm", "n") for pair in pairs]
-    return {
-        "version": 1,
-        "models": [
-            {
-                "name": card["name"],
-                "attention": card["attention"],
-                "seed": card["seed"],
-                "clean_accuracy": accuracy[card["name"]],
-                "lambda": list(card["lambda"]),
-            }
-            for card in cards
-        ],
-        "results": rates(rows).to_dicts(),
-        "comparisons": [comparison for frame in compared for comparison in frame.to_dicts()],
-    }
+    return [
+        {
+            "name": card["name"],
+            "attention": card["attention"],
+            "seed": card["seed"],
+            "clean_accuracy": accuracy[card["name"]],
+            "lambda": list(card["lambda"]),
+        }
+        for card in cards
+    ]
 
 
 def _ordered(rows: pl.DataFrame) -> pl.DataFrame:

@@ -26,7 +26,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.families import by_seed
 from antiphase.evaluation.pope_attack import ASKED_SCHEMA, summarise_answers
-from antiphase.evaluation.rates import summarise_rates
+from antiphase.evaluation.rates import described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.lambdas import mean_lambdas
@@ -70,9 +70,10 @@ class PopeAttack:
     def run(self) -> dict[str, Any]:
         """Attack every question of every model and write the run directory; return the summary.
 
-        As for an audit, with a sample for each image and question: ``rows.parquet`` has the columns ``image``,
-        ``question`` and ``samplings`` too, and ``summary.json`` the part ``pope``. ``questions.json`` has the answers
-        in words of the questions in the gallery.
+        ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
+        ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
+        :func:`~antiphase.evaluation.pope_attack.summarise_answers` returns. ``questions.json`` has the answers in words
+        of the questions in the gallery.
 
         Raises:
             UserError: a model does not answer questions.
@@ -99,9 +100,9 @@ class PopeAttack:
             {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
             for (name, model) in lineup.items() if (card := card_of(model))
         ]  # fmt: skip
-        # rates and tests over images alone: the questions about one image are no independent draws
-        summary = {name: summarise_rates(rows, shown, pairs)[name] for name in ("version", "models")}
-        summary["pope"] = summarise_answers(rows, by_seed(shown), pairs)
+        # none of an audit's rates: the questions about one image are no independent draws
+        answers = summarise_answers(rows, by_seed(shown), pairs)
+        summary = {"version": 1, "models": described_models(rows, shown), "pope": answers}
         if this_process().first:
             self._write(rows, summary, lineup, warnings, time.monotonic() - began)
         return summary

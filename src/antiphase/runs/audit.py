@@ -171,6 +171,7 @@ class Audit:
             (out / "alignment.parquet").unlink(missing_ok=True)
         else:
             write_frame(out / "alignment.parquet", aligned)
+        (out / "questions.json").unlink(missing_ok=True)  # of an audit of POPE's answers before this one
         write_frame(out / "rows.parquet", rows)
         gallery = _gallery({names[i]: everyone[i] for i in ([0, len(models)] if twins else [0])}, data, plan)
         if gallery is None:

@@ -107,7 +107,7 @@ def evaluate_models(
         write_frame(out / "rows.parquet", rows)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
-            "precision": "float32" if all(cell.task.answers for cell in cells) else store.precision,
+            "precision": ", ".join(dict.fromkeys(_precision(cell.task, store.precision) for cell in cells)),
         }  # fmt: skip
         record = run_record(
             every,
@@ -162,11 +162,12 @@ def _cells(
             told = _identity(task, source, protocol)
             for model, title, own, fit in zip(models, names, prints, able, strict=True):
                 if fit:
-                    kind = (
-                        "float32" if task.answers else precision
-                    )  # questions are answered in float32 always
-                    identity = digest(str(_VERSION), task.name, own, *told, kind)
+                    identity = digest(str(_VERSION), task.name, own, *told, _precision(task, precision))
                     yield _Cell(task, model, title, source, out / "cells" / f"{identity[:16]}.parquet")
+
+
+def _precision(task: EvaluationTask, wanted: Precision) -> Precision:
+    return "float32" if task.answers else wanted  # words are float32's always
 
 
 def fits(task: EvaluationTask, model: nn.Module) -> bool:

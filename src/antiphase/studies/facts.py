@@ -182,7 +182,8 @@ def _(cell: TrainVlm) -> Iterator[Fact]:
 def _(cell: AttackAnswers) -> Iterator[Fact]:
     plan = cell.plan()
     yield "answers.data", cell.data
-    yield "answers.suffix", cell.suffix
+    if cell.suffix:
+        yield "answers.suffix", cell.suffix
     yield "answers.attack", plan.attack
     yield "answers.images", cell.limit
     for eps in plan.eps:

@@ -60,7 +60,8 @@ def train_vlm(
 
     Raises:
         UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, stage 2 is to
-            begin at captions, a single process is to be sharded, an image is unreadable, or the loss is not finite.
+            begin at captions, the language model has no known blocks to recompute, a single process is to be sharded,
+            an image is unreadable, or the loss is not finite.
     """
     if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
         return log
@@ -81,13 +82,14 @@ def train_vlm(
             "shard: there is one process; start several with torchrun --nproc-per-node, or leave out --shard"
         )
     if recipe.stage == 2 and recipe.projector_start == "captions":
-        raise UserError("projector-start captions: stage 1 alone begins there; leave out --projector-start")
+        raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     vlm.eval()  # without dropout, so that a step depends on nothing but its number
     trained = trained_parameters(vlm, recipe)
     blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
-    if checkpointing and not blocks:
+    if (checkpointing or sharded) and not blocks:
         raise UserError(
-            f"checkpointing: {type(vlm.language).__name__} does not name its blocks; leave out --checkpointing"
+            f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
+            "--shard"
         )
     prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
     fitted = recipe.stage == 1 and recipe.projector_start == "captions"
@@ -139,9 +141,14 @@ def train_vlm(
 
 
 def decoder_blocks(language: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a language model that transformers keeps on one device each; none if it names none."""
+    """Return the blocks of a language model: those that transformers keeps on one device, else those it recomputes."""
+    from transformers.modeling_layers import GradientCheckpointingLayer  # an extra
+
     names = set(getattr(language, "_no_split_modules", None) or ())
-    return [module for module in language.modules() if type(module).__name__ in names]
+    named = [module for module in language.modules() if type(module).__name__ in names]
+    return named or [
+        module for module in language.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
 
 
 @contextmanager

@@ -135,19 +135,11 @@ def accumulate(
 
     Returns:
         The sum over this process's targets, divided by the batch's mean number of targets in a process.
-
-    Raises:
-        UserError: no sample of the batch has a target.
     """
     device = accelerator.device
     mine = sum(int((one.labels[1:] != IGNORED).sum()) for one in samples)
     every: Any = accelerator.reduce(torch.tensor(float(mine), device=device), "sum")
-    total = float(every)
-    if not total:
-        raise UserError(
-            "no conversation of a batch has an answer within the recipe's max_length; leave such conversations out of "
-            "the data"
-        )
+    total = max(float(every), 1.0)  # without any target, the loss and its gradient are 0
     loss = torch.zeros((), device=device)
     size = part or (_CPU_PART if device.type == "cpu" else len(samples))
     samples = sorted(samples, key=lambda one: len(one.ids))  # so that little is padded

@@ -6,7 +6,7 @@ from torch import nn
 from antiphase.data.pope import SAMPLINGS, PopeSet
 from antiphase.evaluation.answers import answer_all
 from antiphase.evaluation.metrics import Metric, observed
-from antiphase.evaluation.pope import join_answers, pope_rows, pope_values
+from antiphase.evaluation.pope import join_answers, pope_rows, pope_values, read_rows
 from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.models.card import card_of
 
@@ -35,13 +35,14 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    return [
-        Metric(
-            setting, name, observed(rows.with_columns(value=pl.Series(values)), pl.col("value")), clustered=True,
-            tested=name == "accuracy",
-        )
-        for name, values in pope_values(rows).items()
-    ]  # fmt: skip
+    told = read_rows(rows)
+    among = {"precision": told["said_yes"], "recall": told["truth"], "F1": told["said_yes"] | told["truth"]}
+    found = []
+    for name, values in pope_values(rows).items():
+        its = observed(rows.with_columns(value=pl.Series(values)), pl.col("value"))
+        its = its.with_columns(counted=among[name]) if name in among else its
+        found.append(Metric(setting, name, its, clustered=True, tested=name == "accuracy"))
+    return found
 
 
 TASK = EvaluationTask(
@@ -58,7 +59,7 @@ TASK = EvaluationTask(
     measure=_measure,
     metrics=_metrics,
     heading=lambda setting, metric: f"{setting}: {_HEADINGS.get(metric, metric)}",
-    scores=lambda metric: metric not in _HEADINGS,
+    scores=lambda metric: metric not in ("yes", "unparsed"),
     stands_for=lambda data, metric: metric == "accuracy",
     fields=("suffix",),
     answers=True,

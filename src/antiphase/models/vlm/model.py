@@ -139,7 +139,7 @@ class VisionLanguageModel(nn.Module):
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
         """Answer one question about each image in words, by greedy decoding.
 
-        What else the language model's own settings of generation ask for, such as a repetition penalty, is left out.
+        The language model's own settings of generation, such as a repetition penalty, have no effect.
         Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
         batch but for rounding.
 

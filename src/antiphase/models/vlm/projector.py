@@ -77,7 +77,7 @@ class Projector(nn.Module):
         wide, out = layer.in_features, layer.out_features
         squares, products = (torch.zeros(wide, size, dtype=torch.float64) for size in (wide, out))
         total, words = torch.zeros(wide, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
-        different: set[bytes] = set()
+        energy = 0.0
         images = 0
         for tokens, mean_words in batches:
             own, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
@@ -86,15 +86,15 @@ class Projector(nn.Module):
             products += own.sum(1).T @ target
             total += flat.sum(0)
             words += target.sum(0)
-            different |= {one.numpy().tobytes() for one in target}
+            energy += float(target.square().sum())
             images += len(own)
-        if len(different) < 2:
-            raise UserError(
-                f"projector: {images} caption{'s' * (images > 1)}, no two different; a fit to their words expects "
-                "several, or --projector-start default"
-            )
         count = images * self.count
         mean, mean_word = total / count, words / images
+        if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
+            raise UserError(
+                "projector-start captions: all captions have the same words; expected different ones, or "
+                "--projector-start default"
+            )
         covariance = squares / count - mean.outer(mean)
         common = products / count - mean.outer(mean_word)
         ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(wide, dtype=torch.float64)

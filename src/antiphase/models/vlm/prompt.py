@@ -1,7 +1,9 @@
 """Conversation formats: from questions and answers to token ids and training targets."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Literal
 
 import torch
@@ -20,8 +22,10 @@ Turns = Sequence[tuple[str, str]]
 Ids = Int64[Tensor, " length"]
 
 _PLACE = "<image>"
-# what takes the place of transformers' function: a prompt must not change every day. The date is Llama 3.2's default
-_TODAY = "{%- macro strftime_now(format) -%} 26 Jul 2024 {%- endmacro -%}"
+_TODAY = date(
+    2024, 7, 26
+)  # for templates with a date, which would else change every day; Llama 3.2's own default
+_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -138,7 +142,7 @@ class Prompt:
 
     def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
         template = self.tokenizer.get_chat_template()
-        dated = _TODAY + template if "strftime_now" in template else None
+        dated = _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), template)
         return self.tokenizer.apply_chat_template(
             messages, chat_template=dated, tokenize=False, add_generation_prompt=opened
         )

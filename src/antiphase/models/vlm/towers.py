@@ -70,7 +70,7 @@ class OurTower(nn.Module):
         x = self.visual.tokens(images)
         if torch.is_autocast_enabled(device := x.device.type):
             x = x.to(torch.get_autocast_dtype(device))  # as in VisionTransformer.features
-        return run_blocks(list(self.visual.blocks)[: HIDDEN_STATE + 1], x)[:, 1:]
+        return run_blocks(list(self.visual.blocks)[: len(self.visual.blocks) + HIDDEN_STATE + 1], x)[:, 1:]
 
 
 class OpenClipTower(nn.Module):

@@ -24,7 +24,7 @@ _LISTED = 4  # decided differences of each side in a sentence
 
 
 def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the finding in a title and a few sentences, which are empty where no models were compared.
+    """Return the finding in a title and a few sentences, which are empty where there is no difference to read.
 
     Args:
         summary: ``summary.json`` of an evaluation.
