@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
+from antiphase.data.pope import SAMPLINGS
 from antiphase.evaluation.crossed import crossed_mean
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
@@ -73,14 +74,19 @@ def summarise_answers(
 
     Returns:
         ``results`` with ``family, attack, sampling, eps, metric``; ``differences`` with ``model, twin`` (families), the
-        same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``.
+        same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``,
+        and are in the order of attacks, ``METRICS``, samplings (``ALL`` first) and ε.
     """
     rates = answer_rates(rows)
     tables = {
         key: _matrix(some)
         for key, some in rates.group_by("attack", "sampling", "eps", "metric", "model", maintain_order=True)
     }
-    cells = list(dict.fromkeys(key[:4] for key in tables))
+    attacks, asked = list(dict.fromkeys(key[0] for key in tables)), (ALL, *SAMPLINGS)
+    cells = sorted(
+        {key[:4] for key in tables},
+        key=lambda cell: (attacks.index(cell[0]), METRICS.index(cell[3]), asked.index(cell[1]), cell[2]),
+    )
     results = []
     for name, models in families.items():
         for cell in cells:

@@ -127,6 +127,7 @@ def pope_figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
         figure = Figure(figsize=(7.6, 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         attack = results[0]["attack"]
+        apart = 5.0 * max(row["eps"] for row in results)  # of 255, so that error bars do not hide each other
         for axes, (metric, label) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
             for at, family in enumerate(groups):
                 its = sorted(
@@ -147,7 +148,7 @@ def pope_figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
                     for sign, some in zip((1, -1), ends, strict=True)
                 ]
                 axes.errorbar(
-                    [255 * row["eps"] + 0.05 * at for row in its], values, yerr=errors, ms=5, capsize=2.5,
+                    [255 * row["eps"] + apart * at for row in its], values, yerr=errors, ms=5, capsize=2.5,
                     marker=MARKERS[at % len(MARKERS)], color=family.color, label=f"family {at}",
                 )  # fmt: skip
             axes.set_xlabel("ε · 255")
@@ -167,6 +168,7 @@ def _rates(results: Sequence[Row], groups: Sequence[Family]) -> Sheet:
     colors = {family.name: family.color for family in groups}
     metrics = list(dict.fromkeys(row["metric"] for row in results))
     eps = sorted({row["eps"] for row in results})
+    several = len({row["attack"] for row in results}) > 1
     rows = []
     for family, attack, sampling in dict.fromkeys((r["family"], r["attack"], r["sampling"]) for r in results):
         its = {
@@ -178,30 +180,30 @@ def _rates(results: Sequence[Row], groups: Sequence[Family]) -> Sheet:
         rows.append(
             (
                 Field(family, color=colors.get(family, "#888"), kind="name"),
-                Field(_attack(attack), kind="word"),
+                *([Field(_attack(attack), kind="word")] if several else []),
                 Field(sampling, kind="word"),
                 *(Field(percent(row["value"]), (_range(row),)) for row in cells),
             )
         )
     heads = [f"{metric}, {_at(each)}" for metric in metrics for each in eps]
     csv = pl.DataFrame(list(results), infer_schema_length=None).write_csv()
-    return Sheet(
-        "pope", "Answers, % [95 % interval]", ("model", "attack", "questions", *heads), tuple(rows), csv
-    )
+    columns = ("model", *(["attack"] if several else []), "questions", *heads)
+    return Sheet("pope", "Answers, % [95 % interval]", columns, tuple(rows), csv)
 
 
 def _differences(differences: Sequence[Row], groups: Sequence[Family]) -> Sheet | None:
     if not differences:
         return None
     colors = {family.name: family.color for family in groups}
+    several = len({row["attack"] for row in differences}) > 1
     rows = tuple(
         (
             Field(row["model"], color=colors.get(row["model"], "#888"), kind="name"),
             Field(row["twin"], kind="word"),
-            Field(_attack(row["attack"]), kind="word"),
+            *([Field(_attack(row["attack"]), kind="word")] if several else []),
             Field(row["sampling"], kind="word"),
             Field(
-                f"{row['metric']}, {'rise to' if row['what'] == 'move' else 'at'} {_at(row['eps'])}",
+                f"{row['metric']}, {'rise to ' if row['what'] == 'move' else ''}{_at(row['eps'])}",
                 kind="word",
             ),
             Field(points_interval(row["value"], row["low"], row["high"])),
@@ -210,7 +212,7 @@ def _differences(differences: Sequence[Row], groups: Sequence[Family]) -> Sheet 
         if row["metric"] != "false no"
     )
     csv = pl.DataFrame(list(differences), infer_schema_length=None).write_csv()
-    columns = ("model", "twin", "attack", "questions", "number", "difference")
+    columns = ("model", "twin", *(["attack"] if several else []), "questions", "number", "difference")
     return Sheet("pope-differences", "Differences to the twins", columns, rows, csv)
 
 

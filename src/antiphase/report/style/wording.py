@@ -76,6 +76,8 @@ def points_interval(difference: float, low: float | None, high: float | None) ->
 
     >>> points_interval(0.049, 0.022, 0.075), points_interval(0.1, 0.0004, 0.209), points_interval(0.1, None, None)
     ('+4.9 points [2.2, 7.5]', '+10.00 points [0.04, 20.90]', '+10.0 points (no interval)')
+    >>> points_interval(-1e-17, -0.3, 0.3)
+    '0.0 points [−30.0, 30.0]'
     """
     if low is None or high is None:
         return f"{points(difference)} points (no interval)"
@@ -83,7 +85,8 @@ def points_interval(difference: float, low: float | None, high: float | None) ->
     while digits < 6 and any(end and not round(100 * end, digits) for end in (low, high)):
         digits += 1
     ends = ", ".join(number(100 * end, digits) for end in (low, high))
-    return f"{'+' if difference > 0 else ''}{number(100 * difference, digits)} points [{ends}]"
+    value = round(100 * difference, digits) + 0.0  # −0.0 is 0
+    return f"{'+' if value > 0 else ''}{number(value, digits)} points [{ends}]"
 
 
 def attack_condition(attack: str, norm: str, steps: int | None) -> str:
