@@ -42,10 +42,10 @@ from antiphase.data.pope import SAMPLINGS
 from antiphase.evaluation.pope_attack import ALL
 from antiphase.studies.artefact import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
-from antiphase.studies.estimation import estimates
+from antiphase.studies.estimation import estimates, over
 from antiphase.studies.papers.diffclip.answered import hallucinations, rises, scores
 from antiphase.studies.papers.diffclip.observed import VALUE
-from antiphase.studies.papers.diffclip.show import KEYS, caption, estimated, gains, model_table, published
+from antiphase.studies.papers.diffclip.show import KEYS, estimated, gains, model_table, published
 from antiphase.studies.papers.diffclip.vlm_bench import bench, models, settings
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
@@ -76,8 +76,9 @@ def draw(rows: RowsByTable) -> Artefact:
             "diffclip-table-3-rise", "Yes to absent objects, difference to the clean images", rise, PAPER
         ),
     ]
-    words = caption(
-        "Share of yes to questions about absent objects, by budget of the attack.", rates, "images"
+    words = (
+        "Share of yes to questions about absent objects, by budget of the attack. "
+        f"Intervals: 95 % over {over(rates, samples='images')}."
     )
     panels = tuple(
         _panel(str(name), block) for (name,), block in rates.group_by("pretraining", maintain_order=True)
