@@ -54,13 +54,14 @@ def main() -> None:
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU time, which other work disturbs less"
     )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     keep_freed_memory()  # as the commands do
-    model = ap.load_model(options.model).eval().requires_grad_(False)
+    model = ap.load_model(options.model).eval().requires_grad_(False).to(options.device)
     data = ap.data.load_data(options.data, limit=options.images, seed=0)
-    images = data.images(range(len(data)))
+    images = data.images(range(len(data))).to(options.device)
     with torch.no_grad():
         labels = model(images).argmax(1)  # of both: the clean prediction
     if options.compile:
@@ -91,7 +92,7 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
             seconds[who] = min(seconds.get(who, float("inf")), clock() - began)
     ours = next(iter(contestants))
     line: dict[str, Any] = {
-        "what": name, "model": options.model, "clock": options.clock,
+        "what": name, "model": options.model, "device": options.device, "clock": options.clock,
         "eps": f"{eps * 255:g}/255", "images": options.images, "threads": torch.get_num_threads(),
         "seconds": {who: round(value, 2) for who, value in seconds.items()},
         "standing": {who: round(value, 4) for who, value in standing.items()},
@@ -121,7 +122,7 @@ def _official(
     from pyautoattack import AutoAttack
 
     given: dict[str, Any] = {"version": "custom", "attacks": attacks} if attacks else {"version": "standard"}
-    adversary = AutoAttack(model, norm="Linf", eps=eps, seed=0, **given)
+    adversary = AutoAttack(model, norm="Linf", eps=eps, seed=0, device=images.device, **given)
     adversary.apgd.n_restarts = adversary.fab.n_restarts = 1
     adversary.square.n_queries = queries
     _, prediction = adversary.run_standard_evaluation(images, labels, batch_size=250)

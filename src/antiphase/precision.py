@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -40,3 +41,22 @@ def autocast(
     if precision == "float32" or not (multiplies_bf16(device) or os.environ.get(EMULATE) == "1"):
         return contextlib.nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=cache)
+
+
+@contextlib.contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """Compute float32 with all of its bits on a GPU, where torch's default rounds convolutions to TF32 (10 bits)."""
+    import torch
+
+    if device.type != "cuda":
+        yield
+        return
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision

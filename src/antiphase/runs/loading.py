@@ -205,11 +205,13 @@ def find_device(name: str) -> "torch.device":
 
     if name == "auto":
         own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each of torchrun's processes has one
-        return torch.device(own if torch.cuda.is_available() else "cpu")
+        name = own if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" has no values
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
         raise UserError(f"device {shown(name)} cannot be used ({reason}); try --device cpu") from None
+    if device.type == "cuda":
+        torch.backends.cudnn.conv.fp32_precision = "ieee"  # torch's default would round images to 10 bits
     return device

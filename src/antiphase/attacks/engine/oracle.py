@@ -14,7 +14,7 @@ from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError, first_line
-from antiphase.precision import Precision, autocast
+from antiphase.precision import Precision, autocast, exact_float32
 
 Classifier = Callable[..., Tensor]  # from images, and the context of each if there is one, to logits
 Loss = Callable[[Tensor], Tensor]  # from logits to one number per row
@@ -24,6 +24,15 @@ Loss = Callable[[Tensor], Tensor]  # from logits to one number per row
 # (dev/attack-engine.md).
 QUANTUM = 16
 PIXELS = 2**21  # pixels per batch, which keeps a ViT-B at 224×224 to about 2 GB
+_BYTES = 2**13  # of a GPU's free memory for each pixel; a ViT-B needs about a fifth of them
+
+
+def largest_batch(image: Tensor, device: torch.device, rows: int) -> int:
+    """Return how many images of this size to compute at once: 8 times ``rows`` on a GPU, less where memory is short."""
+    pixels = PIXELS
+    if device.type == "cuda":
+        rows, pixels = 8 * rows, min(8 * PIXELS, torch.cuda.mem_get_info(device)[0] // _BYTES)
+    return max(QUANTUM, min(rows, pixels // image.numel()))
 
 
 class Oracle:
@@ -67,7 +76,7 @@ class Oracle:
         self, x: Float[Tensor, "batch *shape"], context: Tensor | None = None
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
-        with torch.no_grad():
+        with torch.no_grad(), exact_float32(x.device):
             return self._ask(self.model, _pad(x), context)[: len(x)]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from antiphase.attacks.engine.lane import Lane
 from antiphase.attacks.engine.options import Run
-from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Oracle
+from antiphase.attacks.engine.oracle import Oracle, largest_batch
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.engine.search import Search
 from antiphase.attacks.objectives import margin
@@ -40,8 +40,9 @@ class Work:
     ) -> None:  # fmt: skip
         self.images, self.ids, self.threat, self.search, self.options = images, ids, threat, search, options
         self.budgets = budgets.cpu().to(images.dtype)
+        size = largest_batch(images[0], oracle.device, _ROWS)
         self.main, self.exact = (
-            Lane(each, min(options.batch_size or _default_size(images), _MOST_ROWS), options.early_stop)
+            Lane(each, min(options.batch_size or size, _MOST_ROWS), options.early_stop)
             for each in (oracle, oracle.in_float32())
         )
         count = len(images)
@@ -224,7 +225,3 @@ _SETTLED = (
     "position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss", "forwards",
     "backwards",
 )  # fmt: skip
-
-
-def _default_size(images: Tensor) -> int:
-    return max(QUANTUM, min(_ROWS, PIXELS // images[0].numel()))

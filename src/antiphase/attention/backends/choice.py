@@ -58,6 +58,10 @@ def attend(
     chosen = fastest(call, of_queries) if backend == "auto" else BACKENDS[backend]
     if chosen.own_backward:
         device = call.parts[2].device.type
+        if device != "cpu":
+            raise ValueError(
+                f"backend {chosen.name!r} on {device}: expected a CPU; 'auto' takes one that is available"
+            )
         if not regular:
             chosen = EAGER
         elif torch.is_autocast_enabled(device):
