@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, DiffAttention
 from torch import nn
 
 from antiphase.errors import UserError
@@ -37,6 +37,11 @@ class Differing(Attention):
         self.lam = 0.5
 
 
+class Overriding(Attention):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 def block(part):
     return nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.LayerNorm(6), part))
 
@@ -46,12 +51,16 @@ KINDS = {
     "ours, differential": (lambda: diffvit(6, **TINY), "differential"),
     "timm": (lambda: block(Attention(6, 2)), "softmax"),
     "torch": (lambda: block(nn.TransformerEncoderLayer(6, 2, 8)), "softmax"),
-    "a user's, with a λ": (lambda: block(WithALambda()), "differential"),
-    "a user's subclass, with a λ": (lambda: block(Differing()), "differential"),
+    "a user's, with a λ": (lambda: block(WithALambda()), "unknown"),
+    "a user's subclass, with a λ that forward does not use": (lambda: block(Differing()), "softmax"),
+    "a user's subclass with another forward": (lambda: block(Overriding(6, 2)), "unknown"),
     "a user's, by its parts": (lambda: block(Mixer()), "unknown"),
     "a user's, by its class": (lambda: block(ReluAttention()), "unknown"),
     "standard and unknown": (lambda: nn.Sequential(Attention(6, 2), ReluAttention()), "unknown"),
-    "standard and differential": (lambda: nn.Sequential(Attention(6, 2), WithALambda()), "differential"),
+    "standard and differential": (
+        lambda: nn.Sequential(Attention(6, 2), DiffAttention(6, 2)),
+        "differential",
+    ),
     "no attention": (lambda: block(nn.Conv2d(1, 1, 1)), "none"),
 }
 

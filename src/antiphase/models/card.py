@@ -27,6 +27,7 @@ class ModelCard:
         class_names: one name per output, if known; WordNet ids for timm's ImageNet models.
         any_size: whether it also takes images of other heights and widths.
         code: digest of the user's code that built it; empty for other models.
+        lambdas: mean λ of each differential layer, if it was measured because the modules are the user's own.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelCard:
     class_names: tuple[str, ...] | None = None
     any_size: bool = False
     code: str = ""
+    lambdas: tuple[float, ...] = ()
 
 
 def card_of(model: nn.Module) -> ModelCard:

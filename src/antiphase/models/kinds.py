@@ -1,15 +1,18 @@
-"""Detect the kind of attention of a model from its modules, and what is known of other libraries' attention."""
+"""Tell the kind of attention of a model from its modules' classes, and what is known of other libraries' attention."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention.lambdas import lambda_of
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
+_LIBRARIES = {"antiphase", "open_clip", "timm", "torch", "torchvision", "transformers"}
+_OWN: dict[type, AttentionKind] = {DifferentialAttention: "differential", SoftmaxAttention: "softmax"}
 # by full name, so that these libraries need not be imported
 _KNOWN: dict[str, AttentionKind] = {
     "timm.layers.diff_attention.DiffAttention": "differential",
@@ -31,25 +34,36 @@ _LAMBDA_OF: dict[str, Callable[[Any], Tensor]] = {
 }
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
-_LAMBDA = re.compile(r"lam(bda)?(_\w*|\d*)")
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 
 
 def attention_kind(model: nn.Module) -> AttentionKind:
-    """Return the kind of attention of a model.
+    """Return the kind of attention of a model, as far as its modules' classes tell.
 
-    ``"differential"`` if any module is known as such, or looks like attention and has a λ (``lam…``, ``lambda…``);
-    otherwise ``"unknown"`` if any module looks like attention but is not known; otherwise ``"softmax"`` if any module
-    is known as such; otherwise ``"none"``. A module looks like attention if its class name contains "attention" or
-    "attn", or if a submodule or parameter has a usual name of queries or attention.
+    ``"differential"`` if any module is known as such; otherwise ``"unknown"`` if any module looks like attention, but
+    is not known or has a ``forward`` of the user's; otherwise ``"softmax"`` if any module is known as such; otherwise
+    ``"none"``. A module looks like attention if its class name contains "attention" or "attn", or if a submodule or
+    parameter has a usual name of queries or attention. :func:`~antiphase.sensitivity.maps.attention_of` runs the model.
 
     >>> attention_kind(nn.MultiheadAttention(4, 2)), attention_kind(nn.Linear(2, 2))
     ('softmax', 'none')
     """
-    found = _kinds(model)
+    return strongest({kind for _, kind in attention_modules(model)})
+
+
+def strongest(kinds: Set[AttentionKind]) -> AttentionKind:
+    """Return the kind of a model whose modules have these kinds of attention."""
     order: tuple[AttentionKind, ...] = ("differential", "unknown", "softmax")
-    strongest: list[AttentionKind] = [kind for kind in order if kind in found]
-    return strongest[0] if strongest else "none"
+    found: list[AttentionKind] = [kind for kind in order if kind in kinds]
+    return found[0] if found else "none"
+
+
+def is_own_code(model: nn.Module) -> bool:
+    """Return whether any module's class or ``forward`` is not from antiphase or a library that it knows."""
+    return any(
+        type(part).__module__.partition(".")[0] not in _LIBRARIES or "forward" in vars(part)
+        for part in model.modules()
+    )
 
 
 def named_attention(module: nn.Module) -> bool:
@@ -68,35 +82,34 @@ def _names(module: nn.Module) -> list[str]:
     return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
 
 
-def _kinds(module: nn.Module) -> set[AttentionKind]:
-    parts: Any = [*module._modules, *module._parameters, *module._buffers]
-    weighted = any(map(_LAMBDA.fullmatch, [*parts, *vars(module)]))
+def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]]:
+    """Return the modules that are known as attention or look like it, with their kinds by their classes."""
     known = _known(module)
     if known is not None:
-        return _either(weighted, known)  # a subclass of standard attention may add a λ
-    inside: set[AttentionKind] = set()
-    for part in module.children():
-        inside |= _kinds(part)
+        return [(module, known)]
+    inside = [found for part in module.children() for found in attention_modules(part)]
+    parts: Any = [*module._modules, *module._parameters, *module._buffers]
     if inside or not (named_attention(module) or any(map(_PART.fullmatch, parts))):
         return inside
-    return _either(weighted, "unknown")
-
-
-def _either(weighted: bool, otherwise: AttentionKind) -> set[AttentionKind]:
-    return {"differential"} if weighted else {otherwise}
+    return [(module, "unknown")]
 
 
 def _known(module: nn.Module) -> AttentionKind | None:
-    if isinstance(module, DifferentialAttention):
+    for kind in type(module).__mro__:
+        own: AttentionKind | None = _OWN.get(kind) or _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
+        if own is not None:
+            return own if _works_as(module, kind) else "unknown"
+    if lambda_of(module) is not None:
         return "differential"
-    if isinstance(module, SoftmaxAttention):
-        return "softmax"
-    for name in _names(module):
-        if name in _KNOWN:
-            return _KNOWN[name]
     if type(module).__module__.startswith("transformers.") and _projects(module):
         return "softmax"
     return None
+
+
+def _works_as(module: nn.Module, kind: type[Any]) -> bool:
+    """Return whether a module is of a class, or of a subclass that leaves ``forward`` as it is or is of a library."""
+    own = type(module).__module__.partition(".")[0] not in _LIBRARIES
+    return "forward" not in vars(module) and not (own and type(module).forward is not kind.forward)
 
 
 def _projects(module: nn.Module) -> bool:

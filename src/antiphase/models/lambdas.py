@@ -34,8 +34,13 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
 
 
 def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
-    """Return one number per layer: λ averaged over heads, samples and queries; arguments of :func:`layer_lambdas`."""
-    return [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
+    """Return one number per layer: λ averaged over heads, samples and queries; arguments of :func:`layer_lambdas`.
+
+    Of a user's own attention, which has no λ module, they are those that were measured when the model was loaded.
+    """
+    found = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
+    measured = getattr(getattr(model, "card", None), "lambdas", ())
+    return list(measured) if len(measured) > len(found) else found
 
 
 def _tokens(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[nn.Module, Tensor]:

@@ -117,7 +117,7 @@ def load_models(
         )
     _warn_of_code(names)
     loaded = [
-        (given(name) or with_kind_found(load_model(name, random_weights=random_weights and random))).to(place)
+        with_kind_found(given(name) or load_model(name, random_weights=random_weights and random)).to(place)
         for name, random in zip(names, able, strict=True)
     ]
     for name, model in zip(names, loaded, strict=True):
@@ -138,23 +138,26 @@ def load_models(
 
 
 def with_kind_found(model: "nn.Module") -> "nn.Module":
-    """Note in the card of a user's classifier the kind of attention that it is found to have."""
+    """Note in the card of a model of the user's own code the kind of attention and the λ that it is found to have."""
     import torch
 
     from antiphase.models.card import ModelCard, with_card
-    from antiphase.sensitivity.maps import attention_maps
+    from antiphase.models.kinds import is_own_code
+    from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+    from antiphase.sensitivity.maps import attention_of
 
     card = getattr(model, "card", None)
-    if not isinstance(card, ModelCard) or not card.code or not card.num_classes:
+    if not isinstance(card, ModelCard) or not is_own_code(model):
         return model
     images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
+    call = as_dual_encoder(model).encode_image if is_dual_encoder(model) else None
+    place = next((one.device for one in model.parameters()), images.device)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            found = attention_maps(model, images.to(next(model.parameters()).device))
-    except (UserError, StopIteration):
+        with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
+            kind, lambdas = attention_of(model, images.to(place), call)
+    except Exception:  # the user's code
         return model
-    differential = any(maps.negative is not None for maps in found.values())
-    return with_card(model, replace(card, attention="differential" if differential else "softmax"))
+    return with_card(model, replace(card, attention=kind, lambdas=lambdas))
 
 
 _said: set[str] = set()

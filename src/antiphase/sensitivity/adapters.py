@@ -15,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.sensitivity.blocks import BLOCKS, full_name
 from antiphase.sensitivity.branches import Branch, Turn
 from antiphase.sensitivity.finding import found_layer, is_found
-from antiphase.sensitivity.layers import Call, Layer, same_tensor
+from antiphase.sensitivity.layers import Call, Layer, is_cross
 
 Adapter = Callable[[Any, Call], Layer]
 _ADAPTERS: dict[type | str, Adapter | None] = {}
@@ -39,15 +39,19 @@ def register(module: type | str, adapter: Adapter | None) -> None:
 
 def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
     """Return the adapter of a module; None if the module is ignored, ``"unknown"`` if it has no adapter."""
-    for kind in type(module).__mro__:
-        for key in (kind, full_name(kind)):
-            if key in _ADAPTERS:
-                return _ADAPTERS[key]
+    if (key := _registered(module)) is not None:
+        return _ADAPTERS[key]
     if _has_our_parts(module):
         return _by_parts
-    if is_found(module):
+    if is_found(module) and not any(_registered(part) is not None for part in module.modules()):
         return found_layer
     return guessed if _has_projections(module) else "unknown"
+
+
+def _registered(module: nn.Module) -> type | str | None:
+    """Return the key of a module's adapter."""
+    keys = (key for kind in type(module).__mro__ for key in (kind, full_name(kind)))
+    return next((key for key in keys if key in _ADAPTERS), None)
 
 
 def _by_head(x: Tensor, linear_weight: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
@@ -193,8 +197,7 @@ def _timm_parallel(module: Any, call: Call) -> Layer:
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
-    key, value = call.given(0, "key"), call.given(1, "value")
-    if not (same_tensor(key, call.tokens) and same_tensor(value, call.tokens)):
+    if is_cross(call):
         raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(

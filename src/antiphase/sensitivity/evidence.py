@@ -25,12 +25,12 @@ def _small(x: Tensor) -> float:
     return 50 * torch.finfo(x.dtype).eps
 
 
-def scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> bool:
+def scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> Bool[Tensor, " maps"]:
     """Change token k: log A_ij of other queries may change only at j = k, up to a constant, and row k has to."""
     token = x.shape[1] // 2
     plain, moved = run(x).maps, run(_moved(x, token, step)).maps
     if len(x) > 1 and not agree(moved[1:], plain[1:]):
-        return False
+        return torch.zeros(plain.shape[1], dtype=torch.bool, device=x.device)
     before, after = plain[0].double(), moved[0].double()
     valid = (before > 1e-30) & (after > 1e-30)
     change = torch.where(valid, after.clamp_min(1e-40).log() - before.clamp_min(1e-40).log(), 0.0)
@@ -40,11 +40,7 @@ def scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> bool:
     at_key = (own * valid)[:, others, token].abs().amax(1)
     at_query = (own * valid)[:, token][:, others].abs().amax(1)
     small = max(1e-2 * float(at_key.max()), _small(x))
-    return bool(
-        (elsewhere <= small).all()
-        and (at_key > 10 * elsewhere + _small(x)).all()
-        and (at_query > _small(x)).all()
-    )
+    return (elsewhere <= small) & (at_key > 10 * elsewhere + _small(x)) & (at_query > _small(x))
 
 
 def _mean(values: Float[Tensor, "maps tokens tokens"], over: Bool[Tensor, "maps tokens tokens"]) -> Tensor:
@@ -93,14 +89,15 @@ def values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
 def only_difference_counts(
     run: Replay, x: Tensor, plain: Replayed, positive: tuple[int, ...], negative: tuple[int, ...], lam: Tensor
 ) -> bool:  # fmt: skip
-    """Add E to A1 and E/λ to A2, which leaves A1 − λ·A2 as it is."""
-    shape = plain.maps[:, : len(positive)].shape
+    """Add E to A2 and λ·E to A1, which leaves A1 − λ·A2 as it is."""
+    shape = plain.maps.shape
     error = (
         torch.rand(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(x) / shape[-1]
     )
     moved = plain.maps.clone()
-    moved[:, list(positive)] += error
+    moved[:, list(positive)] += lam[:, None, None] * error[:, list(negative)]
     alone = run(x, moved).output
-    moved[:, list(negative)] += error / lam[:, None, None]
+    for number in set(negative):
+        moved[:, number] += error[:, number]
     change = (alone - plain.output).abs().max()
     return bool((run(x, moved).output - plain.output).abs().max() <= 1e-2 * change)

@@ -14,6 +14,9 @@ from antiphase.sensitivity.branches import Branch
 if TYPE_CHECKING:
     from antiphase.sensitivity.traced import TracedBranch
 
+# arguments that are keys or values in torch and transformers
+_KEYS = ("key", "value", "encoder_hidden_states", "key_value_states", "context", "memory")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -96,3 +99,12 @@ class Layer:
 def same_tensor(one: Tensor, two: Tensor) -> bool:
     """Return whether two arguments are the same tensor; a dual tensor and its primal share storage."""
     return one.shape == two.shape and one.data_ptr() == two.data_ptr()
+
+
+def is_cross(call: Call) -> bool:
+    """Return whether keys or values of a call are of other tokens than the queries."""
+    given = dict(call.kwargs)
+    if isinstance(call.module, nn.MultiheadAttention):
+        given |= {"key": call.given(0, "key"), "value": call.given(1, "value")}
+    others = (given.get(name) for name in _KEYS)
+    return any(isinstance(one, Tensor) and not same_tensor(one, call.tokens) for one in others)

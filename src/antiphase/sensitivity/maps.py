@@ -1,10 +1,11 @@
 """Attention maps of any model: find its attention modules, record their calls, split them into parts."""
 
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,16 +14,18 @@ from torch.autograd import forward_ad
 
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
-from antiphase.models.kinds import named_attention
+from antiphase.models.kinds import AttentionKind, attention_modules, is_own_code, named_attention, strongest
 from antiphase.sensitivity.adapters import find_adapter, guessed
 from antiphase.sensitivity.blocks import find_ends
 from antiphase.sensitivity.eager import eager_attention, gradients, prepare_forward_mode
-from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.splitting import HOW, not_told, take_apart, unknown_attention
-from antiphase.sensitivity.watching import Exit, Watch, attention_calls
+from antiphase.sensitivity.layers import Call, Layer, is_cross
+from antiphase.sensitivity.splitting import HOW, no_self_attention, not_told, take_apart, unknown_attention
+from antiphase.sensitivity.watching import Exit, Unrecognised, Watch, attention_calls, subtracted_outputs
 
 Inputs = Tensor | Mapping[str, Any]
 _WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKeyDictionary()  # by what ran
+_PART_OF_DIFFERENCE = "its output is subtracted from that of other attention, or the other way round"
+_SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose output is part of a difference
 
 
 def record(
@@ -52,18 +55,70 @@ def record(
     way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
     watch = way not in _WATCHED.setdefault(model, set())
     with torch.set_grad_enabled(graph):
-        found, others, unknown = _observed(model, inputs, call or model, tangent, watch)
-    for name, module in unknown:
+        seen = _observed(model, inputs, call or model, tangent, watch)
+    for name, module in seen.unknown:
         raise unknown_attention(name, module)
-    if others and not found:
-        raise not_told(others[0])
+    left_out = [(one.module, not_told(one, reason)) for one, reason in seen.others]
+    left_out += [(module, no_self_attention(name, module)) for name, module in seen.pooling]
+    if left_out and not seen.calls:
+        raise left_out[0][1]
     _WATCHED[model].add(way)
-    for kind, one in {type(one.module): one for one in reversed(others)}.items():
-        warnings.warn(f"{not_told(one)}; {kind.__name__} is left out of the measurement", stacklevel=2)
-    if not found:
+    for kind, error in {type(module): error for module, error in reversed(left_out) if watch}.items():
+        warnings.warn(f"{error}; {kind.__name__} is left out of the measurement", stacklevel=2)
+    if not seen.calls:
         name = getattr(getattr(model, "card", None), "name", type(model).__name__)
         raise UserError(f"{name} has no known attention module; if it has attention, {HOW}")
-    return found
+    return seen.calls
+
+
+def attention_of(
+    model: nn.Module, inputs: Inputs, call: Callable[..., Any] | None = None
+) -> tuple[AttentionKind, tuple[float, ...]]:
+    """Return the kind of attention by what the modules do on the inputs, and the mean λ of each differential layer.
+
+    Modules of other libraries that are known by their class, but have no adapter, have the kind of their class.
+
+    Args:
+        model: the model, in evaluation mode.
+        inputs: what it is run on.
+        call: runs it; None: the model itself.
+    """
+    named = attention_modules(model)
+    pools: dict[nn.Module, bool] = {}  # of those that are not known by their class and run
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        pools[module] = _pools(args, output)
+
+    hooks = [module.register_forward_hook(note) for module, kind in named if kind == "unknown"]
+    try:
+        with torch.no_grad():
+            seen = _observed(model, inputs, call or model, None, watch=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    left_out = [module for _, module in [*seen.unknown, *seen.pooling]] + [
+        one.module for one, _ in seen.others
+    ]
+    kinds: set[AttentionKind] = {kind for _, kind in named if kind != "unknown"}
+    if seen.others or seen.unknown:
+        kinds.add("unknown")
+    lambdas = []
+    for one in seen.calls:
+        try:
+            with gradients(enabled=False):
+                lam = take_apart(one).lam
+        except UserError:
+            kinds.add("unknown")
+            continue
+        kinds.add("softmax" if lam is None else "differential")
+        lambdas += [] if lam is None else [float(lam.mean())]
+    settled = [
+        part for module in [*left_out, *(one.module for one in seen.calls)] for part in module.modules()
+    ]
+    for module, pooled in pools.items():
+        if not pooled and not any(part in settled for part in module.modules()):
+            kinds.add("unknown")
+    return strongest(kinds), tuple(lambdas)
 
 
 def unrecognised(
@@ -76,21 +131,34 @@ def unrecognised(
         inputs: what it is run on.
         call: runs it; None: the model itself.
     """
-    _, others, unknown = _observed(model, inputs, call or model, None, watch=True)
-    return dict(unknown) | {one.name: one.module for one in others}
+    seen = _observed(model, inputs, call or model, None, watch=True)
+    return dict(seen.unknown) | {one.name: one.module for one, _ in seen.others}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one run of a model showed.
+
+    Attributes:
+        calls: calls of self-attention.
+        others: other calls that compute softmax maps, with the reason why they are no attention; if they were watched.
+        unknown: names and modules that are named after attention, but neither known nor found to be attention.
+        pooling: names and modules that are known or named after attention, but are no self-attention.
+    """
+
+    calls: list[Call]
+    others: list[Unrecognised]
+    unknown: list[tuple[str, nn.Module]]
+    pooling: list[tuple[str, nn.Module]]
 
 
 def _observed(
     model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
-) -> tuple[list[Call], list[Call], list[tuple[str, nn.Module]]]:
-    """Run a model once.
-
-    Returns:
-        The calls of attention; the other calls that compute softmax maps, if ``watch``; and the modules that are
-        named after attention, but are neither known nor found to be attention.
-    """
+) -> _Seen:
+    """Run a model once; with ``watch`` look for attention that is not known, too."""
     exits: list[Exit] = []
     unknown: list[tuple[str, nn.Module]] = []
+    pooling: list[tuple[str, nn.Module]] = []
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
 
@@ -106,9 +174,11 @@ def _observed(
                 args, output = (ends[-2], *args[1:]), ends[-1]
                 ends.clear()
             if isinstance(find_adapter(module), str):
-                unknown.append((name, module))
+                (pooling if _pools((*args, *kwargs.values()), output) else unknown).append((name, module))
+            elif is_cross(one := _call(name, module, args, kwargs, output)):
+                pooling.append((name, module))
             else:
-                exits.append(Exit(_call(name, module, args, kwargs, output)))
+                exits.append(Exit(one))
 
         return keep
 
@@ -126,11 +196,33 @@ def _observed(
         for hook in hooks:
             hook.remove()
     calls, others = attention_calls(exits)
+    if watch and len(set(map(_block_name, calls))) < len(calls) and is_own_code(model):
+        _SUBTRACTED.update(
+            subtracted_outputs([one.module for one in calls], lambda: _run(call, inputs, None))
+        )
+    others += [(one, _PART_OF_DIFFERENCE) for one in calls if one.module in _SUBTRACTED]
+    calls = [one for one in calls if one.module not in _SUBTRACTED]
     inner = {id(part) for one in calls for part in one.module.modules()}
-    unknown = [
-        (name, module) for name, module in unknown if id(module) not in inner and not _holds_known(module)
-    ]
-    return _titled(calls), others, unknown
+    unknown, pooling = (
+        [(name, module) for name, module in found if id(module) not in inner and not _holds_known(module)]
+        for found in (unknown, pooling)
+    )
+    return _Seen(_titled(calls), others, unknown, pooling)
+
+
+def _block_name(call: Call) -> str:
+    """Return the name of a call's module up to its first number, or that of the module's parent."""
+    numbered = re.match(r"(.*?\.)?\d+(?=\.|$)", call.name)
+    return numbered[0] if numbered else call.name.rpartition(".")[0]
+
+
+def _pools(args: tuple[Any, ...], output: Any) -> bool:
+    """Return whether a module returns something else than one vector for each of its tokens."""
+    tokens = next((one for one in args if isinstance(one, Tensor)), None)
+    first = output[0] if isinstance(output, tuple) else output
+    if tokens is None or not isinstance(first, Tensor):
+        return False
+    return first.ndim != tokens.ndim or first.shape[:2] != tokens.shape[:2]
 
 
 def _is_known(module: nn.Module) -> bool:

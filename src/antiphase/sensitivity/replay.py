@@ -15,6 +15,7 @@ from antiphase.sensitivity.layers import Call, same_tensor
 Maps = Float[Tensor, "batch maps tokens tokens"]
 _MINUS = {"sub", "__sub__", "sub_", "__isub__", "subtract"}
 _MINUS_REVERSED = {"rsub", "__rsub__"}
+_IN_PLACE = {"sub_", "__isub__"}
 
 
 def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
@@ -25,13 +26,23 @@ def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     return axis in (-1, output.ndim - 1) and output.shape[-1] == output.shape[-2]
 
 
+def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+    """Return minuend and subtrahend if a call of torch, not made yet, subtracts one tensor from another."""
+    name = getattr(func, "__name__", "")
+    if name not in _MINUS | _MINUS_REVERSED or not all(isinstance(side, Tensor) for side in args[:2]):
+        return None
+    one, two = args[:2] if name in _MINUS else args[1::-1]
+    return (one.clone() if name in _IN_PLACE else one), two
+
+
 @dataclass
 class Replayed:
     """What one run of a module did.
 
     Attributes:
         output: first tensor that it returned.
-        maps: its softmax maps in the order of computation, those of one softmax in the order of its leading axes.
+        maps: its different softmax maps in the order of computation, those of one softmax in the order of its leading
+            axes.
         differences: both sides of each subtraction.
         square: what else has the shape of a map in its last two axes.
     """
@@ -43,11 +54,17 @@ class Replayed:
 
 
 class Observed(TorchFunctionMode):
-    """Observe, or replace, each softmax map of (batch · maps) × tokens × tokens."""
+    """Observe, or replace, each softmax map of (batch · maps) × tokens × tokens.
 
-    def __init__(self, batch: int, given: Maps | None = None) -> None:
+    Args:
+        batch: number of samples.
+        given: maps to put in place of those computed; None: observe only.
+        groups: for each map that is computed the number of the one to put in its place; −1: none. None: the same.
+    """
+
+    def __init__(self, batch: int, given: Maps | None = None, groups: tuple[int, ...] | None = None) -> None:
         super().__init__()
-        self.batch, self.given = batch, given
+        self.batch, self.given, self.groups = batch, given, groups
         self.maps: list[Tensor] = []
         self.differences: list[tuple[Tensor, Tensor]] = []
         self.square: list[Tensor] = []
@@ -56,12 +73,11 @@ class Observed(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
+        if (sides := subtraction(func, args)) is not None:
+            self.differences.append(sides)
         output = func(*args, **kwargs)
         if softmax_rows(func, args, kwargs, output):
             return self._passed(output)
-        name = getattr(func, "__name__", "")
-        if name in _MINUS | _MINUS_REVERSED and all(isinstance(side, Tensor) for side in args[:2]):
-            self.differences.append(args[:2] if name in _MINUS else args[1::-1])
         if isinstance(output, Tensor) and output.ndim > 2 and output.shape[-1] == output.shape[-2]:
             self.square.append(output)
         return output
@@ -73,7 +89,13 @@ class Observed(TorchFunctionMode):
         self.maps.append(flat)
         if self.given is None:
             return own
-        return self.given[:, first : first + flat.shape[1]].to(own.dtype).reshape(own.shape)
+        numbers = range(first, first + flat.shape[1])
+        chosen = list(numbers if self.groups is None else self.groups[first : first + flat.shape[1]])
+        replaced = self.given[:, chosen].to(own.dtype)
+        if -1 in chosen:
+            kept = torch.tensor(chosen, device=own.device) < 0
+            replaced = torch.where(kept[:, None, None], flat, replaced)
+        return replaced.reshape(own.shape)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -100,19 +122,25 @@ class Replay:
     Attributes:
         call: the call.
         same: positions and names of the arguments that are the tokens again, as in ``attention(x, x, x)``.
+        groups: for each softmax map its number among those that differ; −1: it is not part of the attention. None: all
+            differ.
     """
 
     call: Call
     same: frozenset[int | str] = field(default_factory=frozenset)
+    groups: tuple[int, ...] | None = None
 
     def __call__(self, x: Tensor, maps: Maps | None = None) -> Replayed:
         """Return what the module does on tokens x, with the maps given in place of its own."""
         args = [x if at in self.same else value for at, value in enumerate(self.call.args)]
         kwargs = {name: x if name in self.same else value for name, value in self.call.kwargs.items()}
-        with Observed(len(x), maps) as seen:
+        with Observed(len(x), maps, self.groups) as seen:
             output = self.call.module(x, *args, **kwargs)
         output = output[0] if isinstance(output, tuple) else output
-        return Replayed(output, torch.cat(seen.maps, 1), seen.differences, seen.square)
+        found = torch.cat(seen.maps, 1)
+        if self.groups is not None:
+            found = found[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]
+        return Replayed(output, found, seen.differences, seen.square)
 
 
 def repeated_tokens(call: Call) -> frozenset[int | str]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError
 from antiphase.sensitivity.adapters import Adapter, find_adapter, guessed
 from antiphase.sensitivity.finding import find_attention, found_layer
 from antiphase.sensitivity.layers import Call, Layer
@@ -27,13 +27,11 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if adapter is not guessed or isinstance(error, torch.OutOfMemoryError):
             raise
-        if find_attention(call):
+        if not (reason := find_attention(call)):
             return _split(found_layer, call, check)
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj, but does not work like "
-            f"attention of transformers ({first_line(error)}); {HOW}"
+            f"attention of transformers, and {reason}; {HOW}"
         ) from error
 
 
@@ -74,10 +72,17 @@ def unknown_attention(name: str, module: nn.Module) -> UserError:
     return UserError(f"{name}: attention module {kind.__module__}.{kind.__qualname__} has no adapter; {HOW}")
 
 
-def not_told(call: Call) -> UserError:
+def no_self_attention(name: str, module: nn.Module) -> UserError:
+    """Return the error for attention to other tokens than its own, such as attention pooling."""
+    return UserError(
+        f"{name} ({type(module).__name__}): cross-attention is not supported; expected self-attention"
+    )
+
+
+def not_told(call: Call, reason: str) -> UserError:
     """Return the error for a module that computes softmax maps in a way that was not recognised."""
     kind = type(call.module)
     return UserError(
         f"{call.name}: {kind.__module__}.{kind.__qualname__} computes softmax maps, but not as standard or "
-        f"differential attention with one λ for each head; if it is attention, {HOW}"
+        f"differential attention with one λ for each head: {reason}; if it is attention, {HOW}"
     )

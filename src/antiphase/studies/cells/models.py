@@ -146,9 +146,10 @@ class Own:
     def load(self, lab: Lab) -> nn.Module:
         model = self.build(self.seed)
         kind = self.attention or attention_kind(model)
-        return with_card(
+        with_card(
             model, ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
         )
+        return model if self.attention else with_kind_found(model)
 
     def factors(self) -> dict[str, Any]:
         return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
