@@ -130,6 +130,8 @@ class V1(Projected):
         one, two, v = self.pairs(x)
         lam = self.lam[:, None, None]
         match self.how:
+            case "":
+                one = one - lam * two
             case "in place":
                 one = one.clone()
                 one -= lam * two
@@ -164,8 +166,9 @@ class V1(Projected):
 class SubtractsModules(nn.Module):
     """One attention module's output minus λ times that of another; a norm of its own for each."""
 
-    def __init__(self, make):
+    def __init__(self, make, written="difference"):
         super().__init__()
+        self.written = written
         self.one, self.two, self.lam = make(), make(), nn.Parameter(torch.tensor(0.5))
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
 
@@ -174,7 +177,9 @@ class SubtractsModules(nn.Module):
             part(*[norm(x)] * (3 if isinstance(part, nn.MultiheadAttention) else 1))
             for part, norm in zip((self.one, self.two), self.norms, strict=True)
         )
-        return one[0] - self.lam * two[0] if isinstance(one, tuple) else one - self.lam * two
+        if isinstance(one, tuple):
+            one, two = one[0], two[0]
+        return x + one + -self.lam * two if self.written == "sum" else one - self.lam * two
 
 
 class OverriddenTimm(Attention):

@@ -96,28 +96,28 @@ def attention_of(
     finally:
         for hook in hooks:
             hook.remove()
-    left_out = [module for _, module in [*seen.unknown, *seen.pooling]] + [
-        one.module for one, _ in seen.others
-    ]
     kinds: set[AttentionKind] = {kind for _, kind in named if kind != "unknown"}
-    if seen.others or seen.unknown:
-        kinds.add("unknown")
+    by_class = {part for module, kind in named if kind != "unknown" for part in module.modules()} - {
+        *_SUBTRACTED
+    }
+    refused = [module for _, module in seen.unknown] + [one.module for one, _ in seen.others]
     lambdas = []
     for one in seen.calls:
         try:
             with gradients(enabled=False):
                 lam = take_apart(one).lam
         except UserError:
-            kinds.add("unknown")
+            refused.append(one.module)
             continue
         kinds.add("softmax" if lam is None else "differential")
         lambdas += [] if lam is None else [float(lam.mean())]
-    settled = [
-        part for module in [*left_out, *(one.module for one in seen.calls)] for part in module.modules()
+    examined = [*(module for _, module in seen.pooling), *(one.module for one in seen.calls)]
+    inside = {part for module in examined for part in module.modules()}
+    refused += [
+        module for module, pooled in pools.items() if not pooled and inside.isdisjoint(module.modules())
     ]
-    for module, pooled in pools.items():
-        if not pooled and not any(part in settled for part in module.modules()):
-            kinds.add("unknown")
+    if any(module not in by_class for module in refused) or (not kinds and (pools or seen.pooling)):
+        kinds.add("unknown")
     return strongest(kinds), tuple(lambdas)
 
 

@@ -1,0 +1,293 @@
+"""The kind of attention by what the modules do, and what is left out or refused."""
+
+import warnings
+
+import pytest
+import torch
+from timm.layers import Attention, AttentionPoolLatent
+from torch import nn
+from torch.testing import assert_close
+
+from antiphase.errors import UserError
+from antiphase.sensitivity import Branch, Layer, attention_maps, register, token_grams
+from antiphase.sensitivity.maps import attention_of
+from tests.sensitivity import attention_variants as variants
+from tests.sensitivity.own_attention import DIM, FusedHalves
+from tests.sensitivity.test_finding import TOKENS, rand, wild
+
+HOW = "; if it is attention, write an adapter"
+
+
+class Block(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.before, self.attn, self.behind = nn.LayerNorm(DIM), attention, nn.LayerNorm(DIM)
+        self.mlp = nn.Sequential(nn.Linear(DIM, 20), nn.GELU(), nn.Linear(20, DIM))
+
+    def forward(self, x):
+        out = self.attn(self.before(x))
+        x = x + (out[0] if isinstance(out, tuple) else out)
+        return x + self.mlp(self.behind(x))
+
+
+class Net(nn.Module):
+    """Some blocks, with a pooling head or a mean over the tokens."""
+
+    def __init__(self, *attention, pool=None):
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, DIM), nn.Linear(DIM, 4)
+        self.blocks, self.pool = nn.ModuleList(map(Block, attention)), pool
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1) if self.pool is None else self.pool(x))
+
+
+class Pool(nn.Module):
+    """torch's attention from a learned query to all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.probe, self.attention = nn.Parameter(torch.ones(1, 1, DIM)), nn.MultiheadAttention(DIM, 2)
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        return self.attention(self.probe.expand(1, x.shape[1], -1), x, x)[0][0]
+
+
+class AttentionPooling(nn.Module):
+    """Written by hand: a learned query, and a class name that says attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Parameter(torch.ones(DIM)), nn.Linear(DIM, 2 * DIM)
+
+    def forward(self, x):
+        k, v = self.kv(x).chunk(2, -1)
+        return ((k @ self.q).softmax(-1)[:, None] @ v)[:, 0]
+
+
+class Two(nn.Module):
+    """Standard or differential attention by two softmax calls or one, by a flag."""
+
+    def __init__(self, differential):
+        super().__init__()
+        self.differential, self.lam = differential, nn.Parameter(torch.tensor(0.5))
+        self.qkv, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if not self.differential:
+            maps = variants.maps_of(q, k)
+        else:
+            (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
+            maps = variants.maps_of(q1, k1) - self.lam * variants.maps_of(q2, k2)
+        return self.out((maps @ v).transpose(1, 2).flatten(2))
+
+
+def made(*attention, pool=None, dtype=torch.float64):
+    net = wild(Net(*attention, pool=pool))
+    for name, parameter in net.named_parameters():
+        if name.endswith("lam"):
+            parameter.data = parameter.data.abs() + 0.2
+    return net.to(dtype), rand(2, TOKENS, 5, dtype=dtype)
+
+
+V1 = (
+    "",
+    "in place",
+    "einsum",
+    "addcmul",
+    "four products",
+    "four fused calls",
+    "λ below zero",
+    "maps computed twice",
+)
+STANDARD = (
+    "", "fused", "two softmaxes", "gated", "a softmax over experts", "a softmax as wide as there are tokens",
+    "softmax weights of the heads", "a norm by hand", "residual minus",
+)  # fmt: skip
+DIFFERENTIAL = {
+    **{f"V1 {how}": (lambda how=how: variants.V1(how)) for how in V1},
+    "grouped 1:1": lambda: variants.Grouped(1),
+    "grouped 3:1": lambda: variants.Grouped(3),
+    "grouped 3:1, one group": lambda: variants.Grouped(3, groups=1),
+    "grouped 4:1, fused": lambda: variants.Grouped(4, fused=True),
+    "gated output": variants.OutputGated,
+}
+SOFTMAX = {
+    **{f"standard {how}": (lambda how=how: variants.Standard(how)) for how in STANDARD},
+    "one head of keys and values": lambda: variants.Standard(queries=6, keys=1),
+    "grouped queries, fused": lambda: variants.Standard("fused", queries=6, keys=2),
+}
+OF_TOKENS = "λ, the weight of the map that is subtracted, differs from token to token"
+OF_OTHERS = "its output is subtracted from that of other attention"
+UNKNOWN = {
+    "V2": (variants.V2, OF_TOKENS),
+    "V2, fused": (lambda: variants.V2("fused"), OF_TOKENS),
+    "V2, grouped queries": (lambda: variants.V2("fused", keys=1), OF_TOKENS),
+    "V2, a sum": (lambda: variants.V2("sum"), "several of its maps weigh the same values"),
+    "gates of both maps": (variants.Gated, OF_TOKENS),
+    "gates of channels": (variants.GatedByChannel, "what it subtracts is not a weighted map of the same values"),
+    "DINT": (variants.Dint, "its output at a token is not a sum of values weighted by"),
+    "talking heads": (variants.TalkingHeads, "computes softmax maps"),
+    "two modules of torch": (
+        lambda: variants.SubtractsModules(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True)), OF_OTHERS
+    ),
+    "two modules of timm": (lambda: variants.SubtractsModules(lambda: Attention(DIM, 2)), OF_OTHERS),
+    "two modules by hand": (lambda: variants.SubtractsModules(variants.Standard), OF_OTHERS),
+    "two modules, a sum with −λ": (
+        lambda: variants.SubtractsModules(variants.Standard, written="sum"), OF_OTHERS
+    ),
+    "timm's class with another forward": (variants.OverriddenTimm, "its maps do not reproduce its output"),
+    "σ": (variants.Sigmoid, "no known attention module"),
+    "without a map": (variants.LinearAttention, "has no adapter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", DIFFERENTIAL)
+def test_differential_attention_is_labelled_with_its_lambda(name, dtype):
+    net, x = made(DIFFERENTIAL[name](), dtype=dtype)
+    module = net.blocks[0].attn
+    lam = -module.lam if "below" in name else module.lam
+    maps = attention_maps(net, x)["blocks.0.attn"]
+    assert attention_of(net, x) == ("differential", (pytest.approx(float(lam.mean()), rel=1e-4),))
+    expected = lam.flatten().repeat_interleave(maps.lam.shape[0] // lam.numel())
+    assert_close(maps.lam, expected.detach(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_standard_attention_is_labelled_softmax(name):
+    net, x = made(SOFTMAX[name]())
+    assert attention_of(net, x) == ("softmax", ())
+    assert list(attention_maps(net, x)) == ["blocks.0.attn"]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_recognised_is_unknown_and_refused_with_the_reason(name):
+    build, reason = UNKNOWN[name]
+    net, x = made(build())
+    assert attention_of(net, x) == ("unknown", ())
+    with pytest.raises(UserError, match=reason) as caught:
+        attention_maps(net, x)
+    assert "\n" not in str(caught.value)
+
+
+def test_grouped_maps_are_those_of_the_module():
+    net, x = made(variants.Grouped(3, fused=True))
+    module, seen = net.blocks[0].attn, []
+    module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    (maps,) = attention_maps(net, x).values()
+    q, k, _ = module.parts(seen[0])
+    expected = variants.maps_of(q, k).unflatten(1, (2, 4))
+    assert_close(maps.positive, expected[:, :, :3].flatten(1, 2))
+    assert_close(maps.negative, expected[:, :, 3:].repeat_interleave(3, 2).flatten(1, 2))
+
+
+@pytest.mark.parametrize("how", ["four products", "four fused calls", "maps computed twice"])
+def test_calls_with_equal_maps_are_one_map(how):
+    keys, grams = torch.arange(6).view(2, 3), []
+    for layout in ("", how):
+        net, x = made(variants.V1(layout))
+        ((layer, gram, _),) = token_grams(net, x, keys)
+        assert layer.heads == variants.HEADS
+        grams.append(gram)
+    for field in ("first", "second", "cross"):
+        assert_close(getattr(grams[1], field), getattr(grams[0], field), rtol=1e-6, atol=1e-12)
+
+
+def test_a_map_that_is_subtracted_from_itself_is_refused():
+    net, x = made(variants.V1(""))
+    module = net.blocks[0].attn
+    for layer in (module.wq, module.wk):
+        for own in (layer.weight, layer.bias):
+            heads = own.data.unflatten(0, (-1, 2, variants.WIDTH))
+            heads[:, 1] = heads[:, 0]
+    assert attention_of(net, x) == ("unknown", ())
+    with pytest.raises(UserError, match="it subtracts a map from itself"):
+        attention_maps(net, x)
+
+
+@pytest.mark.parametrize("differential", [True, False])
+def test_a_class_with_a_flag_is_labelled_by_what_it_does_in_its_own_module(differential):
+    net, x = made(Two(differential), Two(differential))
+    kind, lambdas = attention_of(net, x)
+    assert kind == ("differential" if differential else "softmax")
+    assert len(lambdas) == 2 * differential
+    for _ in range(2):
+        assert list(attention_maps(net, x)) == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_a_model_of_both_kinds_is_differential_with_the_lambda_of_its_differential_layers():
+    net, x = made(variants.Standard(), Two(differential=True), Attention(DIM, 2))
+    kind, lambdas = attention_of(net, x)
+    assert (kind, len(lambdas)) == ("differential", 1)
+    assert [maps.negative is None for maps in attention_maps(net, x).values()] == [True, False, True]
+
+
+def test_a_layer_that_is_not_recognised_makes_a_standard_model_unknown():
+    net, x = made(variants.Standard(), variants.V2())
+    assert attention_of(net, x) == ("unknown", ())
+    with pytest.warns(UserWarning, match=r"blocks.1.attn: .*differs from token to token.*V2 is left out"):
+        assert list(attention_maps(net, x)) == ["blocks.0.attn"]
+
+
+class Parallel(variants.SubtractsModules):
+    """Both outputs are added, as in parallel blocks."""
+
+    def forward(self, x):
+        return self.one(x) + self.two(x)
+
+
+def test_modules_whose_outputs_are_added_stay_standard():
+    net, x = made(Parallel(lambda: Attention(DIM, 2)), Parallel(variants.Standard))
+    assert attention_of(net, x) == ("softmax", ())
+    assert list(attention_maps(net, x)) == list(attention_maps(net, x)) == [
+        f"blocks.{block}.attn.{part}" for block in (0, 1) for part in ("one", "two")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pool", [Pool, lambda: AttentionPoolLatent(DIM, num_heads=2), AttentionPooling])
+def test_a_pooling_head_is_left_out_with_one_warning(pool):
+    net, x = made(variants.Standard(), Attention(DIM, 2), pool=pool())
+    assert attention_of(net, x) == ("softmax", ())
+    with pytest.warns(UserWarning, match="cross-attention is not supported.*is left out") as said:
+        assert list(attention_maps(net, x)) == ["blocks.0.attn", "blocks.1.attn"]
+    assert len(said) == 1
+    with warnings.catch_warnings(action="error"):
+        assert len(attention_maps(net, x)) == 2
+
+
+def test_a_pooling_head_alone_is_refused():
+    net, x = made(pool=AttentionPooling())
+    assert attention_of(net, x) == ("unknown", ())
+    with pytest.raises(UserError, match="cross-attention is not supported"):
+        attention_maps(net, x)
+
+
+def test_an_adapter_that_is_registered_later_is_called_first():
+    class Late(Two):
+        """With an adapter."""
+
+    def adapter(module, call):
+        x, calls = call.tokens, module.__dict__.setdefault("calls", [])
+        calls.append(call.name)
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in module.qkv(x).chunk(3, -1))
+        (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
+        weights = [part.unflatten(0, (2, 2, -1)).unbind(1) for part in module.qkv.weight.chunk(3)]
+        branches = [Branch(*own) for own in zip((q1, q2), (k1, k2), weights[0], weights[1], strict=True)]
+        return Layer(
+            call.name, x, *branches, module.lam, lambda a: module.out((a @ v).transpose(1, 2).flatten(2)),
+            call.tangent,
+        )  # fmt: skip
+
+    net, x = made(Late(differential=True), FusedHalves())
+    before = attention_maps(net, x)
+    register(Late, adapter)
+    after = attention_maps(net, x)
+    assert net.blocks[0].attn.calls == ["blocks.0.attn"]
+    assert list(before) == list(after) == ["blocks.0.attn", "blocks.1.attn"]
+    assert_close(after["blocks.0.attn"].combined, before["blocks.0.attn"].combined)
