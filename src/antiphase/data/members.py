@@ -8,6 +8,17 @@ from pathlib import Path
 from antiphase.data.tar_members import tar_member
 
 
+def regular(path: Path) -> Path:
+    """Return a path unless it is a pipe or device, which would be waited for.
+
+    Raises:
+        OSError: if it is one.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
+
+
 def openable(path: Path) -> Path | io.BytesIO:
     """Return ``path``, or the bytes of the file if ``path`` points into another file.
 
@@ -21,7 +32,7 @@ def openable(path: Path) -> Path | io.BytesIO:
         return io.BytesIO(cell_bytes(*cell))
     inside = tar_member(path)
     if inside is None:
-        return path
+        return regular(path)
     tar, member = inside
     with tar.open("rb") as file:
         file.seek(member.offset)
