@@ -118,7 +118,8 @@ def _check_classes(name: str, listing: Listing) -> None:
     )
     if len(alike) >= len(below):
         raise UserError(
-            f"{name}: {same}: if those are the classes, give one folder above them, {nested[0]} or another"
+            f"{name}: {same}: if those are the classes, give one of the folders "
+            f"above them, such as {listing.root / nested[0]}"
         )
     warnings.warn(f"{name}: {same}: the images of all of them are taken", stacklevel=2)
 

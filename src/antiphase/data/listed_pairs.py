@@ -77,8 +77,9 @@ def _image_folder(name: str, places: Sequence[Path], files: Sequence[str], fix: 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; UserError if it is missing or invalid."""
+    regular(path)
     try:
-        with regular(path).open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             return json.load(file)
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): give an existing, readable file") from error

@@ -29,14 +29,19 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
     Raises:
         UserError: naming the first label that is no class number.
 
-    >>> class_numbers("array", [True, np.array([3.0])], 2)
+    >>> class_numbers("array", [np.array([1.0]), np.array([3.0])], 2)
     tensor([1, 3])
     """
     if labels is None:
         raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
-    values = _array(labels)
-    if values is None or values.dtype.kind not in "biuf":
-        odd = labels if values is None or not values.size else values.ravel().tolist()[0]
+    try:
+        values = _array(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{name}: labels are no numbers ({first_line(error)}); expected a class for each image"
+        ) from None
+    if values.dtype.kind not in "biuf":
+        odd = next((one for one in values.ravel().tolist() if type(one) not in (bool, int, float)), labels)
         raise UserError(f"{name}: label {shown(odd)}; expected the number of a class for each image")
     if values.size != count or values.shape[:1] != (count,):
         hint = ": labels.argmax(1), if they are one-hot" if values.ndim == 2 and len(values) == count else ""
@@ -116,22 +121,28 @@ def _fix(low: float, high: float) -> str:
     return "scale them to [0, 1], without NaN"
 
 
-def _array(labels: Any) -> np.ndarray | None:
-    """Return labels as an array; None if they do not have the same shape."""
-    if isinstance(labels, Tensor):
-        return labels.detach().cpu().numpy()
+def _array(labels: Any) -> np.ndarray:
+    """Return labels as an array, of dtype object if they are of no one type or shape."""
     if isinstance(labels, list | tuple):
-        labels = [one.detach().cpu().numpy() if isinstance(one, Tensor) else one for one in labels]
+        labels = [_tensor(one).numpy() if isinstance(one, Tensor) else one for one in labels]
+    elif isinstance(labels, Tensor):
+        labels = _tensor(labels)
+        labels = (labels.double() if labels.is_floating_point() else labels).numpy()
     try:
         values = np.asarray(labels)
-        return np.asarray(values.tolist()) if values.dtype == object else values
+        values = np.asarray(values.tolist()) if values.dtype == object else values
+        return values.astype(np.float64) if values.dtype.kind == "f" else values
     except ValueError:
-        return None
+        return np.asarray([labels], dtype=object)
 
 
 def _tensor(images: Any) -> Tensor:
     if isinstance(images, Tensor):
+        if images.is_nested or images.layout is not torch.strided:
+            raise TypeError("they are nested or sparse")
         return images.detach().cpu().contiguous()
+    if isinstance(images, np.ma.MaskedArray):
+        raise TypeError("they are masked")
     array = np.asarray(images)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch lacks
         array = array.astype(np.float64)
