@@ -96,11 +96,11 @@ def test_splits_have_other_names(tmp_path, write_image, folders, split, chosen):
 @pytest.mark.parametrize(
     ("files", "line"),
     [
-        (["val/a/1.png", "validation/a/1.png"], "val and validation are both the split val"),
+        (["val/a/1.png", "validation/a/1.png"], "val, validation name the same split twice"),
         (["train/1.png", "test/1.png"], "test, train have no sub-folder for each class"),
         (["seg_train/seg_train/a/1.png", "seg_test/seg_test/a/1.png"], "seg_train looks like a split"),
         (["training_set/a/1.png", "test_set/a/1.png"], "training_set looks like a split"),
-        (["x/train/a/1.png", "x/test/a/1.png"], "all images are in sub-folders of .*x: give that folder"),
+        (["x/train/a/1.png", "x/test/a/1.png"], "all images are in sub-folders of .*x: give it"),
         (["x/y/a/1.png", "x/y/b/1.png", "x/y/c/1.png"], "all images are in sub-folders of .*x/y"),
         (["valid/p/1.png", "invalid/q/1.png"], "valid and invalid have different sub-folders"),
         (

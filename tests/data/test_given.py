@@ -353,7 +353,7 @@ def test_parquet_files_are_one_split_of_one_configuration(tmp_path, files, named
 def test_parquet_files_with_different_class_names_are_refused(tmp_path):
     write_parquet(tmp_path / "test-0.parquet", [1], ["cat", "dog"])
     write_parquet(tmp_path / "test-1.parquet", [1], ["dog", "cat"])
-    with pytest.raises(UserError, match="its files have different class names"):
+    with pytest.raises(UserError, match="files with different class names"):
         load_data(f"parquet:{tmp_path}")
 
 

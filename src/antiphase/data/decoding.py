@@ -131,13 +131,9 @@ def flat(image: Image.Image, mode: str) -> Image.Image:
     """
     bits = getattr(image, "tag_v2", {}).get(258, (16,))  # of a TIFF file
     if bits == (16,) and (image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")):
-        image = Image.fromarray(
-            ((np.asarray(image).astype(np.uint32) * 255 + 32_767) // 65_535).astype(np.uint8)
-        )
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"mode {image.mode} does not tell the range of its pixels; save it with 8 or 16 bits"
-        )
+        raise ValueError(f"mode {image.mode} does not tell the range of its pixels; save 8 or 16 bits")
     # Pillow warns about converting a palette with transparency directly to RGB
     return (image.convert("RGBA") if image.mode in ("P", "PA") else image).convert(mode)
 

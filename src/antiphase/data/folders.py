@@ -54,34 +54,24 @@ def class_folder(name: str, folder: Path, split: str) -> Listing:
             f"{name}: {folder} is not a folder: give one with a sub-folder of images for each class"
         )
     below = sub_folders(folder)
-    places: dict[str, list[str]] = {}
-    for entry in below:
-        if (part := split_named(entry)) and sub_folders(folder / entry):
-            places.setdefault(part, []).append(entry)
-    for part, entries in places.items():
-        if len(entries) > 1:
-            raise UserError(f"{name}: {' and '.join(entries)} are both the split {part}: rename one of them")
-    splits = {part: folder / places[part][0] for part in SPLITS if part in places}
+    inside = {entry: sub_folders(folder / entry) for entry in below if split_named(entry)}
+    found = {entry: split_named(entry) for entry in inside if inside[entry]}
+    splits = {part: folder / entry for part in SPLITS for entry in found if found[entry] == part}
+    if len(splits) < len(found):
+        raise UserError(f"{name}: {', '.join(found)} name the same split twice: rename one of them")
     if splits:
-        classes = sorted({label for place in splits.values() for label in sub_folders(place)})
-        others = {entry for entry in below if folder / entry not in splits.values()}
-        odd = next((one for one in sorted(others) if sub_folders(folder / one)), None)
-        if len(splits) == 1 and odd and not set(classes) & set(sub_folders(folder / odd)):
-            raise UserError(
-                f"{name}: {next(iter(splits.values())).name} and {odd} have different sub-folders: are they splits or "
-                "classes? Give the folder of a split, or rename them"
-            )
         split = choose_split(name, split, tuple(splits))
-        listing = list_classes(name, split, splits[split], classes, tuple(map(printable, classes)))
-    elif split != "test":
+        classes = sorted({label for labels in inside.values() for label in labels})
+        _check_siblings(name, folder, below, list(found), classes)
+        return list_classes(name, split, splits[split], classes, tuple(map(printable, classes)))
+    if split != "test":
         raise NoSuchSplit(
             f"{name}: no {split} split in {folder}: move the class folders into "
             f"{folder / 'train'} and {folder / 'test'}"
         )
-    else:
-        listing = list_classes(name, split, folder, below, tuple(map(printable, below)))
-        _check_classes(name, listing)
-    return _checked_depth(name, listing)
+    listing = list_classes(name, split, folder, below, tuple(map(printable, below)))
+    _check_classes(name, listing)
+    return listing
 
 
 def split_named(word: str) -> str | None:
@@ -93,47 +83,44 @@ def split_named(word: str) -> str | None:
     return _SPLIT_WORDS.get(word.casefold())
 
 
+def _check_siblings(name: str, folder: Path, below: list[str], splits: list[str], classes: list[str]) -> None:
+    """Refuse a single split next to folders with other sub-folders, such as the classes valid and invalid."""
+    for other in below if len(splits) == 1 else ():
+        inside = sub_folders(folder / other)
+        if inside and not set(inside) & set(classes):
+            raise UserError(
+                f"{name}: {splits[0]} and {other} have different sub-folders: if they are classes, rename {splits[0]}; "
+                "if they are splits, give one of them"
+            )
+
+
 def _check_classes(name: str, listing: Listing) -> None:
-    """Refuse class folders that look like splits or domains with classes of their own."""
-    below: dict[str, set[str]] = {}  # the sub-folders of each class; "" for images of its own
-    for file in listing.files:
-        label, *rest = file.split("/")
-        below.setdefault(label, set()).add(rest[0] if len(rest) > 1 else "")
-    nested = [label for label, inside in below.items() if "" not in inside]
-    if len(below) > 1 and all(map(split_named, below)):
-        raise UserError(
-            f"{name}: {', '.join(below)} have no sub-folder for each class: move their images into such folders"
-        )
-    odd = next(
-        (one for one in nested if {"train", "training"} & set(re.split(r"[\W_\d]+", one.casefold()))), None
-    )
-    if odd is not None:
-        raise UserError(f"{name}: {odd} looks like a split: rename such folders to train, val and test")
-    counts = Counter(inside for label in nested for inside in below[label])
-    alike = [inside for inside, count in counts.items() if count > 1]
-    if len(alike) < 2:
-        return
-    same = (
-        f"{len(nested)} of the {len(below)} class folders have the sub-folders {', '.join(sorted(alike)[:3])}"
-    )
-    if len(alike) >= len(below):
-        raise UserError(
-            f"{name}: {same}: if those are the classes, give one of the folders "
-            f"above them, such as {listing.root / nested[0]}"
-        )
-    warnings.warn(f"{name}: {same}: the images of all of them are taken", stacklevel=2)
-
-
-def _checked_depth(name: str, listing: Listing) -> Listing:
-    """Refuse a single class folder with several sub-folders and no images: an archive in a folder of its own."""
+    """Refuse class folders that look like splits or domains, or like an archive in a folder of its own."""
     places = {file.rpartition("/")[0] for file in listing.files}
+    below: dict[str, set[str]] = {}  # the sub-folders of each class; "" for images of its own
+    for place in places:
+        label, _, rest = place.partition("/")
+        below.setdefault(label, set()).add(rest.partition("/")[0])
+    nested = sorted(label for label, inside in below.items() if "" not in inside)
+    counts = Counter(inside for label in nested for inside in below[label])
+    alike = sorted(inside for inside, count in counts.items() if count > 1)
+    same = f"{len(nested)} of the {len(below)} class folders have the sub-folders {', '.join(alike[:3])}"
+    training = [one for one in nested if re.search(r"(^|[\W_])train(ing)?($|[\W_\d])", one.casefold())]
     top = os.path.commonpath(places)
-    if top and top not in places and len(places) > 1:
-        raise UserError(
-            f"{name}: all images are in sub-folders of {listing.root / top}: give that folder, or its parent if it is "
-            "a class"
-        )
-    return listing
+    if len(below) > 1 and all(map(split_named, below)):
+        fault = f"{', '.join(sorted(below))} have no sub-folder for each class: move their images into such folders"
+    elif training:
+        fault = f"{training[0]} looks like a split: rename such folders to train, val and test"
+    elif len(alike) >= max(len(below), 2):
+        fault = f"{same}: if those are the classes, give one folder above, such as {listing.root / nested[0]}"
+    elif top and top not in places and len(places) > 1:
+        fault = f"all images are in sub-folders of {listing.root / top}: give it, or the folder above if it is a class"
+    elif len(alike) > 1:
+        warnings.warn(f"{name}: {same}: the images of all of them are taken", stacklevel=2)
+        return
+    else:
+        return
+    raise UserError(f"{name}: {fault}")
 
 
 def tiny_imagenet(split: str, root: Path) -> Listing:

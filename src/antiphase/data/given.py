@@ -9,14 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    RandomSampler,
-    Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as torch_data
 
 from antiphase.data.decoding import flat
 from antiphase.data.folders import SPLITS, choose_split
@@ -28,7 +21,6 @@ from antiphase.errors import UserError, first_line, shown
 from antiphase.files import printable
 
 _NAMES = (("images", "labels"), ("x", "y"))  # of the arrays in an .npz file
-_LAYOUT = "(images, channels, height, width)"
 
 
 def array_images(
@@ -49,14 +41,12 @@ def array_images(
     """
     pixels = checked_pixels(name, images)
     numbers = class_numbers(name, labels, len(pixels))
-    names = None if class_names is None else ordered_names(class_names)
-    if names is None and class_names is not None:
+    last = int(numbers.max())
+    names = tuple(map(str, range(last + 1))) if class_names is None else ordered_names(class_names)
+    if names is None:
         raise UserError(f"{name}: class names {shown(class_names)}; expected a name for each class in order")
-    names = names or tuple(map(str, range(int(numbers.max()) + 1)))
-    if int(numbers.max()) >= len(names):
-        raise UserError(
-            f"{name}: label {int(numbers.max())}, but {len(names)} class names; expected one for each"
-        )
+    if last >= len(names):
+        raise UserError(f"{name}: label {last}, but {len(names)} class names; expected one for each")
     return ArrayImages(
         name=name,
         split=split,
@@ -83,8 +73,8 @@ def dataset_images(
         UserError: if a loader shuffles, an item is no pair, images differ in size, or as :func:`array_images`.
     """
     name = f"dataset:{type(data).__name__}"
-    if isinstance(data, DataLoader):
-        if isinstance(data.sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+    if isinstance(data, torch_data.DataLoader):
+        if "Random" in type(data.sampler).__name__:  # torch has three such samplers
             raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
         pairs = _from_loader(name, data, limit)
         rows = torch.arange(len(pairs))
@@ -116,26 +106,23 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
     Raises:
         UserError: if the parts of a concatenation have different classes.
     """
-    if isinstance(data, Subset | DataLoader):
+    if isinstance(data, torch_data.Subset | torch_data.DataLoader):
         return dataset_class_names(data.dataset)
-    if isinstance(data, ConcatDataset):
+    if isinstance(data, torch_data.ConcatDataset):
         several = {dataset_class_names(part) for part in data.datasets}
         if len(several - {None}) > 1:
-            first, second = sorted(filter(None, several))[:2]
+            both = " and ".join(map(shown, sorted(filter(None, several))[:2]))
             raise UserError(
-                f"ConcatDataset: parts of different classes, {shown(first)} and {shown(second)}; expected the same, "
-                "or class_names="
+                f"ConcatDataset: parts of different classes, {both}; expected the same, or class_names="
             )
         return several.pop() if len(several) == 1 else None
     if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
         return None
-    wnids = getattr(data, "wnids", None)
-    if (
-        isinstance(wnids, list | tuple) and wnids and set(wnids) <= set(known := prompt_names())
-    ):  # torchvision's ImageNet
-        return tuple(known[wnid] for wnid in wnids)
-    names = ordered_names(getattr(data, "classes", None))
-    return ordered_names(getattr(data, "class_to_idx", None)) if names is None else names
+    if wnids := ordered_names(
+        getattr(data, "wnids", None)
+    ):  # torchvision's ImageNet, with two classes called crane
+        return tuple(prompt_names().get(wnid, wnid) for wnid in wnids)
+    return ordered_names(getattr(data, "classes", None)) or ordered_names(getattr(data, "class_to_idx", None))
 
 
 def ordered_names(classes: Any) -> tuple[str, ...] | None:
@@ -145,14 +132,10 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
     (('tench', 'goldfish'), ('cat', 'dog'), None)
     """
     if isinstance(classes, Mapping):
-        pairs = {key: value for key, value in classes.items()}
-        if pairs and all(isinstance(value, int) for value in pairs.values()):
-            pairs = {value: key for key, value in pairs.items()}
-        if len(pairs) != len(classes) or set(pairs) != set(range(len(pairs))):
-            return None
-        classes = [pairs[number] for number in range(len(pairs))]
-    if isinstance(classes, np.ndarray):
-        classes = classes.tolist()
+        to_number = all(isinstance(value, int) for value in classes.values())
+        named = {value: key for key, value in classes.items()} if to_number else classes
+        classes = [named.get(number) for number in range(len(classes))]
+    classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
     if not isinstance(classes, Sequence) or isinstance(classes, str | bytes) or not len(classes):
         return None
     names = [one[0] if isinstance(one, list | tuple) and one else one for one in classes]
@@ -224,12 +207,10 @@ def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> list[tu
         images, labels = _two(name, batch)
         if not isinstance(labels, Sequence) and np.ndim(labels) == 0:  # batch_size=None: single items
             pairs.append((images, labels))
-        elif len(images) == len(labels):
-            pairs += zip(images, labels, strict=True)
+        elif len(images) != len(labels):
+            raise UserError(f"{name}: {len(images)} images with {len(labels)} labels; expected one for each")
         else:
-            raise UserError(
-                f"{name}: gives {len(images)} images with {len(labels)} labels; expected one for each"
-            )
+            pairs += zip(images, labels, strict=True)
         if limit is not None and len(pairs) >= limit:
             return pairs[:limit]
     return pairs
@@ -243,9 +224,8 @@ def _image(name: str, image: Any) -> Tensor:
             return torch.from_numpy(pixels[None] if grey else pixels.transpose(2, 0, 1))
         return torch.as_tensor(image)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{name}: gives {shown(image)} as an image ({first_line(error)}); expected a tensor"
-        ) from None
+        reason = first_line(error)
+        raise UserError(f"{name}: gives {shown(image)} as an image ({reason}); expected a tensor") from None
 
 
 def _two(name: str, item: Any) -> tuple[Any, Any]:

@@ -54,9 +54,7 @@ def parquet_images(pattern: str, split: str, image_size: int, channels: int) -> 
         raise UserError(f"{name} ({split}): no rows; download the files again")
     several = {_class_names(path) for path in paths}
     if len(several) > 1:
-        raise UserError(
-            f"{name} ({split}): its files have different class names; give the files of one data set"
-        )
+        raise UserError(f"{name} ({split}): files with different class names; give those of one data set")
     names = several.pop() or tuple(map(str, range(max(labels) + 1)))
     return FileImages(
         name=name, split=split, class_names=names, ids=torch.arange(len(files)), labels=torch.tensor(labels),
@@ -107,14 +105,8 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
 
 def _found(name: str, pattern: str) -> list[Path]:
     place = Path(pattern).expanduser()
-    if place.is_dir():
-        paths = sorted(filter(Path.is_file, place.rglob("*.parquet")))
-    else:
-        paths = (
-            [place]
-            if place.is_file()
-            else sorted(filter(Path.is_file, map(Path, glob.glob(str(place), recursive=True))))
-        )
+    found = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
+    paths = sorted(filter(Path.is_file, [place] if place.is_file() else found))
     if not paths:
         raise UserError(
             f"{name}: no such file; give a Parquet file, a folder with Parquet files or a pattern such as "
@@ -132,11 +124,8 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
         groups.setdefault(part, {}).setdefault(rest, []).append(path)
     unnamed = groups.pop(None, {})
     if groups and unnamed:
-        warnings.warn(
-            f"{name}: left out the files that name no known split: {_listed(unnamed)}; give them alone, if they are "
-            "meant",
-            stacklevel=2,
-        )
+        left = f"left out the files that name no known split: {_listed(unnamed)}"
+        warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
     groups = groups or {_split_and_rest(Path(top.name))[0] or "test": unnamed}
     split = choose_split(name, split, tuple(part for part in SPLITS if part in groups))
     if len(groups[split]) > 1:

@@ -34,12 +34,7 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
     """
     if labels is None:
         raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
-    try:
-        values = _array(labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{name}: labels are no numbers ({first_line(error)}); expected a class for each image"
-        ) from None
+    values = _array(labels)
     if values.dtype.kind not in "biuf":
         odd = next((one for one in values.ravel().tolist() if type(one) not in (bool, int, float)), labels)
         raise UserError(f"{name}: label {shown(odd)}; expected the number of a class for each image")
@@ -71,9 +66,8 @@ def checked_pixels(name: str, images: Any) -> Tensor:
     try:
         pixels = _tensor(images)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{name}: images are no array of numbers ({first_line(error)}); expected {_TYPES}"
-        ) from None
+        reason = first_line(error)
+        raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_TYPES}") from None
     _check_layout(name, tuple(pixels.shape))
     kind = str(pixels.dtype).removeprefix("torch.")
     if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
@@ -81,15 +75,10 @@ def checked_pixels(name: str, images: Any) -> Tensor:
         raise UserError(f"{name}: images of type {kind}; expected {_TYPES}{hint and f': {hint}'}")
     pixels = pixels if pixels.dtype == torch.uint8 else pixels.float()
     low, high = (float(value) for value in torch.aminmax(pixels))
-    if pixels.dtype == torch.uint8:
-        if high == 1:
-            raise UserError(
-                f"{name}: images of type uint8 in [{low:g}, 1]; expected 0..255: multiply them by 255"
-            )
-    elif not (low >= 0 and high <= 1):
-        raise UserError(
-            f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected [0, 1]: {_fix(low, high)}"
-        )
+    whole = pixels.dtype == torch.uint8
+    if high == 1 if whole else not (low >= 0 and high <= 1):
+        wanted = "0..255: multiply them by 255" if whole else f"[0, 1]: {_fix(low, high)}"
+        raise UserError(f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected {wanted}")
     return pixels
 
 
@@ -123,17 +112,22 @@ def _fix(low: float, high: float) -> str:
 
 def _array(labels: Any) -> np.ndarray:
     """Return labels as an array, of dtype object if they are of no one type or shape."""
-    if isinstance(labels, list | tuple):
-        labels = [_tensor(one).numpy() if isinstance(one, Tensor) else one for one in labels]
-    elif isinstance(labels, Tensor):
-        labels = _tensor(labels)
-        labels = (labels.double() if labels.is_floating_point() else labels).numpy()
+
+    def plain(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return (_tensor(one).double() if one.is_floating_point() else _tensor(one)).numpy()
+
     try:
-        values = np.asarray(labels)
+        values = np.asarray(
+            [plain(one) for one in labels] if isinstance(labels, list | tuple) else plain(labels)
+        )
         values = np.asarray(values.tolist()) if values.dtype == object else values
         return values.astype(np.float64) if values.dtype.kind == "f" else values
-    except ValueError:
-        return np.asarray([labels], dtype=object)
+    except (TypeError, ValueError, RuntimeError):
+        odd = np.empty(1, dtype=object)
+        odd[0] = labels
+        return odd
 
 
 def _tensor(images: Any) -> Tensor:

@@ -262,10 +262,7 @@ def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def split_dotted(key: str, members: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Return members by the whole of their keys, if what webdataset takes for a suffix begins in the key.
-
-    It takes what is behind the first dot, so that ``v1.0001.jpg`` has the suffix ``0001.jpg``.
-    """
+    """Return members by their whole keys, where webdataset took ``0001.jpg`` of ``v1.0001.jpg`` for the suffix."""
     if members.keys() & {*IMAGE_SUFFIXES, *_TEXT_SUFFIXES}:
         return {key: dict(members)}
     found: dict[str, dict[str, T]] = {}
