@@ -273,6 +273,34 @@ def test_a_table_that_cannot_be_served_is_one_line(table, text, line):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "caption", ['"no parking" on a sign', '"a man walks', 'he said "', '""', "'", '5" wide']
+)
+def test_quotes_in_a_table_with_tabs_are_characters(table, caption):
+    pairs = csv_pairs(table(f"image\tcaption\na.png\t{caption}\nc.png\tfour\n", "pairs.tsv"), "train")
+    assert pairs.captions == ((caption,), ("four",))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        'c.png,one\na.png,"a man walks\ndeep/b.png,three\n',
+        'c.png,one\na.png,"a man walks\ndeep/b.png,he said "\n',
+        'c.png,one\na.png,"no parking" on a sign\n',
+        'c.png,one\na.png,"a man\ndeep/b.png,three\nc.png,"four\n',
+        'c.png,one\na.png,"' + "x" * 200_000 + "\n",
+    ],
+)
+def test_a_quote_that_would_swallow_rows_is_named_with_its_line(table, rows):
+    with pytest.raises(UserError, match=r"line 3 of .*pairs\.csv: unpaired double quote"):
+        csv_pairs(table(f"image,caption\n{rows}"), "train")
+
+
+def test_a_quoted_caption_may_have_several_lines(table):
+    pairs = csv_pairs(table('image,caption\na.png,"one,\ntwo"\nc.png,5" wide\n'), "train")
+    assert pairs.captions == (("one,\ntwo",), ('5" wide',))
+
+
 def test_a_table_that_is_absent_or_no_text_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*absent\.csv \(No such file or directory\)"):
         csv_pairs(tmp_path / "absent.csv", "train")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data.decoding import decode
+from antiphase.data.decoding import decode, flat
 from antiphase.errors import UserError
 
 
@@ -72,10 +72,41 @@ def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path):
     assert set(map(tuple, pixels.flatten(1).T.tolist())) == {(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9)}
 
 
-def test_16_bit_images_are_refused_instead_of_clipped_to_white(tmp_path):
-    Image.fromarray(np.full((7, 7), 40_000, dtype=np.uint16)).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match=r"a\.png \(its pixels have more than 8 bits \(mode I;16\)\)"):
-        decode(tmp_path / "a.png", 7, 3)
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm"])
+def test_16_bits_are_scaled_instead_of_clipped_to_white(tmp_path, suffix):
+    Image.fromarray(np.full((7, 7), 40_000, dtype=np.uint16)).save(tmp_path / f"a{suffix}")
+    assert (decode(tmp_path / f"a{suffix}", 7, 3) == round(40_000 / 65_535 * 255)).all()
+
+
+def test_pixels_of_unknown_range_are_refused(tmp_path):
+    for values in (np.full((7, 7), 40_000, np.int32), np.full((7, 7), 0.5, np.float32)):
+        Image.fromarray(values).save(tmp_path / "a.tif")
+        with pytest.raises(UserError, match=r"a\.tif \(mode [IF] does not tell the range of its pixels"):
+            decode(tmp_path / "a.tif", 7, 3)
+    twelve = Image.fromarray(np.zeros((7, 7), np.uint16))
+    twelve.tag_v2 = {258: (12,)}  # as of a TIFF file with 12 bits, which Pillow does not write
+    with pytest.raises(ValueError, match="mode I;16 does not tell the range"):
+        flat(twelve, "L")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 16_000), (4_001, 2), (3, 301)])
+def test_a_long_thin_image_is_cut_before_it_is_enlarged(tmp_path, width, height, monkeypatch):
+    ramp = np.linspace(0, 255, max(width, height)).astype(np.uint8)[:, None].repeat(min(width, height), 1)
+    Image.fromarray(ramp if height > width else ramp.T).save(tmp_path / "a.png")
+    made = decode(tmp_path / "a.png", 24, 1).float()
+    with monkeypatch.context() as patched:
+        patched.setattr("antiphase.data.decoding._MOST_ASPECT", 10**6)
+        assert (made - decode(tmp_path / "a.png", 24, 1)).abs().max() <= 1
+        patched.undo()
+    sizes = []
+    patch = Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image,
+        "resize",
+        lambda own, size, *more, **k: sizes.append(size) or patch(own, size, *more, **k),
+    )
+    decode(tmp_path / "a.png", 224, 1)
+    assert max(sizes[0]) <= 17 * 224
 
 
 def damaged_files():

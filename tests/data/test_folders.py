@@ -75,6 +75,105 @@ def test_a_class_called_train_is_no_split(tmp_path, write_image):
     assert load_data(f"folder:{tmp_path}").class_names == ("bus", "train")
 
 
+@pytest.mark.parametrize(
+    ("folders", "split", "chosen"),
+    [
+        (("train", "valid", "test"), "val", "valid"),
+        (("Training", "Testing"), "train", "Training"),
+        (("Train", "Test"), "test", "Test"),
+        (("train", "dev"), "test", "dev"),
+        (("training", "VALIDATION"), "val", "VALIDATION"),
+    ],
+)
+def test_splits_have_other_names(tmp_path, write_image, folders, split, chosen):
+    for folder in folders:
+        write_image(tmp_path / folder / "a" / "1.png")
+        write_image(tmp_path / folder / "b" / "1.png")
+    made = load_data(f"folder:{tmp_path}", split=split)
+    assert (made.class_names, made.root.name) == (("a", "b"), chosen)
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        (["val/a/1.png", "validation/a/1.png"], "val, validation name the same split twice"),
+        (["train/1.png", "test/1.png"], "test, train have no sub-folder for each class"),
+        (["seg_train/seg_train/a/1.png", "seg_test/seg_test/a/1.png"], "seg_train looks like a split"),
+        (["training_set/a/1.png", "test_set/a/1.png"], "training_set looks like a split"),
+        (["x/train/a/1.png", "x/test/a/1.png"], "all images are in sub-folders of .*x: give it"),
+        (["x/y/a/1.png", "x/y/b/1.png", "x/y/c/1.png"], "all images are in sub-folders of .*x/y"),
+        (["valid/p/1.png", "invalid/q/1.png"], "valid and invalid have different sub-folders"),
+        (
+            [f"{domain}/{label}/1.png" for domain in ("art", "photo") for label in ("cat", "dog")],
+            "2 of the 2 class folders have the sub-folders cat, dog: .* such as .*art",
+        ),
+    ],
+)
+def test_folders_that_may_not_be_classes_are_one_line(tmp_path, write_image, files, line):
+    for file in files:
+        write_image(tmp_path / file)
+    with pytest.raises(UserError, match=line) as caught:
+        load_data(f"folder:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_sub_folders_that_all_classes_have_are_warned_of(tmp_path, write_image):
+    for label in ("cold", "covid", "well"):
+        write_image(tmp_path / label / "images" / "1.png")
+        write_image(tmp_path / label / "masks" / "1.png")
+    with pytest.warns(UserWarning, match="3 of the 3 class folders have the sub-folders images, masks"):
+        assert len(load_data(f"folder:{tmp_path}")) == 6
+
+
+@pytest.mark.parametrize(
+    "litter",
+    [
+        "cat/.ipynb_checkpoints/y-checkpoint.png",
+        "cat/.thumbnails/y.png",
+        "cat/@eaDir/y.png/SYNOPHOTO_THUMB_M.png",
+        "__MACOSX/cat/y.png",
+        "cat/._y.png",
+        "$RECYCLE.BIN/y.png",
+    ],
+)
+def test_what_operating_systems_leave_is_no_image(unsplit, write_image, litter):
+    before = load_data(f"folder:{unsplit}").fingerprint()
+    write_image(unsplit / litter)
+    assert load_data(f"folder:{unsplit}").fingerprint() == before
+
+
+def test_linked_folders_are_followed_once(unsplit, write_image, tmp_path):
+    write_image(tmp_path / "elsewhere" / "1.png")
+    (unsplit / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+    (unsplit / "cat" / "again").symlink_to("deep")
+    (unsplit / "cat" / "deep" / "self").symlink_to(".")
+    (unsplit / "dog" / "up").symlink_to("..")
+    made = load_data(f"folder:{unsplit}")
+    assert made.files == ("cat/deep/er/z.png", "cat/more/1.png", "cat/y.webp", "dog/a.jpg", "dog/b.PNG")
+    (unsplit / "dog" / "other").symlink_to("../cat")
+    with pytest.raises(UserError, match="other is a folder of the class cat, too: remove the link"):
+        load_data(f"folder:{unsplit}")
+
+
+def test_rare_formats_are_read_or_counted(tmp_path, write_image):
+    write_image(tmp_path / "a" / "1.png", size=(16, 16))
+    with Image.open(tmp_path / "a" / "1.png") as image:
+        image.save(tmp_path / "a" / "2.jfif", "JPEG")
+        image.save(tmp_path / "a" / "3.tga")
+    for name in ("4.heic", "5.HEIC", "6.dcm"):
+        (tmp_path / "a" / name).write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"left out files that Pillow cannot read, 1 \.dcm, 2 \.heic;"):
+        made = load_data(f"folder:{tmp_path}", image_size=8)
+    assert made.files == ("a/1.png", "a/2.jfif", "a/3.tga")
+    assert made.images([0, 1, 2]).shape == (3, 3, 8, 8)
+
+
+def test_a_pipe_among_images_is_an_unreadable_image(unsplit):
+    os.mkfifo(unsplit / "cat" / "pipe.png")
+    made = load_data(f"folder:{unsplit}", image_size=5, skip_bad=True, progress=False)
+    assert made.skipped == ("cat/pipe.png",)
+
+
 def test_missing_and_empty_folders_are_one_line_each(tmp_path, write_image):
     with pytest.raises(UserError, match=r"folder:.*absent: .*absent is not a folder"):
         load_data(f"folder:{tmp_path / 'absent'}")

@@ -2,15 +2,27 @@
 
 import io
 import json
+import os
+import warnings
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    random_split,
+)
 
-from antiphase.data import load_data
+from antiphase.data import load_data, load_pairs
+from antiphase.data.given import dataset_class_names
+from antiphase.data.tar_members import read_index
 from antiphase.errors import UserError
 
 LABELS = [1, 0, 2, 1, 0]
@@ -100,7 +112,7 @@ def test_data_sets_and_loaders():
         (pixels(0), [], "no images"),
         (pixels(), LABELS[:4], r"labels of shape \(4,\); expected \(5,\)"),
         (pixels(), np.eye(3)[LABELS], r"labels of shape \(5, 3\).*argmax"),
-        (pixels(), [0.0] * 5, "labels of type float32; expected integers"),
+        (pixels(), [0.5] * 5, "label 0.5; expected the number of each class from 0"),
         (pixels(), [-1] * 5, "label -1; expected the number of each class from 0"),
         (pixels(), None, r"no labels; give them as the second argument"),
         (
@@ -111,6 +123,7 @@ def test_data_sets_and_loaders():
         (TensorDataset(torch.zeros(5, 3, 2, 2)), None, r"gives a tuple; expected \(image, label\)"),
         (3, None, "data 3: expected the name of a source"),
         ("digits", LABELS, "digits: has its own labels"),
+        (Pictures(), LABELS, "labels: .*Pictures object.* has its own; leave them out"),
     ],
 )
 def test_what_is_off_is_named(images, labels, named):
@@ -123,6 +136,81 @@ def test_images_of_different_sizes_are_refused():
     items = [(torch.zeros(3, 4, 4), 0), (torch.zeros(3, 5, 5), 1)]
     with pytest.raises(UserError, match=r"different shapes, \(3, 4, 4\), \(3, 5, 5\)"):
         load_data(DataLoader(items, batch_size=1))
+
+
+class Named(TensorDataset):
+    """A data set whose ``classes`` are given."""
+
+    def __init__(self, classes=None, **attributes):
+        super().__init__(torch.from_numpy(pixels()), torch.tensor(LABELS))
+        self.__dict__.update({"classes": classes} | attributes)
+
+
+NAMES = ("zebra", "ant", "mole")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: Subset(data, [3, 2]),
+        lambda data: random_split(data, [2, 3], torch.Generator().manual_seed(0))[0],
+        lambda data: ConcatDataset([data, Subset(data, [0])]),
+        lambda data: DataLoader(Subset(ConcatDataset([data, data]), range(6)), batch_size=4),
+    ],
+)
+def test_class_names_survive_wrappers_of_torch(wrap):
+    assert load_data(wrap(Named(NAMES))).class_names == NAMES
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"classes": [("zebra", "equine"), ("ant",), ("mole", "talpid")]}, NAMES),
+        ({"classes": {"ant": 1, "mole": 2, "zebra": 0}}, NAMES),
+        ({"classes": dict(enumerate(NAMES))}, NAMES),
+        ({"classes": np.array(NAMES)}, NAMES),
+        ({"class_to_idx": {"ant": 1, "mole": 2, "zebra": 0}}, NAMES),
+        ({"classes": 3}, None),
+        ({"classes": set(NAMES)}, None),
+        ({"classes": {"ant": 1, "mole": 5, "zebra": 0}}, None),
+        ({"classes": lambda: NAMES}, None),
+        ({"classes": NAMES, "target_transform": lambda label: 2 - label}, None),
+    ],
+)
+def test_class_names_in_any_form_are_in_order_or_unknown(attributes, names):
+    assert dataset_class_names(Named(**attributes)) == names
+
+
+def test_the_classes_of_torchvisions_imagenet_are_known_by_wordnet_id():
+    cranes = Named([("crane",), ("crane",)], wnids=["n02012849", "n03126707"])
+    assert dataset_class_names(cranes) == ("crane bird", "construction crane")
+
+
+def test_parts_of_different_classes_are_refused_and_of_unknown_ones_have_numbers():
+    with pytest.raises(
+        UserError, match=r"parts of different classes, \('mole', .* and \('zebra', .*; expected the same"
+    ):
+        load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]))
+    both = load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]), class_names=["a", "b", "c"])
+    assert both.class_names == ("a", "b", "c")
+    assert load_data(ConcatDataset([Named(NAMES), Named()])).class_names == ("0", "1", "2")
+
+
+def test_a_loader_may_give_single_items_and_may_not_draw_them():
+    same(load_data(DataLoader(Named(), batch_size=None)))
+    with pytest.raises(UserError, match="shuffles"):
+        load_data(DataLoader(Named(), sampler=SubsetRandomSampler(range(5))))
+    with pytest.raises(UserError, match="3 images with 2 labels"):
+        load_data(DataLoader([(torch.zeros(3, 1, 4, 4), torch.zeros(2))], batch_size=None))
+
+
+def test_options_without_a_use_are_refused():
+    with pytest.raises(UserError, match="array: --skip-bad leaves out files"):
+        load_data(pixels(), LABELS, skip_bad=True)
+    with pytest.raises(UserError, match=r"class_names: .* has its own"):
+        load_data(load_data("digits", limit=2), class_names=["a"])
+    with pytest.raises(UserError, match="class names 'abc'; expected a name for each class"):
+        load_data(pixels(), LABELS, class_names="abc")
 
 
 def test_class_names_must_cover_the_labels():
@@ -217,6 +305,85 @@ def test_parquet_files_of_the_hub(tmp_path):
     write_parquet(other, range(5))
     same(load_data(f"parquet:{other}", image_size=7))
     assert load_data(f"parquet:{other}").image_shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("other", ["extra", "unlabeled", "unsupervised"])
+def test_parquet_files_of_an_unknown_split_are_left_out_with_a_warning(tmp_path, other):
+    for split, rows in {"train": [0], "test": [1, 2], other: [3, 4]}.items():
+        write_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet", rows)
+    with pytest.warns(UserWarning, match=f"left out the files that name no known split: {other};"):
+        found = load_data(f"parquet:{tmp_path}", image_size=7)
+    assert found.labels.tolist() == [0, 2]
+    alone = load_data(f"parquet:{tmp_path}/data/{other}-00000-of-00001.parquet")
+    assert alone.labels.tolist() == [1, 0]
+
+
+def test_parquet_files_of_several_configurations_are_refused(tmp_path):
+    for config in ("160px", "320px", "full_size"):
+        write_parquet(tmp_path / config / "validation" / "0000.parquet", [0])
+    for pattern in (tmp_path, f"{tmp_path}/*/validation/*.parquet"):
+        with pytest.raises(
+            UserError, match=r"\(val\): 3 configurations or splits, 160px, 320px, full_size; give"
+        ):
+            load_data(f"parquet:{pattern}")
+    assert len(load_data(f"parquet:{tmp_path}/320px")) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["cifar10-test.parquet", "cifar100-test.parquet"], "2 configurations or splits, cifar10, cifar100"),
+        (["extra.parquet", "unlabeled.parquet"], "2 configurations or splits, extra, unlabeled"),
+        (["fold/a.parquet", "test-labels/a.parquet"], None),
+        (["0001.parquet", "0002.parquet"], None),
+        (["part-0-3f2a99c01b7d.parquet", "part-1-77aa99c01b7d.parquet"], None),
+    ],
+)
+def test_parquet_files_are_one_split_of_one_configuration(tmp_path, files, named):
+    for row, file in enumerate(files):
+        write_parquet(tmp_path / file, [row])
+    if named is None:
+        with warnings.catch_warnings(action="ignore"):
+            assert len(load_data(f"parquet:{tmp_path}")) in (1, 2)
+        return
+    with pytest.raises(UserError, match=named):
+        load_data(f"parquet:{tmp_path}")
+
+
+def test_parquet_files_with_different_class_names_are_refused(tmp_path):
+    write_parquet(tmp_path / "test-0.parquet", [1], ["cat", "dog"])
+    write_parquet(tmp_path / "test-1.parquet", [1], ["dog", "cat"])
+    with pytest.raises(UserError, match="files with different class names"):
+        load_data(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("label", "named"),
+    [(0.5, r"label 0\.5"), (10**9, "label 1000000000"), (-7, "label -7"), ([1], r"type List\(Int64\)")],
+)
+def test_parquet_labels_are_checked_as_all_others(tmp_path, label, named):
+    pl.DataFrame({"image": [{"bytes": b"", "path": ""}], "label": [label]}).write_parquet(
+        tmp_path / "a.parquet"
+    )
+    with pytest.raises(UserError, match=named):
+        load_data(f"parquet:{tmp_path / 'a.parquet'}")
+
+
+def test_pipes_among_data_files_are_not_waited_for(tmp_path):
+    for name in ("a.npz", "a.parquet", "a.csv", "a.json", "a.tar"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        load_data(f"npz:{tmp_path}/a.npz")
+    with pytest.raises(UserError, match="no such file"):
+        load_data(f"parquet:{tmp_path}")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        load_pairs(f"csv:{tmp_path}/a.csv")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        load_pairs(f"karpathy:{tmp_path}/a.json")
+    with pytest.raises(UserError, match="no shard matches"):
+        load_pairs(f"shards:{tmp_path}")
+    with pytest.raises(UserError, match="it is no regular file"):
+        read_index(tmp_path / "a.tar")
 
 
 def test_a_parquet_row_that_is_no_image_can_be_left_out(tmp_path):

@@ -8,7 +8,7 @@ from open_clip import IMAGENET_CLASSNAMES
 from timm.data import ImageNetInfo
 
 from antiphase.data import load_data
-from antiphase.data.imagenets import IMAGENET_VARIANTS, variant_wnids
+from antiphase.data.imagenets import IMAGENET_VARIANTS, class_words, variant_wnids
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:imagenet-.* were published")
@@ -132,6 +132,22 @@ def test_class_folders_that_are_not_the_published_ones_are_named(write, tmp_path
 
 
 @pytest.mark.filterwarnings("error")
+def test_class_names_are_words_of_a_text():
+    assert class_words(["n01440764", "n02012849", "fire_truck", "T-shirt/top"]) == (
+        "tench", "crane bird", "fire truck", "T-shirt/top",
+    )  # fmt: skip
+    assert class_words(["n00005787"]) == ("benthos",)  # of ImageNet-21k
+
+
+@pytest.mark.parametrize(
+    ("names", "odd"),
+    [(("0", "1", "10"), "0, 1, 10"), (("n99999999", "cat"), "n99999999"), (("1_2", "3"), "1 2, 3")],
+)
+def test_class_names_that_are_no_words_are_warned_of(names, odd):
+    with pytest.warns(UserWarning, match=f"class names '{odd}' are no words"):
+        class_words(names)
+
+
 def test_other_counts_than_the_published_ones_are_warned_of(write, tmp_path):
     write("imagenet-a")
     with pytest.warns(

@@ -423,6 +423,22 @@ def test_members_are_counted_once_and_again_when_the_file_changes(tmp_path, monk
     assert count_samples("x", shards, tmp_path / "file", progress=False) == 4  # nowhere to keep it
 
 
+def test_keys_may_have_dots(tmp_path):
+    names = ("photo.v1.0001", "photo.v1.0002", "12.5_x")
+    members = [
+        (f"{name}.{suffix}", picture(at) if suffix == "png" else name.encode())
+        for at, name in enumerate(names)
+        for suffix in ("json", "png", "txt")
+    ]
+    compound = [("0003.png", picture(3)), ("0003.seg.png", picture(4)), ("0003.txt", b"plain")]
+    write_tar(tmp_path / "set.v2.tar", [*members, *compound])
+    stream = open_shards(str(tmp_path / "set.v2.tar"))
+    reports = []
+    samples = {sample.key: sample.caption for sample in read_shard(stream.shards[0], reports.append)}
+    assert samples == {name: name for name in names} | {"0003": "plain"}
+    assert (stream.samples, reports) == (4, [])
+
+
 def test_a_count_is_that_of_the_samples_that_are_read(tmp_path):
     damage_some(tmp_path)
     for path in sorted(tmp_path.glob("*.tar")):

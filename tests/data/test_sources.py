@@ -84,6 +84,9 @@ def test_an_unknown_source_is_one_line_with_the_nearest_names(name, line):
 def test_a_bare_path_is_told_how_to_be_a_source(tmp_path):
     with pytest.raises(UserError, match=f"for that folder of images say 'folder:{tmp_path}'"):
         load_data(str(tmp_path))
+    for file, kind in (("digits32.npz", "npz"), ("a/test.PARQUET", "parquet")):
+        with pytest.raises(UserError, match=f"for that file use '{kind}:{file}'"):
+            load_data(file)
 
 
 @pytest.mark.parametrize(

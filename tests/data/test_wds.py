@@ -73,6 +73,14 @@ def test_labels_and_images_are_read_from_the_tar_files_in_order(classified, tmp_
     assert torch.equal(few.labels, made.labels[few.ids])
 
 
+def test_keys_may_have_dots(write):
+    samples = [
+        {"__key__": "a.v1.5", "png": picture(0, "png"), "cls": 1},
+        {"__key__": "a.v1.6", "png": picture(1, "png"), "cls": 0, "json": "{}"},
+    ]
+    assert load_data(f"wds:{write(samples)}").labels.tolist() == [1, 0]
+
+
 def test_the_templates_of_the_folder_are_prompts(classified):
     (classified / "zeroshot_classification_templates.txt").write_text("a photo of a {c}.\n\nart of the {c}\n")
     made = load_data(f"wds:{classified}")

@@ -6,6 +6,9 @@ import polars as pl
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 from antiphase.data import load_data
 from antiphase.data.arrays import FASHION_MNIST_CLASSES
@@ -119,6 +122,34 @@ def test_numbers_of_a_wds_set_are_the_models_outputs_with_a_warning():
     made, warnings = in_model_order([card(("cat", "dog", "emu"))], data)
     assert made.labels.tolist() == [0, 1]
     assert "wds:x has no class names" in warnings[0]
+
+
+@pytest.mark.parametrize("name", ["array", "dataset:Wrapper", "parquet:x", "npz:x"])
+def test_more_numbers_than_outputs_are_refused(name):
+    with pytest.raises(
+        UserError, match=rf"{name} has labels up to 3 without class names, but toy has 3 classes"
+    ):
+        in_model_order([card(("cat", "dog", "emu"))], images("0", "1", "2", "3", name=name))
+
+
+@pytest.mark.parametrize("wrap", ["random_split", "Subset", "ConcatDataset", "DataLoader"])
+def test_a_wrapped_folder_of_torch_has_the_accuracy_of_the_whole(tmp_path, wrap):
+    specimen_folder(tmp_path, 24)
+    whole = ImageFolder(tmp_path, transforms.Compose([transforms.Grayscale(), transforms.ToTensor()]))
+    wrapped = {
+        "random_split": lambda: random_split(whole, [24, 0], torch.Generator().manual_seed(0))[0],
+        "Subset": lambda: Subset(whole, range(24)),
+        "ConcatDataset": lambda: ConcatDataset([Subset(whole, range(9)), Subset(whole, range(9, 24))]),
+        "DataLoader": lambda: DataLoader(whole, batch_size=5),
+    }[wrap]()
+    model = load_model("specimen:vit-0")
+
+    def accuracy(data):
+        made, warnings = in_model_order([model.card], load_data(data))
+        assert warnings == []
+        return (model(made.images(range(24))).argmax(1) == made.labels).float().mean()
+
+    assert accuracy(wrapped) == accuracy(whole) > 0.7
 
 
 def test_a_timm_model_knows_imagenets_classes_by_id_and_by_name():

@@ -36,6 +36,15 @@ def test_a_template_may_name_the_class_twice_and_hold_braces(model):
         )
 
 
+def test_class_names_become_words(model):
+    named = zero_shot_classifier(model, ["n01440764", "ice_cream"], ["a {}"])
+    with torch.no_grad():
+        for column, text in enumerate(["a tench", "a ice cream"]):
+            torch.testing.assert_close(
+                named.weights[:, column], F.normalize(model.encode_text([text])[0], dim=0)
+            )
+
+
 def test_whole_texts_take_the_place_of_templates(model):
     texts = [["a mug", "cup"], ["lamp"], ["dog"]]
     classifier = zero_shot_classifier(model, NAMES, prompts=texts)

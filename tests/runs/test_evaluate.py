@@ -204,7 +204,9 @@ def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_p
 def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, cache, tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
     for number in range(12):
-        path = tmp_path / "data" / "imagenet" / "val" / f"n0144076{number % 2 + 4}" / f"{number}.jpg"
+        path = (
+            tmp_path / "data" / "imagenet" / "val" / ("n01440764", "n01443537")[number % 2] / f"{number}.jpg"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(path)
     write_model(clip(**TINY), tmp_path / "model")

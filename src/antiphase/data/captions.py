@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from antiphase.data.folders import SPLITS, choose_split
+from antiphase.data.folders import SPLITS, SUFFIXES, choose_split
 from antiphase.data.listed_pairs import Row, damaged, listed_pairs, read_json
+from antiphase.data.members import regular
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
@@ -107,11 +108,13 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     of their first rows; classes are sorted, over all splits.
 
     Args:
-        path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas.
+        path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas. With commas, cells may
+            be in double quotes; with tabs, quotes are characters like any other.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the table has no ``test``.
 
     Raises:
-        UserError: if the table or the images are missing, a column is missing, or an image has no label or several.
+        UserError: if the table or the images are missing, a column is missing, an image has no label or several, or a
+            double quote is unpaired or within a cell that is not quoted.
     """
     name = f"csv:{path}"
     header, table = _read_table(name, path)
@@ -189,10 +192,8 @@ def _number(entry: dict[str, Any]) -> int:
 def _read_table(name: str, path: Path) -> tuple[dict[str, int], list[tuple[int, list[str]]]]:
     """Return the column positions by name, and the rows with line numbers and stripped cells."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            reader = csv.reader(itertools.chain([first], file), delimiter="\t" if "\t" in first else ",")
-            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
+            lines = _rows(name, path, list(file))
     except OSError as error:
         raise UserError(
             f"{name}: cannot read {path} ({error.strerror}): give an existing, readable file"
@@ -209,6 +210,35 @@ def _read_table(name: str, path: Path) -> tuple[dict[str, int], list[tuple[int, 
             "(put captions with commas in double quotes)"
         )
     return header, lines[1:]
+
+
+def _rows(name: str, path: Path, text: list[str]) -> list[tuple[int, list[str]]]:
+    """Return the rows of a table's lines that are not empty, with line numbers and stripped cells."""
+    tabs = bool(text) and "\t" in text[0]
+    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+    reader = csv.reader(text, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    end = 0
+    try:
+        for row in reader:
+            start, end = end, reader.line_num
+            if any(_names_image(line) for line in text[start + 1 : end]):
+                end = start
+                raise csv.Error("a quoted cell holds rows")
+            if any(row):
+                rows.append((end, [cell.strip() for cell in row]))
+    except csv.Error as error:
+        if '"' not in text[end]:
+            raise
+        raise UserError(
+            f"{name}: line {end + 1} of {path}: unpaired double quote, or text outside of the quotes: put the whole "
+            "cell in double quotes, and double those within it"
+        ) from error
+    return rows
+
+
+def _names_image(line: str) -> bool:
+    return any(cell.strip(' "\r\n').lower().endswith(SUFFIXES) for cell in line.split(","))
 
 
 def _column(name: str, header: dict[str, int], names: Sequence[str], what: str) -> int:

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from webdataset.tariterators import base_plus_ext
-
 from antiphase.data.llava_records import LlavaRecords, checked_records
-from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards
+from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards, members_by_key
 from antiphase.data.tar_members import read_index
 from antiphase.errors import UserError
 
@@ -51,16 +49,11 @@ def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
 def _records(tar: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the records of a shard; the path of an image is relative to ``folder`` and leads into the shard."""
     index = read_index(tar)
-    members: dict[str, dict[str, str]] = {}
-    for member in index:
-        key, suffix = base_plus_ext(member)
-        if key is not None and suffix is not None:
-            members.setdefault(key, {})[suffix.lower()] = member
     place = tar.relative_to(folder).as_posix()
 
     def read() -> Iterator[Any]:
         with tar.open("rb") as file:
-            for key, kinds in members.items():
+            for key, kinds in members_by_key(index).items():
                 image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
                 if "json" not in kinds:
                     raise UserError(f"{tar}: {key} has no .json; correct or download it again")

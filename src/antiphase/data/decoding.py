@@ -20,6 +20,7 @@ from antiphase.files import printable
 Interpolation = Literal["bicubic", "bilinear"]
 
 _MODES = {1: "L", 3: "RGB"}
+_MOST_ASPECT = 16  # of an image that is resized whole
 
 
 def describe_transform(image_size: int, channels: int, interpolation: Interpolation = "bicubic") -> str:
@@ -41,6 +42,7 @@ def _resize_and_crop(
 
     return v2.Compose(
         [
+            _shortened,
             v2.Resize(image_size, interpolation=InterpolationMode(interpolation), antialias=True),
             v2.CenterCrop(image_size),
             v2.PILToTensor(),
@@ -75,7 +77,8 @@ def decode(
     The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders.
 
     Args:
-        path: any file that Pillow reads, with 8 bits per channel; also in an uncompressed tar file, ``X.tar/FILE``.
+        path: any file that Pillow reads, with 8 or 16 bits per channel; also in an uncompressed tar file,
+            ``X.tar/FILE``.
         image_size: height and width of the result, in pixels.
         channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
         interpolation: ``"bicubic"`` or ``"bilinear"``.
@@ -116,14 +119,40 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
+def flat(image: Image.Image, mode: str) -> Image.Image:
+    """Convert an image to 8 bits per channel, without its alpha channel; 16 bits are scaled.
+
+    Args:
+        image: any image of Pillow.
+        mode: ``"L"`` or ``"RGB"``.
+
+    Raises:
+        ValueError: if the range of its pixels is unknown; Pillow would clip them.
+    """
+    bits = getattr(image, "tag_v2", {}).get(258, (16,))  # of a TIFF file
+    if bits == (16,) and (image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")):
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"mode {image.mode} does not tell the range of its pixels; save 8 or 16 bits")
+    # Pillow warns about converting a palette with transparency directly to RGB
+    return (image.convert("RGBA") if image.mode in ("P", "PA") else image).convert(mode)
+
+
+def _shortened(image: Image.Image) -> Image.Image:
+    """Return the middle of a long, thin image, so that it is not enlarged whole; others unchanged."""
+    short, long = sorted(image.size)
+    cut = long - _MOST_ASPECT * short
+    cut -= cut % 2  # as much on both sides
+    if cut <= 0:
+        return image
+    left, top = (cut // 2, 0) if image.width > image.height else (0, cut // 2)
+    return image.crop((left, top, image.width - left, image.height - top))
+
+
 def _read(source: Path | io.BytesIO, channels: int, name: str, fix: str) -> Image.Image:
     try:
         with Image.open(openable(source) if isinstance(source, Path) else source) as image:
-            if image.mode.startswith(("I", "F")):  # Pillow would silently clip these to white
-                raise ValueError(f"its pixels have more than 8 bits (mode {image.mode})")
-            # Pillow warns about converting a palette with transparency directly to RGB
-            flat = image.convert("RGBA") if image.mode in ("P", "PA") else image
-            return flat.convert(_MODES[channels])
+            return flat(image, _MODES[channels])
     except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
         reason = one_line(error)
         raise UserError(f"cannot read image {name} ({reason}): {fix}") from error

@@ -1,22 +1,26 @@
 """Images of your own: NumPy arrays and tensors, data sets and loaders of torch, and ``.npz`` files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils import data as torch_data
 
-from antiphase.data.decoding import pil_to_tensor
+from antiphase.data.decoding import flat
 from antiphase.data.folders import SPLITS, choose_split
+from antiphase.data.imagenets import prompt_names
 from antiphase.data.images import ArrayImages
-from antiphase.errors import UserError, first_line
+from antiphase.data.members import regular
+from antiphase.data.pixels_and_labels import channels_last, checked_pixels, class_numbers
+from antiphase.errors import UserError, first_line, shown
 from antiphase.files import printable
 
 _NAMES = (("images", "labels"), ("x", "y"))  # of the arrays in an .npz file
-_LAYOUT = "(images, channels, height, width)"
 
 
 def array_images(
@@ -28,25 +32,29 @@ def array_images(
         name: name of the set, for messages and records.
         images: array or tensor, ``(images, channels, height, width)`` with 1 or 3 channels: uint8 in 0..255, or
             floating point in [0, 1].
-        labels: array, tensor or list of class numbers from 0.
+        labels: class numbers from 0, see :func:`~antiphase.data.pixels_and_labels.class_numbers`.
         split: name of the split.
         class_names: one for each class; None: the numbers.
 
     Raises:
         UserError: naming the range, layout or type that is not as expected.
     """
-    pixels = _pixels(name, torch.as_tensor(images))
-    numbers = _labels(name, labels, len(pixels))
-    if class_names is None:
-        class_names = [str(number) for number in range(int(numbers.max()) + 1)]
-    if int(numbers.max()) >= len(class_names):
-        raise UserError(
-            f"{name}: label {int(numbers.max())}, but {len(class_names)} class names; expected one for each"
-        )
+    pixels = checked_pixels(name, images)
+    numbers = class_numbers(name, labels, len(pixels))
+    last = int(numbers.max())
+    names = tuple(map(str, range(last + 1))) if class_names is None else ordered_names(class_names)
+    if names is None:
+        raise UserError(f"{name}: class names {shown(class_names)}; expected a name for each class in order")
+    if last >= len(names):
+        raise UserError(f"{name}: label {last}, but {len(names)} class names; expected one for each")
     return ArrayImages(
-        name=name, split=split, class_names=tuple(map(str, class_names)), ids=torch.arange(len(pixels)), labels=numbers,
+        name=name,
+        split=split,
+        class_names=names,
+        ids=torch.arange(len(pixels)),
+        labels=numbers,
         pixels=pixels,
-    )  # fmt: skip
+    )
 
 
 def dataset_images(
@@ -65,20 +73,18 @@ def dataset_images(
         UserError: if a loader shuffles, an item is no pair, images differ in size, or as :func:`array_images`.
     """
     name = f"dataset:{type(data).__name__}"
-    if isinstance(data, torch.utils.data.DataLoader):
-        if isinstance(data.sampler, torch.utils.data.RandomSampler):
+    if isinstance(data, torch_data.DataLoader):
+        if "Random" in type(data.sampler).__name__:  # torch has three such samplers
             raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
-        images, labels = _from_loader(name, data, limit)
-        rows = torch.arange(len(labels))
-        owner = data.dataset
+        pairs = _from_loader(name, data, limit)
+        rows = torch.arange(len(pairs))
     else:
         count = len(data)
         rows = torch.arange(count if limit is None else min(limit, count))
         if limit is not None and seed is not None:
             rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(count)[:limit]))
-        pairs = [_pair(name, data[row]) for row in rows.tolist()]
-        images, labels = [image for image, _ in pairs], [label for _, label in pairs]
-        owner = data
+        pairs = [_two(name, data[row]) for row in rows.tolist()]
+    images = [_image(name, image) for image, _ in pairs]
     if len({image.shape for image in images}) > 1:
         shapes = ", ".join(str(tuple(shape)) for shape in sorted({image.shape for image in images})[:3])
         raise UserError(
@@ -86,8 +92,55 @@ def dataset_images(
         )
     if not images:
         raise UserError(f"{name}: no images; expected at least one")
-    names = class_names or getattr(owner, "classes", None)
-    return replace(array_images(name, torch.stack(images), labels, class_names=names), ids=rows)
+    names = dataset_class_names(data) if class_names is None else class_names
+    found = array_images(name, torch.stack(images), [label for _, label in pairs], class_names=names)
+    return replace(found, ids=rows)
+
+
+def dataset_class_names(data: Any) -> tuple[str, ...] | None:
+    """Return the class names of a data set of torch, also of a subset, a concatenation or a loader of it.
+
+    Returns:
+        None if they are not known: the data set has none, changes its targets, or is a wrapper of another library.
+
+    Raises:
+        UserError: if the parts of a concatenation have different classes.
+    """
+    if isinstance(data, torch_data.Subset | torch_data.DataLoader):
+        return dataset_class_names(data.dataset)
+    if isinstance(data, torch_data.ConcatDataset):
+        several = {dataset_class_names(part) for part in data.datasets}
+        if len(several - {None}) > 1:
+            both = " and ".join(map(shown, sorted(filter(None, several))[:2]))
+            raise UserError(
+                f"ConcatDataset: parts of different classes, {both}; expected the same, or class_names="
+            )
+        return several.pop() if len(several) == 1 else None
+    if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
+        return None
+    if wnids := ordered_names(
+        getattr(data, "wnids", None)
+    ):  # torchvision's ImageNet, with two classes called crane
+        return tuple(prompt_names().get(wnid, wnid) for wnid in wnids)
+    return ordered_names(getattr(data, "classes", None)) or ordered_names(getattr(data, "class_to_idx", None))
+
+
+def ordered_names(classes: Any) -> tuple[str, ...] | None:
+    """Return class names in the order of their numbers; None if they are in no form that is known.
+
+    >>> ordered_names([("tench", "Tinca tinca"), b"goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
+    (('tench', 'goldfish'), ('cat', 'dog'), None)
+    """
+    if isinstance(classes, Mapping):
+        to_number = all(isinstance(value, int) for value in classes.values())
+        named = {value: key for key, value in classes.items()} if to_number else classes
+        classes = [named.get(number) for number in range(len(classes))]
+    classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
+    if not isinstance(classes, Sequence) or isinstance(classes, str | bytes) or not len(classes):
+        return None
+    names = [one[0] if isinstance(one, list | tuple) and one else one for one in classes]
+    names = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in names]
+    return tuple(map(str, names)) if all(isinstance(one, str | int) for one in names) else None
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
@@ -106,7 +159,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
     """
     name, file = f"npz:{printable(path)}", Path(path).expanduser()
     try:
-        with file.open("rb") as raw:  # NumPy itself would leave a damaged file open
+        with regular(file).open("rb") as raw:  # NumPy itself would leave a damaged file open
             held = np.load(raw, allow_pickle=False)
             if not isinstance(held, np.lib.npyio.NpzFile):
                 raise UserError(
@@ -126,7 +179,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
         raise UserError(f"{name}: cannot be read{why}; expected a file written by numpy.savez") from None
     if images.ndim == 3:
         images = images[:, None]
-    elif _channels_last(images.shape):
+    elif channels_last(images.shape):
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     return array_images(name, images, labels, split, names)
 
@@ -148,88 +201,31 @@ def _by_split(name: str, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _pixels(name: str, images: Tensor) -> Tensor:
-    """Return images as ``ArrayImages`` holds them, after checks of type, layout and range."""
-    shape = tuple(images.shape)
-    if images.ndim != 4 or shape[1] not in (1, 3):
-        if _channels_last(shape):
-            raise UserError(
-                f"{name}: images of shape {shape} have their channels last; expected {_LAYOUT}: images.transpose(0, 3, "
-                "1, 2) in NumPy, images.permute(0, 3, 1, 2) in torch"
-            )
-        hint = ": add the channel, images[:, None]" if images.ndim == 3 else ""
-        raise UserError(f"{name}: images of shape {shape}; expected {_LAYOUT} with 1 or 3 channels{hint}")
-    if not len(images):
-        raise UserError(f"{name}: no images; expected at least one")
-    if images.dtype == torch.uint8:
-        return images.detach().cpu()
-    kind = str(images.dtype).removeprefix("torch.")
-    if not images.is_floating_point():
-        raise UserError(
-            f"{name}: images of type {kind}; expected uint8 in 0..255, or floating point in [0, 1]"
-        )
-    pixels = images.detach().cpu().float()
-    low, high = (float(value) for value in torch.aminmax(pixels))
-    if not (low >= 0 and high <= 1):
-        raise UserError(
-            f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected [0, 1]: {_fix(low, high)}"
-        )
-    return pixels
-
-
-def _fix(low: float, high: float) -> str:
-    if low >= 0 and high <= 255:
-        return "divide them by 255"
-    if low < 0:
-        return "leave out the normalisation, which belongs into the model"
-    return "scale them to [0, 1], without NaN"
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3)
-
-
-def _labels(name: str, labels: Any, count: int) -> Tensor:
-    if labels is None:
-        raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
-    found = torch.as_tensor(labels).detach().cpu()
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim != 1 or len(found) != count:
-        hint = ": labels.argmax(1), if they are one-hot" if found.ndim == 2 else ""
-        raise UserError(
-            f"{name}: labels of shape {tuple(found.shape)}; expected ({count},), one for each image{hint}"
-        )
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        kind = str(found.dtype).removeprefix("torch.")
-        raise UserError(f"{name}: labels of type {kind}; expected integers, the number of each class from 0")
-    if int(found.min()) < 0:
-        raise UserError(f"{name}: label {int(found.min())}; expected the number of each class from 0")
-    return found.long()
-
-
-def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> tuple[list[Tensor], list[int]]:
-    images: list[Tensor] = []
-    labels: list[int] = []
+def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> list[tuple[Any, Any]]:
+    pairs: list[tuple[Any, Any]] = []
     for batch in loader:
-        some, theirs = _two(name, batch)
-        images += list(torch.as_tensor(some))
-        labels += torch.as_tensor(theirs).tolist()
-        if limit is not None and len(labels) >= limit:
-            return images[:limit], labels[:limit]
-    return images, labels
+        images, labels = _two(name, batch)
+        if not isinstance(labels, Sequence) and np.ndim(labels) == 0:  # batch_size=None: single items
+            pairs.append((images, labels))
+        elif len(images) != len(labels):
+            raise UserError(f"{name}: {len(images)} images with {len(labels)} labels; expected one for each")
+        else:
+            pairs += zip(images, labels, strict=True)
+        if limit is not None and len(pairs) >= limit:
+            return pairs[:limit]
+    return pairs
 
 
-def _pair(name: str, item: Any) -> tuple[Tensor, Any]:
-    image, label = _two(name, item)
-    if hasattr(image, "convert"):  # a picture of Pillow, from a data set without a transform
-        grey = image.mode in ("L", "1")
-        image = (
-            torch.from_numpy(np.array(image.convert("L")))[None]
-            if grey
-            else pil_to_tensor(image.convert("RGB"))
-        )
-    return torch.as_tensor(image), int(label)
+def _image(name: str, image: Any) -> Tensor:
+    try:
+        if isinstance(image, Image.Image):  # from a data set without a transform
+            grey = image.mode in ("1", "L") or image.mode.startswith("I")
+            pixels = np.array(flat(image, "L" if grey else "RGB"))
+            return torch.from_numpy(pixels[None] if grey else pixels.transpose(2, 0, 1))
+        return torch.as_tensor(image)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = first_line(error)
+        raise UserError(f"{name}: gives {shown(image)} as an image ({reason}); expected a tensor") from None
 
 
 def _two(name: str, item: Any) -> tuple[Any, Any]:

@@ -1,13 +1,19 @@
 """ImageNet-1k, and test sets of its classes under distribution shift."""
 
+import contextlib
+import re
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from antiphase.data.folders import Listing, choose_split, class_folder, list_classes, sub_folders
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 
 CLASSES = 1000
+WNID = re.compile(r"n\d{8}")
+"""Pattern of a WordNet id."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,34 @@ def _class_folders(name: str, folder: Path, known: _Variant, wanted: list[str]) 
     if lack:
         raise UserError(f"{name}: {folder} {lack}: unpack {known.page} again")
     return found
+
+
+def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
+    """Return class names as words of a text: names for WordNet ids, ImageNet's where it has one; underscores as spaces.
+
+    Names that are numbers, or ids that are not known, give a warning.
+
+    >>> class_words(["ice_cream", "hot-dog"])
+    ('ice cream', 'hot-dog')
+    """
+    known: dict[str, str] = {}
+    if wnids := [name for name in class_names if WNID.fullmatch(name)]:
+        from timm.data.imagenet_info import ImageNetInfo
+
+        synonyms = ImageNetInfo().label_name_to_description
+        for wnid in wnids:
+            with contextlib.suppress(KeyError):
+                known[wnid] = synonyms(wnid).partition(",")[0]
+        known |= prompt_names()
+    words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
+    odd = [word for word in words if WNID.fullmatch(word)]
+    if odd or not any(map(str.isalpha, "".join(words))):
+        warnings.warn(
+            f"class names {shown(', '.join(odd or words))} are no words, but prompts are made of them; if they "
+            "only number the classes, give names",
+            stacklevel=3,
+        )
+    return words
 
 
 def prompt_names() -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from antiphase.data.folders import missing_files
+from antiphase.data.members import regular
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
@@ -76,6 +77,7 @@ def _image_folder(name: str, places: Sequence[Path], files: Sequence[str], fix: 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; UserError if it is missing or invalid."""
+    regular(path)
     try:
         with path.open(encoding="utf-8") as file:
             return json.load(file)

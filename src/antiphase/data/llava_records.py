@@ -8,6 +8,7 @@ from typing import Any, final
 
 from antiphase.data.conversations import Conversation, file_at
 from antiphase.data.decoding import decode_whole
+from antiphase.data.folders import missing_files
 from antiphase.data.listed_pairs import read_json
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
@@ -66,7 +67,7 @@ def llava_conversations(name: str, path: Path, settings: dict[str, str], root: P
         root: data folder.
 
     Raises:
-        UserError: if the file or the folder is missing, or a record is not in LLaVA's layout.
+        UserError: if the file, the folder or an image is missing, or a record is not in LLaVA's layout.
     """
     if "images" not in settings:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
@@ -85,6 +86,12 @@ def llava_conversations(name: str, path: Path, settings: dict[str, str], root: P
     answered = checked_records(records, path, literal=True)
     if not answered:
         raise UserError(f"{path}: no question has an answer; expected LLaVA's layout; download it again")
+    files = [one["image"] for one in answered if "image" in one]
+    if absent := missing_files(images, files):
+        raise UserError(
+            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {images}, the first is "
+            f"{shown(absent[0])}: download them, or keep those of one folder with &only="
+        )
     return LlavaRecords(name, answered, images)
 
 

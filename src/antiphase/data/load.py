@@ -73,9 +73,13 @@ def load_data(
         images = _given(source, labels, class_names, limit, seed)
     _check_agreement(images, image_size, channels, num_classes)
     images = images.subset(limit, seed)
-    if skip_bad and isinstance(images, FileImages):
-        return images.without_unreadable(progress=progress)
-    return images
+    if not skip_bad:
+        return images
+    if not isinstance(images, FileImages):
+        raise UserError(
+            f"{images.name}: --skip-bad leaves out files that cannot be read, and it has no files; leave it out"
+        )
+    return images.without_unreadable(progress=progress)
 
 
 def _named(
@@ -94,7 +98,11 @@ def _given(
     source: Any, labels: Any, class_names: Sequence[str] | None, limit: int | None, seed: int | None
 ) -> ImageSet:
     """Return images that are not named: arrays, data sets and loaders."""
+    if isinstance(source, ImageSet | Dataset | DataLoader) and labels is not None:
+        raise UserError(f"labels: {shown(source)} has its own; leave them out")
     if isinstance(source, ImageSet):
+        if class_names is not None:
+            raise UserError(f"class_names: {shown(source)} has its own; leave them out")
         return source
     if isinstance(source, tuple) and len(source) == 2 and labels is None:
         source, labels = source

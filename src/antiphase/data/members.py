@@ -6,13 +6,25 @@ import os
 from pathlib import Path
 
 from antiphase.data.tar_members import tar_member
+from antiphase.errors import UserError
+
+
+def regular(path: Path) -> Path:
+    """Return a path unless it is a pipe or device, which would be waited for.
+
+    Raises:
+        UserError: if it is one.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is a pipe or a device; expected a file")
+    return path
 
 
 def openable(path: Path) -> Path | io.BytesIO:
     """Return ``path``, or the bytes of the file if ``path`` points into another file.
 
     Raises:
-        UserError: if the tar file is damaged.
+        UserError: if the tar file is damaged, or the path is a pipe.
         OSError: if it has no such file.
     """
     if cell := _parquet_cell(path):
@@ -21,7 +33,7 @@ def openable(path: Path) -> Path | io.BytesIO:
         return io.BytesIO(cell_bytes(*cell))
     inside = tar_member(path)
     if inside is None:
-        return path
+        return regular(path)
     tar, member = inside
     with tar.open("rb") as file:
         file.seek(member.offset)

@@ -1,22 +1,27 @@
 """Sources of data by name, such as ``digits`` or ``csv:PATH``."""
 
 import difflib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from antiphase.errors import UserError, shown
 
 T = TypeVar("T")
+_FILES = {
+    ".npz": ("npz",), ".parquet": ("parquet",), ".csv": ("csv",), ".tsv": ("csv",), ".json": ("karpathy", "llava"),
+    ".tar": ("shards",),
+}  # fmt: skip
 
 
-def find_named(name: str, sources: Mapping[str, T], what: str, hint: str = "") -> T:
+def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
     """Return the source of a name.
 
     Args:
         name: a key of ``sources``, with a path in place of what follows the colon.
         sources: the sources by name, such as ``"csv:PATH"``.
         what: what to call a source in the message.
-        hint: what the message advises for an unknown name; empty: similar names.
 
     Raises:
         UserError: there is no such source, or its path is missing.
@@ -35,4 +40,13 @@ def find_named(name: str, sources: Mapping[str, T], what: str, hint: str = "") -
     kinds = {key.partition(":")[0]: key for key in sources}
     near = [kinds[one] for one in difflib.get_close_matches(kind.lower(), kinds, n=2, cutoff=0.5)]
     guess = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
-    raise UserError(f"unknown {what} {shown(name)}: {hint or f'{guess} one of {listed}'}")
+    known = next((kind for kind in _kinds_of_file(name) if kind in kinds), None)
+    hint = f"for that {'folder of images say' if known == 'folder' else 'file use'} '{known}:{name}'"
+    raise UserError(f"unknown {what} {shown(name)}: {hint if known else f'{guess} one of {listed}'}")
+
+
+def _kinds_of_file(name: str) -> tuple[str, ...]:
+    """Return the kinds of sources that a file or folder could be."""
+    if ":" not in name and (kinds := _FILES.get(Path(name).suffix.lower())):
+        return kinds
+    return ("folder",) if name and os.path.isdir(os.path.expanduser(name)) else ()

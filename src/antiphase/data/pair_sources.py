@@ -109,8 +109,6 @@ _SOURCES = {
     ),
 }
 
-_FILES = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "shards"}
-
 PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
 """One-line description of each source of pairs."""
 
@@ -144,10 +142,7 @@ def load_pairs(
         if value is not None and value < 1:
             raise UserError(f"{label} {value}: expected an integer of at least 1")
     kind, _, path = name.partition(":")
-    file = None if ":" in name else _FILES.get(Path(name).suffix.lower())
-    source = find_named(
-        name, _SOURCES, "source of pairs", f"for that file use '{file}:{name}'" if file else ""
-    )
+    source = find_named(name, _SOURCES, "source of pairs")
     streamed = kind == "shards"
     if streamed and limit is not None:
         raise UserError(

@@ -4,10 +4,10 @@ import contextlib
 import glob
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -16,13 +16,16 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 
 from antiphase.data.conceptual import how_to_get
+from antiphase.data.members import regular
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.progress import progress_bar
 
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
 CAPTION_SUFFIX = "txt"
+_TEXT_SUFFIXES = (CAPTION_SUFFIX, "cls", "json")
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # first bytes of gzip, bzip2, xz
+T = TypeVar("T")
 _LEAST_BYTES = 2048  # of a sample: image and caption, each with a header and a block of 512 bytes
 
 
@@ -157,10 +160,11 @@ def _is_local(place: str) -> bool:
 def _local_files(place: str) -> list[Path]:
     path = Path(url2pathname(urlparse(place).path) if place.startswith("file:") else place)
     if path.is_dir():
-        return sorted(path.glob("*.tar"))
+        return sorted(filter(Path.is_file, path.glob("*.tar")))
     if path.is_file():
         return [path]
-    return [Path(found) for found in sorted(glob.glob(str(path)))] if glob.has_magic(place) else []
+    found = map(Path, sorted(glob.glob(str(path)))) if glob.has_magic(place) else ()
+    return list(filter(Path.is_file, found))
 
 
 def _names(places: list[str], shown: str) -> list[str]:
@@ -190,7 +194,7 @@ def _tar_path(place: str) -> str:
 def _read_counts(path: Path, field: str | None) -> dict[str, int]:
     """Read counts from a JSON object, of one field or of all; empty if there is no file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -243,6 +247,31 @@ def _counted(folders: dict[Path, list[Path]], root: Path, progress: bool) -> int
     return total
 
 
+def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the names of a tar file's members by key and suffix, as webdataset does, also for keys that have dots.
+
+    >>> members_by_key(["a/1.jpg", "a/1.txt", "b.v2.jpg", "b.v2.TXT"])
+    {'a/1': {'jpg': 'a/1.jpg', 'txt': 'a/1.txt'}, 'b.v2': {'jpg': 'b.v2.jpg', 'txt': 'b.v2.TXT'}}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        key, suffix = base_plus_ext(name)
+        if key is not None and suffix is not None:
+            found.setdefault(key, {})[suffix.lower()] = name
+    return {key: kinds for first, own in found.items() for key, kinds in split_dotted(first, own).items()}
+
+
+def split_dotted(key: str, members: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Return members by their whole keys, where webdataset took ``0001.jpg`` of ``v1.0001.jpg`` for the suffix."""
+    if members.keys() & {*IMAGE_SUFFIXES, *_TEXT_SUFFIXES}:
+        return {key: dict(members)}
+    found: dict[str, dict[str, T]] = {}
+    for suffix, member in members.items():
+        rest, dot, last = suffix.rpartition(".")
+        found.setdefault(f"{key}{dot}{rest}", {})[last] = member
+    return found
+
+
 def _kept_counts(kept: Path) -> dict[str, Any]:
     try:
         entries = json.loads(kept.read_text(encoding="utf-8"))["shards"].items()
@@ -253,16 +282,11 @@ def _kept_counts(kept: Path) -> dict[str, Any]:
 
 def _count_members(path: Path) -> int:
     """Count the keys of a tar file that have an image and a caption, reading only headers."""
-    suffixes: dict[str, set[str]] = {}
-    last: tuple[str, str] | None = None
+    names: list[str] = []
     try:
         with tarfile.open(path) as archive:
-            for member in archive:
-                key, suffix = base_plus_ext(member.name)
-                if key is not None and suffix is not None and member.isreg() and member.size:
-                    last = key, suffix.lower()
-                    suffixes.setdefault(key, set()).add(last[1])
+            names += (member.name for member in archive if member.isreg() and member.size)
     except Exception:  # damaged file; reported when the stream reaches it
-        if last is not None:  # the last member is truncated
-            suffixes[last[0]].discard(last[1])
-    return sum(CAPTION_SUFFIX in found and bool(found & set(IMAGE_SUFFIXES)) for found in suffixes.values())
+        del names[-1:]  # the last member is truncated
+    samples = members_by_key(names).values()
+    return sum(CAPTION_SUFFIX in found and bool(found.keys() & set(IMAGE_SUFFIXES)) for found in samples)

@@ -3,14 +3,14 @@
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from webdataset.gopen import gopen, gopen_schemes
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from antiphase.data.shard_files import CAPTION_SUFFIX, COMPRESSED, IMAGE_SUFFIXES, Shard
+from antiphase.data.shard_files import CAPTION_SUFFIX, COMPRESSED, IMAGE_SUFFIXES, Shard, split_dotted
 
 _READ = 1 << 20  # bytes
 _BLOCK = 512  # of a tar file, bytes
@@ -62,8 +62,7 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
     last = lacking = None
     try:
         files = tar_file_expander([{"url": shard.name, "stream": stream}], handler=note)
-        for members in group_by_keys(files, handler=note):
-            key = members["__key__"].encode(errors="surrogateescape").decode(errors="replace")
+        for key, members in _samples(group_by_keys(files, handler=note)):
             suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
             caption = members.get(CAPTION_SUFFIX, b"").decode(errors="replace").strip()
             if lacking:
@@ -89,6 +88,14 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
         report(f"{shard.name} is cut short or damaged {where} ({reason}): the rest of it is left out")
     elif lacking:  # in a damaged shard this is the truncated sample
         report(lacking)
+
+
+def _samples(groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the key and the members of each sample."""
+    for group in groups:
+        members = {suffix: content for suffix, content in group.items() if not suffix.startswith("__")}
+        for key, own in split_dotted(group["__key__"], members).items():
+            yield key.encode(errors="surrogateescape").decode(errors="replace"), own
 
 
 class _TarStream:

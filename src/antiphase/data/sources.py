@@ -1,6 +1,5 @@
 """Sources of images by name."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -199,6 +198,4 @@ def source_of(name: str) -> Source:
     >>> source_of("cifar100").classes
     100
     """
-    folder = bool(name) and os.path.isdir(os.path.expanduser(name))
-    hint = f"for that folder of images say 'folder:{name}'" if folder else ""
-    return find_named(name, _SOURCES, "data source", hint)
+    return find_named(name, _SOURCES, "data source")

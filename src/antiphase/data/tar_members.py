@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import stat
 import tarfile
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,8 @@ def read_index(tar: Path) -> dict[str, Member]:
     """
     try:
         status = tar.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise tarfile.ReadError("it is no regular file")
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         reason = one_line(error)

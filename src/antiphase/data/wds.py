@@ -5,19 +5,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from webdataset.tariterators import base_plus_ext
 
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.hub import local_or_hub
 from antiphase.data.images import FileImages
+from antiphase.data.members import regular
 from antiphase.data.pairs import FilePairs
+from antiphase.data.pixels_and_labels import MOST_CLASSES
+from antiphase.data.shard_files import members_by_key
 from antiphase.data.tar_members import Member, read_index
 from antiphase.errors import UserError, one_line
 
 WDS_PAGE = "https://huggingface.co/clip-benchmark"
 _IMAGES = ("webp", "png", "jpg", "jpeg")
 _RETRIEVAL = "retrieval"
-_MOST_CLASSES = 1_000_000  # of a set without class names
 _DIGITS = 18  # of a label; Python refuses to parse numbers with thousands of digits
 
 
@@ -56,7 +57,7 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
     name, path = f"wds:{path}", local_or_hub(f"wds:{path}", path)
     split, samples = _samples(name, path, split, "cls")
     names = _lines(path / "classnames.txt")
-    most = len(names) or _MOST_CLASSES
+    most = len(names) or MOST_CLASSES
     labels: list[int] = []
     for sample in samples:
         text = sample.text.strip()
@@ -145,14 +146,9 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
 
 def _shard(name: str, tar: Path, suffix: str) -> list[_Sample]:
     index = read_index(tar)
-    members: dict[str, dict[str, str]] = {}
-    for member in index:
-        key, kind = base_plus_ext(member)
-        if key is not None and kind is not None:
-            members.setdefault(key, {})[kind.lower()] = member
     samples: list[_Sample] = []
     with tar.open("rb") as file:
-        for key, kinds in members.items():
+        for key, kinds in members_by_key(index).items():
             image = next((kinds[kind] for kind in _IMAGES if kind in kinds), None)
             if image is None or suffix not in kinds:
                 lack = f".{suffix}" if image else f"image (.{', .'.join(_IMAGES)})"
@@ -172,7 +168,7 @@ def _read(file: BinaryIO, member: Member) -> bytes:
 def _lines(path: Path) -> list[str]:
     """Return the stripped, non-empty lines of a text file; none if the file is missing."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = regular(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:

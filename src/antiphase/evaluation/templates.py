@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from antiphase.data.imagenets import class_words
 from antiphase.errors import UserError
 
 OWN = "own"
@@ -27,7 +28,7 @@ def class_prompts(
 
     Args:
         ensemble: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates.
-        class_names: names to insert into the templates.
+        class_names: names to insert into the templates, as words (:func:`~antiphase.data.imagenets.class_words`).
         own: texts of the data set for each class.
 
     Raises:
@@ -40,6 +41,7 @@ def class_prompts(
         if own is None:
             raise UserError("templates own: the data set has no texts; expected 80, 7, 1 or a file")
         return tuple(tuple(texts) for texts in own)
+    class_names = class_words(class_names)
     if ensemble in ENSEMBLES:
         return tuple(tuple(_named(ensemble, name)) for name in class_names)
     lines = _checked(ensemble.splitlines(), "--prompt") if "{}" in ensemble else _read(ensemble)

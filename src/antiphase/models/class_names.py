@@ -1,17 +1,15 @@
 """Match the classes of a data set to the outputs of a model by name, not only by alphabetical order."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from antiphase.data import ImageSet
-from antiphase.data.imagenets import CLASSES, prompt_names, published_wnids
+from antiphase.data.imagenets import CLASSES, WNID, prompt_names, published_wnids
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard
 
-_WNID = re.compile(r"n\d{8}")
 _NAMELESS = ("wds:", "npz:", "parquet:", "array", "dataset:")  # sources that may lack class names
 _HOW = "use --classes FILE with the folder names in the order of the model's outputs"
 
@@ -90,6 +88,11 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, .
             f"{card.spec} does not store the names of its {card.num_classes} classes: assuming the sorted order "
             f"({_listed(data.class_names)}) of {data.name}; if the model orders them differently, {_HOW}"
         )
+    elif numbered:
+        raise UserError(
+            f"{data.name} has labels up to {len(numbers) - 1} without class names, but {card.spec} has "
+            f"{card.num_classes} classes"
+        )
     else:
         raise UserError(
             f"{card.spec} has {card.num_classes} classes and does not store their names, but {data.name} has "
@@ -146,7 +149,7 @@ def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
 
 def _wnids(class_names: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the WordNet ids if the classes are named by them or are ImageNet's 1,000; otherwise None."""
-    if all(map(_WNID.fullmatch, class_names)):
+    if all(map(WNID.fullmatch, class_names)):
         return class_names
     if len(class_names) == CLASSES and class_names == tuple(prompt_names().values()):
         return tuple(prompt_names())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from antiphase.data import ImageSet
 from antiphase.data.decoding import Square
+from antiphase.data.imagenets import class_words
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 
@@ -90,7 +91,7 @@ def zero_shot_classifier(
 
     Args:
         model: a dual encoder with ``encode_image``, ``encode_text`` and ``logit_scale``.
-        class_names: names to insert into the templates.
+        class_names: names to insert into the templates, as words (:func:`~antiphase.data.imagenets.class_words`).
         templates: strings with ``{}`` as a placeholder for the name, or functions of the name (like open_clip's).
         prompts: complete texts for each class; replace names and templates.
 
@@ -109,7 +110,7 @@ def zero_shot_classifier(
     if prompts is None:
         prompts = [
             [t.replace("{}", name) if isinstance(t, str) else t(name) for t in templates]
-            for name in class_names
+            for name in class_words(class_names)
         ]
     elif len(prompts) != len(class_names):
         raise UserError(

@@ -4,7 +4,7 @@ import sys
 import warnings
 from typing import Any
 
-from antiphase.data import ImageSet
+from antiphase.data import FileImages, ImageSet
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol, find_task
@@ -48,6 +48,8 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
             )
             for name in names
         ]
+    if options.skip_bad and not any(isinstance(source.test, FileImages) for source in sources):
+        raise UserError(f"--skip-bad: {', '.join(names)}: no labelled image files; leave it out")
     for source in sources:
         if isinstance(source.test, ImageSet):
             settle_size(loaded, source.test.image_shape)

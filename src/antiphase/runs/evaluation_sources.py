@@ -92,7 +92,7 @@ def load_source(
     Raises:
         UserError: what is needed cannot be had.
     """
-    from antiphase.data import PAIR_SOURCES, PairSet, load_data, load_pairs
+    from antiphase.data import PAIR_SOURCES, FileImages, PairSet, load_data, load_pairs
     from antiphase.data.emoji_mmvp import NAME as EMOJI_MMVP
     from antiphase.data.emoji_mmvp import emoji_mmvp
     from antiphase.data.emoji_pope import NAME as EMOJI_POPE
@@ -117,7 +117,12 @@ def load_source(
 
     def load(part: str) -> "ImageSet | PairSet":
         if not paired:
-            return load_data(name, split=part, skip_bad=skip_bad, progress=progress)
+            images = load_data(name, split=part, progress=progress)
+            if skip_bad and isinstance(
+                images, FileImages
+            ):  # among several data sets it is for those that are files
+                return images.without_unreadable(progress=progress)
+            return images
         pairs = load_pairs(name, split=part, progress=progress)
         if not isinstance(pairs, PairSet):
             raise UserError(f"{name}: shards are a stream to train on; expected pairs in random access")

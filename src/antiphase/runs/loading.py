@@ -64,7 +64,7 @@ def load_lineup(
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     noise = isinstance(source, str) and source == "random"
     if (images := given(source)) is not None:
-        images = images.subset(limit, seed=0)
+        images = load_data(images, limit=limit, seed=0, skip_bad=skip_bad, progress=progress)
     else:
         size, channels = size_for(loaded)
         if noise:
