@@ -50,5 +50,7 @@ def sense(options: SenseOptions) -> Answer:
         for part, table in (("alignment", sense_table), ("lipschitz", lipschitz_table)):
             if part in summary:
                 console.print(table(summary))
+        for warning in summary.get("warnings", []):
+            print(f"warning: {warning}")
         print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
         return summary | {"out": str(options.out), "report": str(report)}

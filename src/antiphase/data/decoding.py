@@ -1,9 +1,7 @@
 """Decode image files to 8-bit pixels, optionally at a fixed size."""
 
-import functools
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,77 +15,94 @@ from antiphase.data.members import openable
 from antiphase.errors import UserError, one_line
 from antiphase.files import printable
 
-Interpolation = Literal["bicubic", "bilinear"]
+Interpolation = Literal["bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"]
 
 _MODES = {1: "L", 3: "RGB"}
 _MOST_ASPECT = 16  # of an image that is resized whole
 
 
-def describe_transform(image_size: int, channels: int, interpolation: Interpolation = "bicubic") -> str:
+def describe_transform(square: "Square", channels: int) -> str:
     """Describe the transform of ``decode``, for fingerprints.
 
-    >>> describe_transform(224, 3)
+    >>> describe_transform(Square(224), 3)
     'shorter side 224 bicubic antialias, centre crop 224, RGB'
     """
+    sides, rounded = ("both sides" if square.squash else "shorter side"), " rounded down" * square.floor
     return (
-        f"shorter side {image_size} {interpolation} antialias, centre crop {image_size}, {_MODES[channels]}"
-    )
-
-
-@functools.cache
-def _resize_and_crop(
-    image_size: int, interpolation: str = "bicubic"
-) -> Callable[[Image.Image], UInt8[Tensor, "channels size size"]]:
-    from torchvision.transforms import InterpolationMode, v2  # seconds to import
-
-    return v2.Compose(
-        [
-            _shortened,
-            v2.Resize(image_size, interpolation=InterpolationMode(interpolation), antialias=True),
-            v2.CenterCrop(image_size),
-            v2.PILToTensor(),
-        ]
+        f"{sides} {square.resize or square.size} {square.interpolation} antialias, centre crop {square.size}{rounded}, "
+        f"{_MODES.get(channels, f'{channels} channels')}"
     )
 
 
 @dataclass(frozen=True)
 class Square:
-    """A model's preprocessing: resize the shorter side to ``size``, crop the centre; no-op at that size.
+    """How a model's pictures are resized and cropped; the defaults do nothing at the model's size.
 
     Attributes:
-        size: height and width in pixels.
-        interpolation: ``"bicubic"`` or ``"bilinear"``, with antialiasing.
+        size: height and width in pixels of what the model gets.
+        interpolation: filter of Pillow, with antialiasing.
+        resize: the shorter side in pixels before the centre is cropped; None: ``size``. A smaller one is padded in
+            black.
+        squash: whether the longer side becomes as long, so that the aspect ratio changes.
+        floor: whether half of an odd number of pixels is rounded down, as in transformers, or to even, as in
+            torchvision.
     """
 
     size: int
     interpolation: Interpolation = "bicubic"
+    resize: int | None = None
+    squash: bool = False
+    floor: bool = False
+
+    def __repr__(self) -> str:
+        """Leave out defaults, so that what is stored with the repr of a plain square keeps its name."""
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        parts = [
+            f"{name}={value!r}" for name, value in shown.items() if value or name in ("size", "interpolation")
+        ]
+        return f"Square({', '.join(parts)})"
 
     def __call__(self, image: UInt8[Tensor, "3 height width"]) -> UInt8[Tensor, "3 size size"]:
-        if image.shape[1:] == (self.size, self.size):
-            return image
-        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        return _resize_and_crop(self.size, self.interpolation)(picture)
+        return self.apply(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
+
+    def apply(self, picture: Image.Image) -> UInt8[Tensor, "channels size size"]:
+        """Return the pixels of a picture of any size."""
+        picture = picture if self.squash else _shortened(picture)
+        side, short = self.resize or self.size, min(picture.size)
+        wide, tall = (
+            side if self.squash or edge == short else int(side * edge / short) for edge in picture.size
+        )
+        left, top = self._cut(wide), self._cut(tall)
+        resized = picture.resize((wide, tall), Image.Resampling[self.interpolation.upper()])
+        return pil_to_tensor(resized.crop((left, top, left + self.size, top + self.size)))
+
+    def at(self, size: int) -> "Square":
+        """Return a square of another size with the same part of a picture in view."""
+        return replace(self, size=size, resize=self.resize and round(self.resize * size / self.size))
+
+    def _cut(self, edge: int) -> int:
+        """Return how many pixels are cut at the left or top; negative: padded."""
+        rest = edge - self.size
+        return rest // 2 if self.floor else round(rest / 2) if rest > 0 else -(-rest // 2)
 
 
-def decode(
-    path: Path, image_size: int, channels: int, interpolation: Interpolation = "bicubic"
-) -> UInt8[Tensor, "channels size size"]:
-    """Decode an image, resize its shorter side to ``image_size`` and crop the centre.
+def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "channels size size"]:
+    """Decode an image, resize and crop it.
 
     The alpha channel is dropped and EXIF orientation is ignored, as in torchvision's image folders.
 
     Args:
         path: any file that Pillow reads, with 8 or 16 bits per channel; also in an uncompressed tar file,
             ``X.tar/FILE``.
-        image_size: height and width of the result, in pixels.
+        square: resizes and crops; an integer n stands for ``Square(n)``.
         channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
-        interpolation: ``"bicubic"`` or ``"bilinear"``.
 
     Raises:
         UserError: naming the file that cannot be decoded.
     """
     fix = "repair it, or use --skip-bad to skip such files"
-    return _resize_and_crop(image_size, interpolation)(_read(path, channels, printable(str(path)), fix))
+    square = Square(square) if isinstance(square, int) else square
+    return square.apply(_read(path, channels, printable(str(path)), fix))
 
 
 def decode_whole(
@@ -114,9 +129,9 @@ def decode_whole(
     )
 
 
-def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
-    """Return an RGB image's pixels."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
+    """Return the pixels of an image in grey or RGB."""
+    return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
 
 
 def flat(image: Image.Image, mode: str) -> Image.Image:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from rich.progress import Progress
 from torch import Tensor
 
-from antiphase.data.decoding import Interpolation, decode, describe_transform
+from antiphase.data.decoding import Square, decode, describe_transform
 from antiphase.data.members import file_size
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
@@ -174,14 +174,14 @@ class FileImages(ImageSet):
         files: names relative to ``root``, with forward slashes.
         image_size: height and width in pixels.
         channels: 1 (grey) or 3 (RGB).
-        interpolation: ``"bicubic"`` or ``"bilinear"``.
+        square: resizes and crops to ``image_size``; None: as ``Square(image_size)``.
     """
 
     root: Path
     files: tuple[str, ...]
     image_size: int
     channels: int
-    interpolation: Interpolation = "bicubic"
+    square: Square | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,9 +211,13 @@ class FileImages(ImageSet):
         files = tuple(self.files[row] for row in rows.tolist())
         return replace(self, ids=self.ids[rows], labels=self.labels[rows], files=files)
 
+    def resized(self, square: Square, channels: int | None = None) -> "FileImages":
+        """Return the same files, resized and cropped in another way."""
+        return replace(self, image_size=square.size, square=square, channels=channels or self.channels)
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of relative names, file sizes, the transform, the labels and the ids."""
-        kind = f"files {describe_transform(self.image_size, self.channels, self.interpolation)}"
+        kind = f"files {describe_transform(self.square or Square(self.image_size), self.channels)}"
         try:
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         except OSError as error:
@@ -255,7 +259,7 @@ class FileImages(ImageSet):
         )
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
-        return decode(self.root / self.files[row], self.image_size, self.channels, self.interpolation)
+        return decode(self.root / self.files[row], self.square or self.image_size, self.channels)
 
     def _readable(self, row: int) -> bool:
         try:

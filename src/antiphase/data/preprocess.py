@@ -1,7 +1,6 @@
 """Convert images of any source to a model's input size with its own preprocessing."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -39,7 +38,7 @@ def model_images(
 ) -> Float[Tensor, "b channels size size"]:
     """Return images as float32 in [0, 1] with the model's size and number of channels.
 
-    Grey images are repeated over three channels if needed; images of the model's size are not changed.
+    Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
 
     Args:
         data: labelled images or pairs.
@@ -51,8 +50,7 @@ def model_images(
         UserError: if an image is unreadable, or is in colour and the model expects grey.
     """
     if isinstance(data, FileImages):
-        own = replace(data, image_size=square.size, interpolation=square.interpolation, channels=channels)
-        return own.images(positions)
+        return data.resized(square, channels).images(positions)
     if isinstance(data, PairSet):
         if channels != 3:
             raise UserError(f"{data.name} is in colour, but the model expects grey images; use other data")

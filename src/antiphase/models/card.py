@@ -6,8 +6,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from antiphase.data.decoding import Square, describe_transform
+from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
 from antiphase.models.kinds import AttentionKind
+from antiphase.models.preprocessing import Preprocessing
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,6 +31,9 @@ class ModelCard:
         any_size: whether it also takes images of other heights and widths.
         code: digest of the user's code that built it; empty for other models.
         lambdas: mean λ of each differential layer, if it was measured because the modules are the user's own.
+        preprocessing: what its library does with a picture; None for our own models and a user's.
+        doubts: what had to be assumed about it, as warnings for records.
+        tag: its library's name of the pretrained weights, which tells their training; empty if it has none.
     """
 
     name: str
@@ -41,6 +47,9 @@ class ModelCard:
     any_size: bool = False
     code: str = ""
     lambdas: tuple[float, ...] = ()
+    preprocessing: Preprocessing | None = None
+    doubts: tuple[str, ...] = ()
+    tag: str = ""
 
 
 def card_of(model: nn.Module) -> ModelCard:
@@ -63,12 +72,86 @@ def with_card(model: Model, card: ModelCard) -> Model:
     return model.eval()
 
 
+def square_of(model: nn.Module) -> Square:
+    """Return how pictures are resized and cropped for a model.
+
+    Raises:
+        UserError: if it takes images that are not square, which pictures never become.
+    """
+    card = card_of(model)
+    _, height, width = card.image_shape
+    if height != width:
+        raise UserError(
+            f"{card.spec}: takes images of {height}×{width} pixels, but pictures are made square; give arrays of that "
+            "shape, such as npz:FILE"
+        )
+    own = [
+        getattr(part, "square", None) for part in (model, getattr(model, "model", None))
+    ]  # also if bound to prompts
+    own.append(card.preprocessing and card.preprocessing.square)
+    return next((square for square in own if isinstance(square, Square)), Square(height))
+
+
+def with_own_pixels(images: ImageSet, models: Sequence[nn.Module]) -> ImageSet:
+    """Return images resized and cropped as for the first model; arrays are left as they are.
+
+    Raises:
+        UserError: if one of the models takes images that are not square.
+    """
+    if not isinstance(images, FileImages):
+        return images
+    square = next(iter([*map(square_of, models)]))  # all are asked, to refuse what is not square
+    return images.resized(square) if square.size == images.image_size else images
+
+
+def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: object = None) -> list[str]:
+    """Return what was assumed, and in what models and twins differ besides their attention, as warnings for records.
+
+    Args:
+        models: loaded models.
+        twins: one for each, or none.
+        data: the images that all of them get; None: each gets its own.
+    """
+    everyone = [*models, *twins]
+    doubts = [doubt for model in everyone for doubt in card_of(model).doubts]
+    if isinstance(data, FileImages) and data.square is not None:
+        doubts += [
+            f"{card_of(model).spec}: its own preprocessing would be {describe_transform(own, data.channels)}; it gets "
+            f"the pictures of {card_of(models[0]).spec}, {describe_transform(data.square, data.channels)}"
+            for model in everyone
+            if (own := square_of(model)) != data.square
+        ]
+    for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
+        shapes = ["×".join(map(str, card.image_shape)) for card in (one, other)]
+        unlike = {
+            "input sizes": shapes,
+            "tags of the weights": [one.tag, other.tag],
+            "preprocessing": [one.preprocessing, other.preprocessing],
+        }
+        doubts += [
+            f"{one.spec} and its twin {other.spec} differ in more than their attention: {what} {pair[0]} and {pair[1]}"
+            for what, pair in unlike.items()
+            if all(pair) and pair[0] != pair[1]
+        ]
+    return doubts
+
+
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
-    """Return side in pixels and channels of the images that models take; no side if they take any."""
+    """Return side in pixels and channels of the images that models take; no side if they take any, or are not square.
+
+    Raises:
+        UserError: if the models take images of different sizes.
+    """
     cards = [card_of(model) for model in models]
-    fixed = next((card for card in cards if not card.any_size), None)
-    channels, side, _ = (fixed or cards[0]).image_shape
-    return (None if fixed is None else side), channels
+    fixed = [card for card in cards if not card.any_size]
+    odd = next((card for card in fixed if card.image_shape != fixed[0].image_shape), None)
+    if odd is not None:
+        raise UserError(
+            f"{fixed[0].spec} takes images of shape {fixed[0].image_shape}, {odd.spec} of {odd.image_shape}; measure "
+            "each in its own run"
+        )
+    channels, height, width = (fixed or cards)[0].image_shape
+    return (height if fixed and height == width else None), channels
 
 
 def settle_size(models: Sequence[nn.Module], image_shape: tuple[int, int, int]) -> None:

@@ -13,12 +13,11 @@ from huggingface_hub import hf_hub_download
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
-from antiphase.models.normalize import Normalize
+from antiphase.models.preprocessing import Preprocessing, of_open_clip
 from antiphase.models.released import config_of, from_released, read_released
 from antiphase.models.towers import attention_spec
 
@@ -31,20 +30,16 @@ class OpenClip(nn.Module):
     Args:
         model: has ``encode_image`` (of normalised images), ``encode_text`` and ``logit_scale``.
         tokenizer: converts strings to token ids.
-        mean: mean of each channel, in units of the [0, 1] pixel range.
-        std: standard deviation of each channel, in the same units.
-        square: resizes and crops an image to the model's size.
+        preprocessing: what is done with a picture.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, mean: Sequence[float], std: Sequence[float], square: Square
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.model = model
-        self.normalize = Normalize(mean, std)
+        self.normalize = preprocessing.normalize()
         self.tokenizer = tokenizer
-        self.square = square
-        self.image_shape = (len(mean), square.size, square.size)
+        self.preprocessing, self.square = preprocessing, preprocessing.square
+        self.image_shape = (len(preprocessing.mean), self.square.size, self.square.size)
 
     @property
     def logit_scale(self) -> Tensor:
@@ -163,12 +158,5 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
             "access, or build the model with --random-weights"
         ) from None
     checkpoints.check_finite(model.state_dict(), f"open_clip:{name}")
-    settings = model.visual.preprocess_cfg
-    if settings["resize_mode"] != "shortest":
-        raise UserError(
-            f"open_clip:{name}: resize mode {settings['resize_mode']!r} is not supported; expected a model with "
-            "resize mode 'shortest' (shorter side resized, centre cropped)"
-        )
-    size = settings["size"][0] if isinstance(settings["size"], (tuple, list)) else settings["size"]
-    square = Square(int(size), settings["interpolation"])
-    return OpenClip(model, tokenizer, settings["mean"], settings["std"], square)
+    found = of_open_clip(model.visual.preprocess_cfg, f"open_clip:{name}")
+    return OpenClip(model, tokenizer, found)

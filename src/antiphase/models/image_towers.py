@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
-from antiphase.models.card import card_of
+from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
 from antiphase.models.dual_encoders import OpenClip
 from antiphase.models.normalize import Normalized
@@ -53,16 +53,16 @@ def image_tower(model: nn.Module) -> ImageTower:
         return _open_clip(model)
     if is_dual_encoder(model):
         return _whole(model)
-    channels, size, _ = card_of(model).image_shape
+    channels = card_of(model).image_shape[0]
     if isinstance(model, VisionTransformer):
-        return ImageTower(model.features, None, Square(size), channels)
+        return ImageTower(model.features, None, square_of(model), channels)
     if isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
         timm: Any = model.model
 
         def features(images: Images) -> Features:
             return timm.forward_head(timm.forward_features(model.normalize(images)), pre_logits=True)
 
-        return ImageTower(features, None, Square(size), channels)
+        return ImageTower(features, None, square_of(model), channels)
     return _before_last_layer(model)
 
 
@@ -95,7 +95,7 @@ def _before_last_layer(model: nn.Module) -> ImageTower:
             f"{card.spec}: cannot extract features; expected a CLIP, a vision transformer, a timm model or a "
             "classifier whose last layer is linear"
         )
-    return ImageTower(cast(Any, last_input), None, Square(card.image_shape[1]), card.image_shape[0])
+    return ImageTower(cast(Any, last_input), None, square_of(model), card.image_shape[0])
 
 
 def _open_clip(model: OpenClip) -> ImageTower:

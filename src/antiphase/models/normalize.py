@@ -13,6 +13,7 @@ class Normalize(nn.Module):
     Args:
         mean: one number per channel, in units of the [0, 1] pixel range.
         std: one positive number per channel, in the same units.
+        bgr: whether the normalised channels are returned in reverse order, for a model of blue, green and red.
 
     Raises:
         ValueError: if the lengths differ or a standard deviation is not positive.
@@ -21,12 +22,13 @@ class Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], bgr: bool = False) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
             raise ValueError(
                 f"mean {tuple(mean)} and std {tuple(std)}: expected one of each per channel, std above 0"
             )
+        self.bgr = bgr
         # not in the state dict: checkpoints keep timm's names, and the recipe stores these values
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
@@ -34,7 +36,12 @@ class Normalize(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
-        return (images - self.mean) / self.std
+        normalised = (images - self.mean) / self.std
+        return normalised.flip(-3) if self.bgr else normalised
+
+    def extra_repr(self) -> str:
+        """Tell the order of the channels, which is part of a model's fingerprint."""
+        return "bgr" if self.bgr else ""
 
 
 class Normalized(nn.Module):
@@ -44,11 +51,14 @@ class Normalized(nn.Module):
         model: maps normalised images to logits.
         mean: mean of each channel, in units of the [0, 1] pixel range.
         std: standard deviation of each channel, in the same units.
+        bgr: whether the model takes blue, green and red.
     """
 
-    def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self, model: nn.Module, mean: Sequence[float], std: Sequence[float], bgr: bool = False
+    ) -> None:
         super().__init__()
-        self.normalize = Normalize(mean, std)
+        self.normalize = Normalize(mean, std, bgr)
         self.model = model
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:

@@ -28,7 +28,7 @@ from antiphase.evaluation.families import by_seed
 from antiphase.evaluation.pope_attack import ASKED_SCHEMA, summarise_answers
 from antiphase.evaluation.rates import described_models
 from antiphase.files import write_json
-from antiphase.models.card import card_of
+from antiphase.models.card import card_of, doubts_about
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
@@ -89,7 +89,7 @@ class PopeAttack:
         names = short_names([card_of(model) for model in every])
         lineup = dict(zip(names, every, strict=True))
         pairs = list(zip(names[: len(self.models)], names[len(self.models) :], strict=False))
-        measured, warnings = [], []
+        measured, warnings = [], doubts_about(self.models, self.twins)
         for each in [plan, plan.control] if self.control and plan.control else [plan]:
             for name, model in lineup.items():
                 rows, said = attack_answers(name, model, self.pope, each, self.out, progress=self.progress)

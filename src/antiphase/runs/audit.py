@@ -21,7 +21,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.layers import alignment
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import write_json
-from antiphase.models.card import card_of
+from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
@@ -144,7 +144,7 @@ class Audit:
         cards = [card_of(model) for model in everyone]
         process = this_process()
         measured: list[pl.DataFrame] = []
-        warnings = _about(data) + said
+        warnings = _about(data) + doubts_about(models, twins, data) + said
         for each in [plan, plan.control] if self.control and plan.control else [plan]:
             for name, model in lineup.items():
                 rows, said = measure(name, model, data, each, out, process=process, progress=self.progress)

@@ -20,7 +20,7 @@ from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
 from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import write_json
-from antiphase.models.card import card_of
+from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.runs.cache import Cache, slice_size
@@ -155,6 +155,7 @@ def certify(
     process = this_process()
     cards = [card_of(model) for model in models]
     data, warnings = in_model_order(cards, data)
+    warnings = doubts_about(models[:1], models[1:], data) + warnings
     for card in cards:
         check_fit(card, data)
     names = short_names(cards)

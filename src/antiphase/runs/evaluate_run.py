@@ -8,7 +8,7 @@ from antiphase.data import FileImages, ImageSet
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import Protocol, find_task
-from antiphase.models.card import settle_size
+from antiphase.models.card import doubts_about, settle_size
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.evaluation_sources import asked, left_out, load_source
@@ -55,6 +55,7 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
             settle_size(loaded, source.test.image_shape)
             break
     doubts = list(dict.fromkeys(str(one.message) for one in said if one.category is UserWarning))
+    doubts += doubts_about(loaded[: len(models)], loaded[len(models) :])
     doubts += [line for source in sources for line in left_out(source)]
     for line in doubts if process.first else ():
         print(f"antiphase: {line}", file=sys.stderr)

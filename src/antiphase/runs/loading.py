@@ -46,11 +46,11 @@ def load_lineup(
     Raises:
         UserError: if twins and models differ in number, nothing is known of the data, or an option has no use.
     """
-    from antiphase.data import FileImages, load_data
+    from antiphase.data import load_data
     from antiphase.data.sources import source_of
-    from antiphase.models.card import card_of, settle_size, size_for, with_card
+    from antiphase.models.card import card_of, settle_size, size_for, square_of, with_card, with_own_pixels
     from antiphase.models.class_names import read_class_names
-    from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
+    from antiphase.models.zeroshot import bound, is_dual_encoder
 
     place = find_device(device)
     check_twins(models, against)
@@ -74,9 +74,9 @@ def load_lineup(
             num_classes=(card.num_classes or source_of(source).classes) if noise else None, progress=progress,
         )  # fmt: skip
     settle_size(loaded, images.image_shape)
-    # the preprocessing travels with the model
-    if isinstance(images, FileImages) and is_dual_encoder(loaded[0]):
-        images = replace(images, interpolation=as_dual_encoder(loaded[0]).square.interpolation)
+    if noise:
+        square_of(loaded[0])  # refuses a model whose images are not square
+    images = with_own_pixels(images, loaded)  # the preprocessing travels with the model
     if classes is not None:
         if noise or any(map(is_dual_encoder, loaded)):
             raise UserError(

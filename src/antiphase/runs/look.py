@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from antiphase.data.decoding import Square, decode_whole
+from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.files import write_json
@@ -168,7 +168,7 @@ def _names(models: Sequence[Any]) -> list[str]:
 
 def _square_of(model: Any, size: int | None = None) -> Any:
     """Return what brings an image to the model's size, or to another with the same part of it in view."""
-    return Square(size or model.square.size, model.square.interpolation)
+    return model.square.at(size or model.square.size)
 
 
 def _pixels(picture: Tensor, square: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,18 @@ def run_record(
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
+    preprocessing = {
+        name: asdict(own)
+        for name, model in zip(names, models, strict=True)
+        if (own := card_of(model).preprocessing) is not None
+    }
     return {
         "command": command,
         **({"options": dict(options)} if options else {}),
         "settings": settings,
         "models": dict(zip(names, (card_of(model).spec for model in models), strict=True)),
         "fingerprints": dict(zip(names, map(fingerprint, models), strict=True)),
+        **({"preprocessing": preprocessing} if preprocessing else {}),
         "architectures": dict(zip(names, map(_architecture, models), strict=True)),
         "data": data.name,
         "data_fingerprint": data.fingerprint(),

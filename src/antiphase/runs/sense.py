@@ -14,7 +14,7 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
 from antiphase.files import write_json
-from antiphase.models.card import card_of
+from antiphase.models.card import card_of, doubts_about
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.journal import write_frame
@@ -115,6 +115,8 @@ def sense_all(
         for name, card, model in zip(names, cards, everyone, strict=True)
     ]
     summary = {"models": about, "pairs": [list(pair) for pair in pairs]} | summarise_sensitivity(rows, pairs)
+    doubts = doubts_about(models, twins, data)
+    summary |= {"warnings": doubts} if doubts else {}
     if process.first:
         for part, frame in rows.items():
             write_frame(out / f"{part}.parquet", frame)
@@ -123,7 +125,7 @@ def sense_all(
         settings |= {"parts": ", ".join(parts), "PGD": "20 steps of ε/4, random start, best iterate"}
         settings |= {"perturbations": ", ".join(map(eps_label, plan.travel))}
         seconds = time.monotonic() - began
-        record = run_record(everyone, names, data, settings, [], command, seconds, options)
+        record = run_record(everyone, names, data, settings, doubts, command, seconds, options)
         write_json(out / "run.json", record)
         write_json(out / "summary.json", summary)
     return summary

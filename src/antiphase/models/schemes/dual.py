@@ -13,8 +13,11 @@ from antiphase.models.schemes.scheme import Scheme, Wanted
 
 def _load_open_clip(wanted: Wanted) -> nn.Module:
     model = load_open_clip(wanted.name, wanted.random_weights, wanted.seed)
-    kind = attention_kind(model)
-    return with_card(model, ModelCard(wanted.name, wanted.spec, kind, wanted.drawn, model.image_shape, 0))
+    card = ModelCard(
+        wanted.name, wanted.spec, attention_kind(model), wanted.drawn, model.image_shape, 0,
+        preprocessing=model.preprocessing, tag="" if wanted.random_weights else wanted.name.partition("/")[2],
+    )  # fmt: skip
+    return with_card(model, card)
 
 
 def _load_released(wanted: Wanted) -> nn.Module:

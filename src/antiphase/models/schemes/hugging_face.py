@@ -1,5 +1,6 @@
 """Models of transformers: image classifiers and dual encoders, from the hub or a directory."""
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.data.decoding import Interpolation, Square
+from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError, first_line, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
-from antiphase.models.normalize import Normalize, Normalized
+from antiphase.models.normalize import Normalized
+from antiphase.models.preprocessing import Preprocessing, of_processor, one_side
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 from antiphase.models.schemes.timm import imagenet_names
 
@@ -45,20 +47,16 @@ class HuggingFaceDual(nn.Module):
     Args:
         model: has ``get_image_features``, ``get_text_features`` and ``logit_scale``.
         tokenizer: of transformers; None if its files are missing.
-        mean: mean of each channel, in units of the [0, 1] pixel range.
-        std: standard deviation of each channel, in the same units.
-        square: resizes and crops an image to the model's size.
+        preprocessing: what is done with a picture.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, mean: Sequence[float], std: Sequence[float], square: Square
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.model = model
-        self.normalize = Normalize(mean, std)
+        self.normalize = preprocessing.normalize()
         self.tokenizer = tokenizer
-        self.square = square
-        self.image_shape = (len(mean), square.size, square.size)
+        self.square = preprocessing.square
+        self.image_shape = (len(preprocessing.mean), self.square.size, self.square.size)
 
     @property
     def logit_scale(self) -> Tensor:
@@ -125,16 +123,24 @@ def _load(wanted: Wanted) -> nn.Module:
                 f"{spec}: cannot be loaded ({first_line(error)}); expected a directory written by save_pretrained, or "
                 "a model on the hub and network access"
             ) from None
-        processor = _optional(transformers.AutoImageProcessor, place)
-        tokenizer = _optional(transformers.AutoTokenizer, place) if kind == "dual" else None
+        processor = None if kind == "other" else _processor(transformers, place, spec)
+        tokenizer = _tokenizer(transformers, place) if kind == "dual" else None
     checkpoints.check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
         about = ModelCard(short, spec, attention_kind(model), wanted.drawn, (0, 0, 0), 0)
         return with_card(model, about)
     vision = getattr(config, "vision_config", config)
-    channels, size = int(getattr(vision, "num_channels", 3)), _size(processor, vision, spec)
-    mean, std = _normalisation(processor, channels, spec)
+    channels = int(getattr(vision, "num_channels", 3))
+    doubts = ()
+    if processor is None:
+        doubts = (f"{spec}: no preprocessor_config.json: its images are not normalised",)
+        warnings.warn(doubts[0], stacklevel=3)
+        square = Square(_size(vision, spec))
+        found = Preprocessing(square, (0.0,) * channels, (1.0,) * channels)
+    else:
+        found = of_processor(processor, channels, spec)
+    shape = (channels, found.square.size, found.square.size)
     if kind == "dual":
         if not all(
             hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")
@@ -142,17 +148,17 @@ def _load(wanted: Wanted) -> nn.Module:
             raise UserError(
                 f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
             )
-        square = Square(size, _interpolation(processor))
-        dual = HuggingFaceDual(model, tokenizer, mean, std, square)
-        return with_card(
-            dual, ModelCard(short, spec, attention_kind(model), wanted.drawn, dual.image_shape, 0)
+        dual = HuggingFaceDual(model, tokenizer, found)
+        about = ModelCard(
+            short, spec, attention_kind(model), wanted.drawn, shape, 0, preprocessing=found, doubts=doubts
         )
+        return with_card(dual, about)
     labels = config.num_labels
     card = ModelCard(
-        short, spec, attention_kind(model), wanted.drawn, (channels, size, size), labels,
-        class_names=_class_names(config.id2label, labels),
+        short, spec, attention_kind(model), wanted.drawn, shape, labels,
+        class_names=_class_names(config.id2label, labels), preprocessing=found, doubts=doubts,
     )  # fmt: skip
-    return with_card(Normalized(Logits(model), mean, std), card)
+    return with_card(Normalized(Logits(model), found.mean, found.std, found.bgr), card)
 
 
 def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
@@ -168,45 +174,66 @@ def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
     return "other", transformers.AutoModel
 
 
-def _optional(factory: Any, place: str) -> Any:
-    """Load a processor or tokenizer; None if its files are missing."""
+def _tokenizer(transformers: Any, place: str) -> Any:
+    """Load a tokenizer; None if its files are missing."""
     try:
-        return factory.from_pretrained(place)
+        return transformers.AutoTokenizer.from_pretrained(place)
     except _FAILURES:
         return None
 
 
-def _size(processor: Any, vision: Any, spec: str) -> int:
-    for place, key in (("crop_size", "height"), ("size", "height"), ("size", "shortest_edge")):
-        held = getattr(processor, place, None)
-        try:
-            size = held[key] if held else None
-        except (KeyError, TypeError):
-            continue
-        if size:
-            return int(size)
+def _processor(transformers: Any, place: str, spec: str) -> Any:
+    """Load an image processor, that for Pillow where there are two; None if its file is missing.
+
+    Raises:
+        UserError: if the file is there but cannot be read, or is of an unknown type.
+    """
+    there = _has_processor(transformers, place)
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            place, use_fast=False, trust_remote_code=False
+        )
+        about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if there else {}
+        named = str(about.get("image_processor_type") or about.get("feature_extractor_type") or "")
+        if named and _family(named) != _family(type(processor).__name__):
+            raise ValueError(f"unknown type {shown(named)}")
+    except Exception as error:  # of transformers, for any content
+        if not there and isinstance(error, OSError):
+            return None
+        raise UserError(
+            f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
+            f"of transformers {transformers.__version__}, as save_pretrained writes it"
+        ) from None
+    return processor
+
+
+def _family(name: str) -> str:
+    """Return the name of an image processor without what tells its implementation."""
+    plain = name.replace("FeatureExtractor", "ImageProcessor")
+    return plain.removesuffix("Fast").removesuffix("Pil")
+
+
+def _has_processor(transformers: Any, place: str) -> bool:
+    """Return whether a model has a file of its image processor, readable or not; True if that cannot be told."""
+    names = ("preprocessor_config.json", "processor_config.json")
+    try:
+        alone, joint = (
+            transformers.utils.cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+            for name in names
+        )
+        return bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
+    except (OSError, ValueError):
+        return True
+
+
+def _size(vision: Any, spec: str) -> int:
     size = getattr(vision, "image_size", None)
     if size is None:
         raise UserError(
             f"{spec}: says nothing of its image size; expected a preprocessor_config.json next to it"
         )
-    return int(size[0] if isinstance(size, list | tuple) else size)
-
-
-def _normalisation(processor: Any, channels: int, spec: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Return mean and standard deviation of each channel, in units of the [0, 1] pixel range."""
-    if processor is None:
-        warnings.warn(f"{spec}: no preprocessor_config.json: its images are not normalised", stacklevel=4)
-        return (0.0,) * channels, (1.0,) * channels
-    factor = 255 * processor.rescale_factor if getattr(processor, "do_rescale", True) else 255
-    plain = not getattr(processor, "do_normalize", True)
-    mean = (0.0,) * channels if plain else processor.image_mean
-    std = (1.0,) * channels if plain else processor.image_std
-    return [value / factor for value in mean], [value / factor for value in std]
-
-
-def _interpolation(processor: Any) -> Interpolation:
-    return "bilinear" if int(getattr(processor, "resample", 3) or 3) == 2 else "bicubic"
+    sides = size if isinstance(size, list | tuple) else (size, size)
+    return one_side(sides, spec)
 
 
 def _class_names(labels: dict[int, str], count: int) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
+from antiphase.models.preprocessing import of_timm
 from antiphase.models.schemes.fitting import build_to_fit
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 
@@ -47,19 +48,15 @@ def _load(wanted: Wanted) -> nn.Module:
     channels, *side = settings["input_size"]
     channels = int(getattr(model, "in_chans", channels))
     own: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    side = list(own or side)
-    mean, std = (_per_channel(settings[of], channels) for of in ("mean", "std"))
+    settings["input_size"] = (channels, *(own or side))
+    found = of_timm(settings, wanted.spec)
     num_classes = int(getattr(model, "num_classes"))  # noqa: B009 (typed as a tensor otherwise)
     card = ModelCard(
-        name, wanted.spec, attention_kind(model), wanted.drawn, (channels, side[0], side[1]), num_classes,
-        class_names=imagenet_names(num_classes),
+        name, wanted.spec, attention_kind(model), wanted.drawn, (channels, found.square.size, found.square.size),
+        num_classes, class_names=imagenet_names(num_classes), preprocessing=found,
+        tag="" if file or wanted.random_weights else str(getattr(model, "pretrained_cfg", {}).get("tag") or ""),
     )  # fmt: skip
-    return with_card(Normalized(model, mean, std), card)
-
-
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return one number for each channel: their mean if the weights are for another number of channels than timm's."""
-    return values if len(values) == channels else (sum(values) / len(values),) * channels
+    return with_card(Normalized(model, found.mean, found.std), card)
 
 
 def imagenet_names(num_classes: int) -> tuple[str, ...] | None:

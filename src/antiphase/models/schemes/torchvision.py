@@ -12,6 +12,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
+from antiphase.models.preprocessing import of_torchvision
 from antiphase.models.schemes.fitting import build_to_fit
 from antiphase.models.schemes.probing import probe
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
@@ -21,7 +22,8 @@ from antiphase.models.schemes.timm import imagenet_names
 def _load(wanted: Wanted) -> nn.Module:
     from torchvision import models  # a second to import
 
-    name, file = wanted.split()
+    named, file = wanted.split()
+    name, _, tag = named.partition(".")
     known = models.list_models(module=models)
     if name not in known:
         near = difflib.get_close_matches(name, known, 3)
@@ -31,8 +33,12 @@ def _load(wanted: Wanted) -> nn.Module:
             else "; torchvision.models.list_models() has them all"
         )
         raise UserError(f"torchvision has no classifier {shown(name)}{hint}")
-    weights: Any = models.get_model_weights(name).DEFAULT  # type: ignore[attr-defined]
-    settings = weights.transforms()
+    choices: Any = models.get_model_weights(name)
+    if tag and tag not in choices.__members__:
+        raise UserError(
+            f"torchvision:{name} has no weights {shown(tag)}; expected one of {', '.join(choices.__members__)}"
+        )
+    weights = choices[tag] if tag else choices.DEFAULT
     try:
         with drawn_from(wanted.seed):
             if file:
@@ -49,19 +55,30 @@ def _load(wanted: Wanted) -> nn.Module:
             f"machine with network access and give torchvision:{name}@FILE, or build the model with --random-weights"
         ) from None
     checkpoints.check_finite(model.state_dict(), wanted.spec)
-    size = int(getattr(model, "image_size", settings.crop_size[0]))
-    wrapped = Normalized(model, settings.mean, settings.std).eval()
-    found = probe(wrapped, wanted.spec, (3, size, size))
+    size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
+    preset = weights.transforms()
+    found = of_torchvision(preset, wanted.spec, size)
+    others = [each.name for each in choices if str(each.transforms()) != str(preset)]
+    doubts = []
+    if file and (size not in (None, *preset.crop_size) or (others and not tag)):
+        other = f"; for those of {others[0]} give torchvision:{name}.{others[0]}@FILE" if others else ""
+        doubts = [
+            f"{wanted.spec}: a file of weights does not tell its preprocessing; used is that of {weights.name}, "
+            f"{found}{other}"
+        ]
+    wrapped = Normalized(model, found.mean, found.std).eval()
+    probed = probe(wrapped, wanted.spec, (3, found.square.size, found.square.size))
     card = ModelCard(
-        name, wanted.spec, attention_kind(model), wanted.drawn, found.image_shape, found.num_classes,
-        class_names=imagenet_names(found.num_classes),
+        named, wanted.spec, attention_kind(model), wanted.drawn, probed.image_shape, probed.num_classes,
+        class_names=imagenet_names(probed.num_classes), preprocessing=found, doubts=tuple(doubts),
+        tag="" if file or wanted.random_weights else weights.name,
     )  # fmt: skip
     return with_card(wrapped, card)
 
 
 TORCHVISION = Scheme(
     "torchvision:NAME",
-    "any torchvision classifier, with its default weights, or those of torchvision:NAME@FILE",
+    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
     _load,
     random=True,
 )

@@ -1,6 +1,7 @@
 """Image towers of vision-language models: an image's tokens before the last block, without the class token."""
 
 import math
+from dataclasses import asdict, fields
 from typing import Any, Protocol, cast
 
 import torch
@@ -93,9 +94,7 @@ class OpenClipTower(nn.Module):
         self.visual, self.normalize, self.square = visual, normalize, square
         self.image_shape = (3, square.size, square.size)
         self.reference = {
-            "kind": "open_clip", "name": name, "quick_gelu": quick_gelu, "size": square.size,
-            "interpolation": square.interpolation, "mean": normalize.mean.flatten().tolist(),
-            "std": normalize.std.flatten().tolist(),
+            "kind": "open_clip", "name": name, "quick_gelu": quick_gelu, **_reference(normalize, square),
         }  # fmt: skip
         self.count, self.width = _shape_of(self, name)
 
@@ -127,10 +126,7 @@ class HuggingFaceTower(nn.Module):
         self.visual, self.normalize, self.square = visual, normalize, square
         self.image_shape = (3, square.size, square.size)
         self.patches = (square.size // int(visual.config.patch_size)) ** 2
-        self.reference = {
-            "kind": "hf", "config": config, "size": square.size, "interpolation": square.interpolation,
-            "mean": normalize.mean.flatten().tolist(), "std": normalize.std.flatten().tolist(),
-        }  # fmt: skip
+        self.reference = {"kind": "hf", "config": config, **_reference(normalize, square)}
         self.count, self.width = _shape_of(self, str(config.get("model_type")))
 
     def forward(self, images: Images) -> Tokens:
@@ -176,8 +172,10 @@ def build_tower(reference: dict[str, Any]) -> Tower:
             visual = build_vision(config)
             visual.config = config
             return OurTower(visual, Square(config.image_size, reference["interpolation"]))
-        normalize = Normalize(reference["mean"], reference["std"])
-        square = Square(reference["size"], reference["interpolation"])
+        normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
+        square = Square(
+            **{each.name: reference[each.name] for each in fields(Square) if each.name in reference}
+        )
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
@@ -192,6 +190,15 @@ def build_tower(reference: dict[str, Any]) -> Tower:
         config = cast(Any, transformers.AutoConfig).for_model(**reference["config"])
         visual = transformers.AutoModel.from_config(config).vision_model
         return HuggingFaceTower(visual, normalize, square, reference["config"])
+
+
+def _reference(normalize: Normalize, square: Square) -> dict[str, Any]:
+    """Return the preprocessing without what is at its default, as files of before have it."""
+    defaults = {each.name: each.default for each in fields(Square)}
+    own = {name: value for name, value in asdict(square).items() if value != defaults[name]}
+    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
+    order = {"bgr": True} if normalize.bgr else {}
+    return {"interpolation": square.interpolation, **own, "mean": mean, "std": std, **order}
 
 
 def _shape_of(tower: Any, name: str) -> tuple[int, int]:

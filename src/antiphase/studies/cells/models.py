@@ -1,7 +1,7 @@
 """The models of studies: how to load them, and which factors identify them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, final, get_args, runtime_checkable
@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Protocol, final, get_args, runtime_checkable
 import polars as pl
 from torch import nn
 
-from antiphase.data import FileImages, ImageSet, load_data
+from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card
+from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.class_names import in_model_order
 from antiphase.models.dual_encoders import RELEASED_FILE
 from antiphase.models.kinds import AttentionKind, attention_kind
 from antiphase.models.schemes.python_code import code_content
-from antiphase.models.zeroshot import as_dual_encoder, bound, is_dual_encoder
+from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
 from antiphase.runs.loading import with_kind_found
 from antiphase.runs.record import check_fit
@@ -259,8 +259,7 @@ def ready(
     size, channels = size_for([loaded])
     images = lab.images(data, split, limit, image_size=image_size or size, channels=channels)
     settle_size([loaded], images.image_shape)
-    if isinstance(images, FileImages) and is_dual_encoder(loaded):
-        images = replace(images, interpolation=as_dual_encoder(loaded).square.interpolation)
+    images = with_own_pixels(images, [loaded])
     classifier = bound(loaded, images, prompt)
     images, _ = in_model_order([card_of(classifier)], images)
     check_fit(card_of(classifier), images)

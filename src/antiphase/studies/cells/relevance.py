@@ -12,7 +12,6 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
 from antiphase.data import PairSet, load_pairs
-from antiphase.data.decoding import Square
 from antiphase.data.emoji_scenes import on_white
 from antiphase.data.preprocess import model_images
 from antiphase.errors import UserError
@@ -134,7 +133,7 @@ class Relevance(Measurement):
         texts = self.texts or self._own_texts(pairs, position)
         square = as_dual_encoder(model).square
         pixels, image = pairs.pixels(position), model_images(pairs, [position], square).to(device)
-        shown = Square(min(square.size, _SHOWN), square.interpolation)(pixels)
+        shown = square.at(min(square.size, _SHOWN))(pixels)
         masks = _masks(pairs, position, pixels)
         about = {
             "sample": int(pairs.ids[position]), "image": shown.permute(1, 2, 0).contiguous().numpy().tobytes(),
