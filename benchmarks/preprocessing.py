@@ -1,7 +1,7 @@
 """Compare the preprocessing of every family of transformers, timm and torchvision with the library's own transform.
 
 Prints the table of ``dev/models.md``. No model is built and nothing is downloaded: ``antiphase.models.preprocessing``
-compares pixels when it reads a description, and refuses what differs. Run: ``uv run python benchmarks/preprocessing.py``.
+compares pixels when it reads a description, and refuses what differs. ``uv run python benchmarks/preprocessing.py``
 """
 
 import warnings
@@ -44,7 +44,7 @@ def processors() -> dict[str, Any]:
 def transformers_table() -> dict[str, str]:
     """Return what is said of each family of transformers."""
     return {
-        family: read(lambda own=own: of_processor(own, 3, family)) if own else "no processor of its own"
+        family: read(lambda own=own: of_processor(own, 3, "hf")) if own else "no processor of its own"
         for family, own in processors().items()
     }
 
@@ -70,7 +70,10 @@ def torchvision_table() -> dict[str, str]:
 
     names = models.list_models(module=models)
     every = {f"{name}.{each.name}": each for name in names for each in models.get_model_weights(name)}
-    return {name: read(lambda own=own: of_torchvision(own.transforms(), name)) for name, own in every.items()}
+    return {
+        name: read(lambda own=own: of_torchvision(own.transforms(), "torchvision"))
+        for name, own in every.items()
+    }
 
 
 def open_clip_table() -> dict[str, str]:
@@ -84,7 +87,7 @@ def open_clip_table() -> dict[str, str]:
         known = open_clip.get_pretrained_cfg(name, tag)
         settings = merge_preprocess_dict(PreprocessCfg(size=size), known)
         if str(settings) not in said:
-            said[str(settings)] = read(lambda settings=settings: of_open_clip(settings, name))
+            said[str(settings)] = read(lambda settings=settings: of_open_clip(settings, "open_clip"))
         found[f"{name}/{tag}"] = said[str(settings)]
     return found
 

@@ -190,13 +190,12 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
     """
     there = _has_processor(transformers, place)
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(
-            place, use_fast=False, trust_remote_code=False
-        )
         about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if there else {}
         named = str(about.get("image_processor_type") or about.get("feature_extractor_type") or "")
-        if named and _family(named) != _family(type(processor).__name__):
+        plain = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+        if named and not hasattr(transformers, plain):  # else that of the model's family is taken
             raise ValueError(f"unknown type {shown(named)}")
+        return transformers.AutoImageProcessor.from_pretrained(place, use_fast=False, trust_remote_code=False)
     except Exception as error:  # of transformers, for any content
         if not there and isinstance(error, OSError):
             return None
@@ -204,13 +203,6 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
             f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
             f"of transformers {transformers.__version__}, as save_pretrained writes it"
         ) from None
-    return processor
-
-
-def _family(name: str) -> str:
-    """Return the name of an image processor without what tells its implementation."""
-    plain = name.replace("FeatureExtractor", "ImageProcessor")
-    return plain.removesuffix("Fast").removesuffix("Pil")
 
 
 def _has_processor(transformers: Any, place: str) -> bool:
