@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 from PIL import Image
@@ -153,8 +154,18 @@ def test_the_presets_of_torchvision_are_chosen_by_name(tmp_path):
     assert "used is that of IMAGENET1K_V2" in plain.card.doubts[0]
     named = load_model(f"torchvision:mobilenet_v2.IMAGENET1K_V1@{tmp_path / 'net.pt'}")
     assert (named.card.preprocessing.square, named.card.doubts) == (Square(224, "bilinear", 256), ())
+    assert load_model("torchvision:mobilenet_v2", random_weights=True).card.doubts == ()
     with pytest.raises(UserError, match="has no weights 'V1'; expected one of IMAGENET1K_V1, IMAGENET1K_V2"):
         load_model("torchvision:mobilenet_v2.V1")
+
+
+def test_a_file_of_timm_without_a_tag_names_the_weights_that_it_is_taken_for(tmp_path):
+    torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), tmp_path / "net.pt")
+    (doubt,) = load_model(f"timm:resnet18@{tmp_path / 'net.pt'}").card.doubts
+    assert "used is that of a1_in1k, shorter side 235 bicubic" in doubt
+    assert "give timm:resnet18." in doubt
+    named = load_model(f"timm:resnet18.tv_in1k@{tmp_path / 'net.pt'}").card
+    assert (named.doubts, named.preprocessing.square) == ((), Square(224, "bilinear", 256))
 
 
 @pytest.mark.parametrize("mode", ["shortest", "squash"])

@@ -133,6 +133,26 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
     return _checked(Preprocessing(square, mean, std, bgr), own, spec, _TENSORS if on_tensors else _EXACT)
 
 
+def assumed(
+    spec: str, found: Preprocessing, like: str, others: Sequence[str], resized: bool = False
+) -> tuple[str, ...]:
+    """Return a warning that a file of weights does not tell its preprocessing, if it may be another.
+
+    Args:
+        spec: ``SCHEME:NAME@FILE``.
+        found: what is used.
+        like: name of the pretrained weights whose preprocessing it is.
+        others: names of those of the same architecture that have another one.
+        resized: whether the images have another size than those of ``like``.
+    """
+    named, _, file = spec.partition("@")
+    other = f"; for that of {others[0]} give {named}.{others[0]}@{file}" if others else ""
+    said = (
+        f"{spec}: a file of weights does not tell its preprocessing; used is that of {like}, {found}{other}"
+    )
+    return (said,) if others or resized else ()
+
+
 def one_side(sides: Sequence[Any], spec: str) -> int:
     """Return the side of a model's square images.
 

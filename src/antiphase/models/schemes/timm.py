@@ -12,7 +12,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
-from antiphase.models.preprocessing import of_timm
+from antiphase.models.preprocessing import assumed, of_timm
 from antiphase.models.schemes.fitting import build_to_fit
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 
@@ -50,11 +50,25 @@ def _load(wanted: Wanted) -> nn.Module:
     own: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     settings["input_size"] = (channels, *(own or side))
     found = of_timm(settings, wanted.spec)
+    doubts, tag = (), str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
+    if file and name == base:
+        known = {
+            each: resolve_data_config(pretrained_cfg=about.to_dict())
+            for each, about in timm.models.get_arch_pretrained_cfgs(base).items()
+        }
+        parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+        like = resolve_data_config(model=model)
+        others = [
+            each.partition(".")[2]
+            for each, own in known.items()
+            if any(own[part] != like[part] for part in parts)
+        ]
+        doubts = assumed(wanted.spec, found, tag, others)
     num_classes = int(getattr(model, "num_classes"))  # noqa: B009 (typed as a tensor otherwise)
     card = ModelCard(
         name, wanted.spec, attention_kind(model), wanted.drawn, (channels, found.square.size, found.square.size),
-        num_classes, class_names=imagenet_names(num_classes), preprocessing=found,
-        tag="" if file or wanted.random_weights else str(getattr(model, "pretrained_cfg", {}).get("tag") or ""),
+        num_classes, class_names=imagenet_names(num_classes), preprocessing=found, doubts=doubts,
+        tag="" if file or wanted.random_weights else tag,
     )  # fmt: skip
     return with_card(Normalized(model, found.mean, found.std), card)
 

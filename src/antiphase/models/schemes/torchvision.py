@@ -12,7 +12,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.normalize import Normalized
-from antiphase.models.preprocessing import of_torchvision
+from antiphase.models.preprocessing import assumed, of_torchvision
 from antiphase.models.schemes.fitting import build_to_fit
 from antiphase.models.schemes.probing import probe
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
@@ -59,18 +59,13 @@ def _load(wanted: Wanted) -> nn.Module:
     preset = weights.transforms()
     found = of_torchvision(preset, wanted.spec, size)
     others = [each.name for each in choices if str(each.transforms()) != str(preset)]
-    doubts = []
-    if file and (size not in (None, *preset.crop_size) or (others and not tag)):
-        other = f"; for those of {others[0]} give torchvision:{name}.{others[0]}@FILE" if others else ""
-        doubts = [
-            f"{wanted.spec}: a file of weights does not tell its preprocessing; used is that of {weights.name}, "
-            f"{found}{other}"
-        ]
+    resized = size not in (None, *preset.crop_size)
+    doubts = assumed(wanted.spec, found, weights.name, others[: not tag], resized) if file else ()
     wrapped = Normalized(model, found.mean, found.std).eval()
     probed = probe(wrapped, wanted.spec, (3, found.square.size, found.square.size))
     card = ModelCard(
         named, wanted.spec, attention_kind(model), wanted.drawn, probed.image_shape, probed.num_classes,
-        class_names=imagenet_names(probed.num_classes), preprocessing=found, doubts=tuple(doubts),
+        class_names=imagenet_names(probed.num_classes), preprocessing=found, doubts=doubts,
         tag="" if file or wanted.random_weights else weights.name,
     )  # fmt: skip
     return with_card(wrapped, card)
