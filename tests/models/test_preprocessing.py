@@ -1,7 +1,9 @@
 """Pictures through a model's own preprocessing, against the library's own transform of the same pictures."""
 
 import json
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from antiphase.runs.loading import load_lineup
 
 transformers = pytest.importorskip("transformers")
 
+ROOT = Path(__file__).parents[2]
 SHAPES = (
     (33, 61),
     (50, 25),
@@ -86,7 +89,7 @@ def test_a_processor_of_transformers_gives_the_same_pixels(case, pictures):
     ("name", "settings", "reason"),
     [
         ("ImageGPT", {"clusters": [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], "size": SIZE}, "fails on a picture"),
-        ("Siglip2", {}, "its settings are not understood"),
+        ("Siglip2", {}, "gives images of different sizes"),
         ("Donut", {"size": {"height": 32, "width": 24}}, "takes images of 32×24 pixels, which are not square"),
         ("TextNet", {}, "gives images of different sizes"),
         ("TextNet", {"size": SHORTER, "do_center_crop": True, "crop_size": SIZE}, "its pixels differ by up to"),
@@ -378,3 +381,15 @@ def test_every_family_of_transformers_is_the_same_or_refused(pictures):
             ours = found.normalize()(found.square.apply(one).float() / 255)
             torch.testing.assert_close(ours, theirs.float(), atol=1e-4, rtol=1e-5)
     assert refused == {"donut-swin", "imagegpt", "perceiver", "pp_lcnet", "siglip2", "textnet"}
+
+
+@pytest.mark.thorough
+def test_the_table_of_the_notes_is_what_the_script_finds():
+    page = (ROOT / "dev/models.md").read_text(encoding="utf-8")
+    script = runpy.run_path(str(ROOT / "benchmarks/preprocessing.py"))
+    for library in ("transformers", "torchvision"):
+        table = script[f"{library}_table"]()
+        same = sum(said == "same" for said in table.values())
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {library}, ")]
+        assert f" | {same} | {len(table) - same} | " in line
+        assert all(f"`{name}`" in line and said in line for name, said in table.items() if said != "same")

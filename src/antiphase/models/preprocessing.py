@@ -168,7 +168,9 @@ def one_side(sides: Sequence[Any], spec: str) -> int:
 def _geometry(processor: Any, spec: str) -> Square:
     """Read how a processor resizes and crops; classes of it that resize in a way of their own are named."""
     name = type(processor).__name__.removesuffix("Pil").removesuffix("Fast")
-    size = {key: value for key, value in dict(processor.size).items() if value is not None}
+    size = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
+    if not size:
+        _refuse(spec, "gives images of different sizes")
     shorter, fraction = size.get("shortest_edge"), getattr(processor, "crop_pct", None)
     resize, squash = (shorter, False) if shorter else (one_side((size["height"], size["width"]), spec), True)
     crop = None
