@@ -216,5 +216,6 @@ def find_device(name: str) -> "torch.device":
         reason = first_line(error)
         raise UserError(f"device {shown(name)} cannot be used ({reason}); try --device cpu") from None
     if device.type == "cuda":
-        torch.backends.cudnn.conv.fp32_precision = "ieee"  # torch's default would round images to 10 bits
+        cudnn: Any = torch.backends.cudnn
+        cudnn.conv.fp32_precision = "ieee"  # torch's default would round images to 10 bits
     return device
