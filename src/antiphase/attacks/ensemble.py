@@ -184,7 +184,9 @@ def title(stage: Stage, chosen: Run) -> bool | str:
 
 def within(found: AttackResult, threat: Threat) -> AttackResult:
     """Count the nearest examples that were found within ε."""
-    success = (found.prediction != found.label) & (found.distance <= threat.eps + threat.tolerance)
+    success = (found.prediction != found.label) & (
+        found.distance <= threat.eps + threat.slack(found.adversarial)
+    )
     return replace(found, threat=threat, success=success)
 
 

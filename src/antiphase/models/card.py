@@ -8,6 +8,7 @@ from torch import nn
 
 from antiphase.errors import UserError
 from antiphase.models.kinds import AttentionKind
+from antiphase.modules import to_evaluation
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -60,7 +61,7 @@ def with_card(model: Model, card: ModelCard) -> Model:
     object.__setattr__(
         model, "card", card
     )  # bypasses nn.Module.__setattr__, which would search it for parameters
-    return model.eval()
+    return to_evaluation(model)
 
 
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError
+from antiphase.modules import device_of, differentiable, evaluating, running
 from antiphase.precision import Precision, autocast, exact_float32
 
 Classifier = Callable[..., Tensor]  # from images, and the context of each if there is one, to logits
@@ -59,9 +60,7 @@ class Oracle:
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self.model, self.passes = model, passes
-        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        self.device = (device or torch.device("cpu")) if parameter is None else parameter.device
-        self.weights = None if parameter is None else parameter.dtype
+        self.device = device_of(model, device or "cpu")
         self.precision: Precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
         self.seen: Counter[str] = Counter()
@@ -77,7 +76,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad(), exact_float32(x.device):
-            return self._ask(self.model, _pad(x), context)[: len(x)]
+            return self._ask(self.model, x, context)
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
@@ -88,7 +87,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits in the search's precision, without a graph; not counted."""
         with torch.no_grad(), outputs_only(), self._autocast(x):
-            return self._ask(self._searched, _pad(x), context)[: len(x)]
+            return self._ask(self._searched, x, context)
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits without a graph; count one forward pass per row."""
@@ -104,13 +103,12 @@ class Oracle:
 
         Count for each row one forward pass, and one backward pass for each loss.
         """
-        count = len(x)
-        x = _pad(x).detach().requires_grad_(True)
+        x = x.detach().requires_grad_(True)
         values: list[Tensor] = []
         gradients: list[Tensor] = []
         with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
             with self._autocast(x):
-                logits = self._ask(self._searched, x, rows.get("context"))[:count]
+                logits = self._ask(self._searched, x, rows.get("context"))
             if torch.is_inference_mode_enabled():
                 raise UserError(
                     "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
@@ -122,8 +120,11 @@ class Oracle:
             for index, loss in enumerate(losses):
                 value = one_each(loss(logits), logits)
                 more = index + 1 < len(losses)
-                (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=more, materialize_grads=True)
-                gradients.append(self._sound(gradient[:count]))
+                with running(self.model, x):
+                    (gradient,) = torch.autograd.grad(
+                        value.sum(), x, retain_graph=more, materialize_grads=True
+                    )
+                gradients.append(self._sound(gradient))
                 values.append(value.detach())
         rows["forwards"] = rows["forwards"] + self.passes
         rows["backwards"] = rows["backwards"] + self.passes * len(losses)
@@ -134,17 +135,13 @@ class Oracle:
 
     def _ask(self, model: Classifier, x: Tensor, context: Tensor | None) -> Tensor:
         answers: list[Tensor] = []
-        given = () if context is None else (_pad(context),)
-        try:
-            for _ in range(self.passes):
-                answers.append(_checked(model(x, *given), x))
-        except RuntimeError as error:
-            if self.weights in (None, x.dtype):
-                raise
-            raise UserError(
-                f"images of {x.dtype} for a model with weights of {self.weights}: convert one of them "
-                f"(images.float(), model.double()); the model raised: {first_line(error)}"
-            ) from error
+        for _ in range(self.passes):
+            given = map(
+                _pad, (x,) if context is None else (x, context)
+            )  # copies, which the model may write to
+            with running(self.model, x):
+                logits = model(*given)
+            answers.append(_checked(logits, x)[: len(x)])
         return torch.stack(answers).mean(0) if self.passes > 1 else answers[0]
 
     def _sound(self, gradient: Tensor) -> Tensor:
@@ -160,15 +157,19 @@ class Oracle:
 
 
 def _pad(x: Tensor) -> Tensor:
-    """Pad with copies of the first row to a multiple of the quantum; return a copy that the model may write to."""
+    """Return a copy, padded with the first row to a multiple of the quantum."""
     missing = -len(x) % QUANTUM
-    return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x.clone()
+    return torch.cat([x, x[:1].detach().expand(missing, *x.shape[1:])]) if missing else x.clone()
 
 
 def _checked(logits: Any, x: Tensor) -> Tensor:
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"the model returned {shape}: expected logits of shape ({len(x)}, classes)")
+    count = len(x) + -len(x) % QUANTUM
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UserError(
+            f"the model returned {shape} for {count} images: expected logits, one tensor of shape ({count}, classes); "
+            "wrap it in a module that returns them"
+        )
     if not torch.isfinite(logits).all():
         raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
     return logits.to(x.dtype)
@@ -186,15 +187,14 @@ def attacked(
     if not isinstance(model, nn.Module):
         yield Oracle(model, precision, compile, passes, device)
         return
-    modes = [(module, module.training) for module in model.modules()]
-    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        model.eval()
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        yield Oracle(model, precision, compile, passes, device)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+    model = differentiable(model)
+    with evaluating(model):
+        oracle = Oracle(model, precision, compile, passes, device)
+        frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+            yield oracle
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)

@@ -45,14 +45,13 @@ def run_search(
     began = time.monotonic()
     chosen = read_options(options, search.name)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
-    check_inputs(images, labels, threat, ids, chosen.context)
+    images = check_inputs(images, labels, threat, ids, chosen.context)
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
     else:
         check_budgets(budgets, len(images), threat)
         settings = settings | {"budgets": budgets.tolist()}
     ids = ids.cpu()
-    images = images.detach()
     with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
         warnings = inspect_model(oracle, images, chosen.context)
         work = Work(oracle, images, labels, threat, budgets, search, chosen, ids)

@@ -137,7 +137,7 @@ class Work:
         """Return whether each failed search may have failed by rounding."""
         rounding = (self.main.oracle.logits(rows["best"], rows.get("context")) - exact).abs().amax(1)
         close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
-        reach = _REACH * rows["eps"] + self.threat.tolerance
+        reach = _REACH * rows["eps"] + self.threat.slack(rows["best"])
         return close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
 
     def _refill(self, lane: Lane) -> None:
