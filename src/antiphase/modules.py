@@ -96,7 +96,7 @@ def running(model: object, images: Tensor, name: str = "", what: str = "images")
     except Exception as error:  # the user's code
         name = name or f"model {getattr(model, '__name__', type(model).__name__)}"
         raise UserError(
-            f"{name}: fails on {what} of shape {tuple(images.shape[1:])} and {images.dtype} "
+            f"{name}: fails on {what} of shape {tuple(images.shape[1:])} "
             f"({type(error).__name__}: {first_line(error)}); "
             f"{advice(model, images.dtype, error) or 'expected a classifier of such images, in batches of any size'}"
         ) from error
@@ -108,8 +108,9 @@ def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:
     if len(kinds) == 1 and dtype not in kinds:
         weights = kinds.pop()
         ways = {torch.float32: "float()", torch.float64: "double()"}
+        own = f"convert it with model.{ways.get(dtype, f'to({dtype})')}"
         other = f", or the images with images.{ways[weights]}" if weights in ways else ""
-        return f"its weights are {weights}: convert it with model.{ways.get(dtype, f'to({dtype})')}{other}"
+        return f"images of {dtype} for weights of {weights}: {own}{other}"
     if "Guard failed" in str(error):
         return "export it for batches of any size, with dynamic_shapes=({0: torch.export.Dim('batch')},)"
     return ""

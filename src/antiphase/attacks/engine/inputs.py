@@ -9,6 +9,8 @@ from torch import Tensor
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
+ALL_TARGETS = 9
+
 
 def check_counts(**counts: object) -> None:
     """Check counts such as steps and restarts; ``targets`` and ``batch_size`` may be None.
@@ -20,6 +22,16 @@ def check_counts(**counts: object) -> None:
         optional = given is None and name in ("targets", "batch_size")
         if not optional and (not isinstance(given, Integral) or int(given) < 1):
             raise UserError(f"{name} {given!r}: expected an integer of at least 1")
+
+
+def check_targets(targets: int | None, classes: int) -> None:
+    """Check a number of target classes; AutoAttack's 9 stands for all other classes if there are fewer.
+
+    Raises:
+        UserError: The model has fewer other classes.
+    """
+    if targets and targets >= classes and targets != ALL_TARGETS:
+        raise UserError(f"targets {targets}: expected at most {classes - 1}, the number of other classes")
 
 
 def check_inputs(

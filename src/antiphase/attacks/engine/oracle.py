@@ -51,6 +51,8 @@ class Oracle:
         device: device of a model without parameters.
 
     Attributes:
+        alike: whether batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it gives
+            padded to 16; for models whose rows do not depend on each other.
         seen: number of gradients that were ``"asked"`` for, and of those that were ``"flat"`` (zero everywhere) or
             ``"broken"`` (with NaN or infinite values, set to zero).
     """
@@ -64,6 +66,8 @@ class Oracle:
         self.precision: Precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
         self.seen: Counter[str] = Counter()
+        self.alike = False
+        self._fits: dict[tuple[str, str, int], bool] = {}  # by kind of pass, precision and rows
 
     def in_float32(self) -> Self:
         """Return an oracle with a float32 search that is not compiled; both share the counts in ``seen``."""
@@ -76,7 +80,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad(), exact_float32(x.device):
-            return self._ask(self.model, x, context)
+            return self._padded("verdict", x, lambda rows: [self._ask(self.model, x, context, rows)])[0]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
@@ -87,7 +91,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits in the search's precision, without a graph; not counted."""
         with torch.no_grad(), outputs_only(), self._autocast(x):
-            return self._ask(self._searched, x, context)
+            return self._padded("search", x, lambda rows: [self._ask(self._searched, x, context, rows)])[0]
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits without a graph; count one forward pass per row."""
@@ -103,12 +107,14 @@ class Oracle:
 
         Count for each row one forward pass, and one backward pass for each loss.
         """
-        x = x.detach().requires_grad_(True)
-        values: list[Tensor] = []
-        gradients: list[Tensor] = []
-        with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
+        number = len(losses)
+
+        def run(padded: int) -> list[Tensor]:
+            leaf = x.detach().requires_grad_(True)
+            values: list[Tensor] = []
+            gradients: list[Tensor] = []
             with self._autocast(x):
-                logits = self._ask(self._searched, x, rows.get("context"))
+                logits = self._ask(self._searched, leaf, rows.get("context"), padded)
             if torch.is_inference_mode_enabled():
                 raise UserError(
                     "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
@@ -119,29 +125,46 @@ class Oracle:
                 )
             for index, loss in enumerate(losses):
                 value = one_each(loss(logits), logits)
-                more = index + 1 < len(losses)
+                more = index + 1 < number
                 with running(self.model, x):
-                    (gradient,) = torch.autograd.grad(
-                        value.sum(), x, retain_graph=more, materialize_grads=True
+                    gradients += torch.autograd.grad(
+                        value.sum(), leaf, retain_graph=more, materialize_grads=True
                     )
-                gradients.append(self._sound(gradient))
                 values.append(value.detach())
+            return [logits.detach(), *values, *gradients]
+
+        with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
+            logits, *rest = self._padded("gradient", x, run)
         rows["forwards"] = rows["forwards"] + self.passes
-        rows["backwards"] = rows["backwards"] + self.passes * len(losses)
-        return values, logits.detach(), gradients
+        rows["backwards"] = rows["backwards"] + self.passes * number
+        return rest[:number], logits, [self._sound(gradient) for gradient in rest[number:]]
+
+    def _padded(self, kind: str, x: Tensor, run: Callable[[int], list[Tensor]]) -> list[Tensor]:
+        """Run with as many rows as ``QUANTUM`` wants, or with fewer that are known to give bitwise the same."""
+        key = kind, self.precision, 1 << (len(x) - 1).bit_length()
+        if not self.alike or self._searched is not self.model or key[2] >= QUANTUM:
+            return run(len(x) + -len(x) % QUANTUM)
+        if self._fits.get(key):
+            return run(key[2])
+        results = run(QUANTUM)
+        if key not in self._fits:
+            try:
+                self._fits[key] = all(map(torch.equal, run(key[2]), results))
+            except UserError:  # such as exported for one size of batch
+                self._fits[key] = False
+        return results
 
     def _autocast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
         return autocast(x.device, self.precision)
 
-    def _ask(self, model: Classifier, x: Tensor, context: Tensor | None) -> Tensor:
+    def _ask(self, model: Classifier, x: Tensor, context: Tensor | None, rows: int) -> Tensor:
         answers: list[Tensor] = []
         for _ in range(self.passes):
-            given = map(
-                _pad, (x,) if context is None else (x, context)
-            )  # copies, which the model may write to
+            # copies, which the model may write to
+            given = [_pad(one, rows) for one in ((x,) if context is None else (x, context))]
             with running(self.model, x):
                 logits = model(*given)
-            answers.append(_checked(logits, x)[: len(x)])
+            answers.append(checked(logits, given[0])[: len(x)])
         return torch.stack(answers).mean(0) if self.passes > 1 else answers[0]
 
     def _sound(self, gradient: Tensor) -> Tensor:
@@ -156,23 +179,27 @@ class Oracle:
         return gradient.nan_to_num(0.0, 0.0, 0.0) if bool(broken.any()) else gradient
 
 
-def _pad(x: Tensor) -> Tensor:
-    """Return a copy, padded with the first row to a multiple of the quantum."""
-    missing = -len(x) % QUANTUM
+def _pad(x: Tensor, rows: int) -> Tensor:
+    """Return a copy with this many rows, padded with the first."""
+    missing = rows - len(x)
     return torch.cat([x, x[:1].detach().expand(missing, *x.shape[1:])]) if missing else x.clone()
 
 
-def _checked(logits: Any, x: Tensor) -> Tensor:
-    count = len(x) + -len(x) % QUANTUM
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count:
+def checked(logits: Any, images: Tensor) -> Tensor:
+    """Return a model's logits of some images, in the images' precision.
+
+    Raises:
+        UserError: They are not one finite row per image.
+    """
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise UserError(
-            f"the model returned {shape} for {count} images: expected logits, one tensor of shape ({count}, classes); "
-            "wrap it in a module that returns them"
+            f"the model returned {shape} for {len(images)} images: expected logits, one tensor of shape "
+            f"({len(images)}, classes); wrap the model in a module that returns them"
         )
     if not torch.isfinite(logits).all():
         raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
-    return logits.to(x.dtype)
+    return logits.to(images.dtype)
 
 
 @contextlib.contextmanager
