@@ -142,7 +142,7 @@ class Oracle:
     def _padded(self, kind: str, x: Tensor, run: Callable[[int], list[Tensor]]) -> list[Tensor]:
         """Run with as many rows as ``QUANTUM`` wants, or with fewer that are known to give bitwise the same."""
         key = kind, self.precision, 1 << (len(x) - 1).bit_length()
-        if not self.alike or self._searched is not self.model or key[2] >= QUANTUM:
+        if not self.alike or self._searched is not self.model or not 0 < len(x) <= QUANTUM // 2:
             return run(len(x) + -len(x) % QUANTUM)
         if self._fits.get(key):
             return run(key[2])
