@@ -99,11 +99,9 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
 
 def _softmax_in_graph(module: nn.Module) -> bool:
     """Return whether an exported, scripted or traced module, which has no parts of known classes, computes softmax."""
-    if isinstance(module, torch.jit.ScriptModule):
-        text = str(module.inlined_graph)
-    else:
-        text = str(module.graph) if isinstance(module, torch.fx.GraphModule) else ""
-    return re.search("softmax|scaled_dot_product", text) is not None
+    kept = {torch.jit.ScriptModule: "inlined_graph", torch.fx.GraphModule: "graph"}
+    graphs = (str(getattr(module, name, "")) for kind, name in kept.items() if isinstance(module, kind))
+    return any(re.search("softmax|scaled_dot_product", graph) for graph in graphs)
 
 
 def _known(module: nn.Module) -> AttentionKind | None:
