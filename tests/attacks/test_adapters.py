@@ -88,9 +88,8 @@ def test_verdicts_are_those_of_the_closed_form_and_of_our_pgd():
     ("cheat", "warning"),
     [
         (lambda model, x, y: _sign_step(model, x, y, eps=0.3), r"31 of 31 .* left ε = 0.04"),
-        (lambda model, x, y: x - 4.0, "31 of 31 .* held NaN or left the bounds"),
-        (lambda model, x, y: x * math.nan, "31 of 31 .* held NaN or left the bounds"),
-        (lambda model, x, y: x / 0, "31 of 31 .* held NaN or left the bounds"),
+        (lambda model, x, y: x * math.nan, "31 of 31 .* held NaN or infinite pixels"),
+        (lambda model, x, y: x / 0, "31 of 31 .* held NaN or infinite pixels"),
         (lambda model, x, y: x.clone(), None),
     ],
 )

@@ -1,10 +1,10 @@
 """Models and images given as objects where a command takes specifications."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError
 from antiphase.runs.given import PREFIX, holding
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     Raises:
         UserError: a model without a card comes without images, or does not classify them.
     """
+    from antiphase.modules import device_of, evaluating
+
     text, objects = dict(values), dict[str, Any]()
     data = values.get("data")
     if data is not None and not _is_text(data):
@@ -42,24 +44,19 @@ def as_text(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if option in values:
             text[option] = _named(values[option], images, objects, modules)
     if modules and values.get("device", "auto") == "auto":
-        text["device"] = str(next((each.device for each in modules[0].parameters()), "cpu"))
-    modes = [(part, part.training) for module in modules for part in module.modules()]
+        text["device"] = str(device_of(modules[0]))
     bare = [module for module in modules if not hasattr(module, "card")]
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            device_of(module)  # refuses weights without values
+            stack.enter_context(evaluating(module))
         for spec, module in objects.items():
             if module in bare:
                 assert images is not None
+                stack.callback(_remove_card, module)
                 _add_card(spec, module, images)
-        for module in modules:
-            module.eval()
-        with holding(objects):
-            yield text
-    finally:
-        for part, training in modes:
-            part.training = training
-        for module in bare:
-            if hasattr(module, "card"):
-                object.__delattr__(module, "card")
+        stack.enter_context(holding(objects))
+        yield text
 
 
 def _is_text(value: Any) -> bool:
@@ -107,24 +104,22 @@ def _named(value: Any, images: "ImageSet | None", objects: dict[str, Any], modul
     return specs[0] if isinstance(value, nn.Module) else tuple(specs)
 
 
+def _remove_card(model: "nn.Module") -> None:
+    if hasattr(model, "card"):
+        object.__delattr__(model, "card")
+
+
 def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
     import torch
 
     from antiphase.models.card import ModelCard, with_card
     from antiphase.models.kinds import attention_kind
+    from antiphase.modules import device_of, running
 
-    model.eval()
-    place = next((each.device for each in model.parameters()), torch.device("cpu"))
     name = spec.removeprefix(PREFIX)
-    try:
-        with torch.no_grad():
-            logits = model(images.images([0]).to(place))
-    except Exception as error:  # the user's code
-        reason = first_line(error)
-        raise UserError(
-            f"model {name}: fails on an image of {images.name} of shape {images.image_shape} ({reason}); expected a "
-            "classifier of such images in [0, 1]"
-        ) from error
+    image = images.images([0]).to(device_of(model))
+    with running(model, image, f"model {name}", f"an image of {images.name}"), torch.no_grad():
+        logits = model(image.clone())
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")

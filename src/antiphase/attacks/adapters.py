@@ -7,7 +7,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
+from antiphase.modules import running
 from antiphase.precision import Precision
 
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
@@ -58,8 +59,9 @@ def run_foreign(
     """Run a function that perturbs images as an attack.
 
     The function is called once per batch, with the samples whose clean prediction is the attacked label. Success
-    is judged as for the other attacks: prediction changed, ‖δ‖ ≤ ε + ``threat.tolerance``, every pixel within bounds,
-    in float32. An image with a NaN or outside the bounds counts as failed and is replaced by the clean image.
+    is judged as for the other attacks, in float32: prediction changed and ‖δ‖ ≤ ε + ``threat.slack``. Images that leave
+    the bounds are clipped first, and a warning says so. An image with a NaN or infinite pixel counts as failed and is
+    replaced by the clean image.
 
     Passes are counted on the model that the function receives. Each sample gets the mean of its batch, rounded up:
     exact for ``batch_size=1``, or if all samples take the same number of passes. A backward pass is counted for every
@@ -94,12 +96,19 @@ def run_foreign(
         "progress": options.get("progress", False), "on_finished": options.get("on_finished"),
     }  # fmt: skip
     result = run_search(model, images, labels, threat, search, options.get("settings", {}), run)
-    beyond = int((~result.success & (result.distance > threat.eps + threat.tolerance)).sum())
+    limit = threat.eps + threat.slack(result.adversarial)
     said = [
-        f"{count} of {len(result)} images that {search.name} returned {what}: they count as failed"
+        f"{count} of {len(result)} images that {search.name} returned {what}"
         for count, what in (
-            (search.unusable, "held NaN or left the bounds"),
-            (beyond, f"left ε = {threat.eps:g}"),
+            (search.unusable, "held NaN or infinite pixels: they count as failed"),
+            (
+                search.clipped,
+                f"left the bounds by up to {search.excess:.3g}: they were clipped to {threat.bounds}",
+            ),
+            (
+                int((~result.success & (result.distance > limit)).sum()),
+                f"left ε = {threat.eps:g}: they count as failed",
+            ),
         )
         if count
     ]
@@ -201,8 +210,9 @@ class _Foreign:
     decides_in_float32 = False
 
     def __init__(self, attack: Foreign, name: str, threat: Threat) -> None:
-        self.attack, self.name, self.bounds = attack, name, threat.bounds
-        self.unusable = 0  # images returned with a NaN or beyond the bounds
+        self.attack, self.name, self.threat = attack, name, threat
+        self.unusable = self.clipped = 0  # images with NaN or infinite pixels; beyond the bounds
+        self.excess = 0.0  # how far beyond
 
     def start(self, rows: Rows) -> None:
         rows["best"] = rows["clean"].clone()
@@ -212,17 +222,20 @@ class _Foreign:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         clean, label = rows["clean"], rows["label"]
-        counter = _Counter(oracle.model, rows.get("context")).eval()
+        counter = _Counter(oracle.model, rows.get("context"))
         with _seeded(int(rows["key"][0]), clean.device), torch.enable_grad():
             returned = self.attack(counter, clean.clone(), label.clone())
         if not isinstance(returned, Tensor) or returned.shape != clean.shape:
             shape = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
             raise UserError(f"{self.name} returned {shape}: expected images of shape {tuple(clean.shape)}")
         returned = returned.detach().to(clean)
-        flat, (low, high) = returned.flatten(1), self.bounds
-        usable = ((flat >= low) & (flat <= high)).all(1)  # also False for NaN, which the oracle would reject
+        usable = returned.isfinite().flatten(1).all(1)  # the oracle would reject the others
+        clipped = returned.clamp(*self.threat.bounds)
+        excess = (returned - clipped).abs().flatten(1).amax(1)[usable]
         self.unusable += int((~usable).sum())
-        rows.put("best", usable, returned)
+        self.clipped += int((excess > self.threat.tolerance * max(1.0, *map(abs, self.threat.bounds))).sum())
+        self.excess = max([self.excess, *excess.tolist()])
+        rows.put("best", usable, clipped)
         rows["forwards"] = rows["forwards"] + math.ceil(counter.forwards / len(clean))
         rows["backwards"] = rows["backwards"] + math.ceil(counter.backwards / len(clean))
         rows["done"] = torch.ones_like(rows["done"])
@@ -235,10 +248,16 @@ class _Counter(nn.Module):
         super().__init__()
         self.model, self.context = model, context
         self.forwards = self.backwards = 0
+        self.training = False
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode, as the model is for the whole attack."""
+        return self
 
     def forward(self, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         given = () if self.context is None else (self._given(len(x)),)
-        logits = self.model(x, *given)
+        with running(self.model, x):
+            logits = self.model(x.clone(), *given)  # which the model may write to
         self.forwards += len(x)
         if logits.requires_grad:
             logits.register_hook(lambda gradient: self._count(len(gradient)))

@@ -167,7 +167,7 @@ class _CarliniWagner:
         rows.put("best", nearer, x)
         rows.put("best_w", nearer, rows["w"])
         rows.put("loss", nearer, -distance)
-        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.tolerance))
+        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.slack(x)))
 
         ended = self._judge(rows, distance.square(), hinge, adversarial)
         pull = per_row(rows["const"] * (value <= self.confidence), x) * slope

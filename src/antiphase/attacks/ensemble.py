@@ -10,6 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.attacks.engine.checks import black_box_wins
+from antiphase.attacks.engine.inputs import check_targets
 from antiphase.attacks.engine.options import Run
 from antiphase.attacks.engine.oracle import Classifier, attacked
 from antiphase.attacks.result import AttackResult
@@ -79,11 +80,14 @@ class Ensemble:
         if not len(images):
             raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
         least, most = self.least_classes, self.most_classes
-        if least == 1 and most is None:
+        targets = [stage.settings.get("targets") for stage in self.stages]
+        if least == 1 and most is None and not any(targets):
             return
         with attacked(model, device=images.device) as oracle:
             given = None if context is None else context[:1].to(oracle.device)
             classes = oracle.verdict(images[:1].detach().to(oracle.device), given).shape[1]
+        for count in targets:
+            check_targets(count, classes)
         if classes < least:
             raise UserError(
                 f"{self.name} needs at least {least} classes (for DLR) and the model has {classes}: use apgd, fab and "
@@ -184,7 +188,9 @@ def title(stage: Stage, chosen: Run) -> bool | str:
 
 def within(found: AttackResult, threat: Threat) -> AttackResult:
     """Count the nearest examples that were found within ε."""
-    success = (found.prediction != found.label) & (found.distance <= threat.eps + threat.tolerance)
+    success = (found.prediction != found.label) & (
+        found.distance <= threat.eps + threat.slack(found.adversarial)
+    )
     return replace(found, threat=threat, success=success)
 
 

@@ -182,7 +182,7 @@ class _Fab:
         nearer = adversarial & (-distance > rows["loss"])
         rows.put("best", nearer, x)
         rows.put("loss", nearer, -distance)
-        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.tolerance))
+        rows["found"] = rows["found"] | (nearer & (distance <= rows["eps"] + self.threat.slack(x)))
         rows["done"] = rows["t"] == self.steps
         rows.put("x", adversarial, clean + self.beta * (x - clean))
         value, gradient = _nearest(values, gradients, rows["x"] - x, self.threat.norm)

@@ -27,7 +27,7 @@ class AttackResult:
         label: the attacked class: the given label, or the clean prediction.
         clean_prediction: predicted class of the clean image.
         prediction: predicted class of the adversarial image.
-        success: whether the prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.tolerance`` and every
+        success: whether the prediction differs from the attacked class with ‖δ‖ ≤ ε + ``threat.slack`` and every
             pixel within bounds; confirmed in float32 after the search.
         adversarial: adversarial image, or the iterate of highest loss if the attack failed.
         distance: ‖δ‖ in the threat's norm.

@@ -78,6 +78,8 @@ def sweep(
         raise UserError(f"settings {', '.join(settings)}: an ensemble's are those of its stages")
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
     chosen = read_options(run, ensemble.name or ensemble.stages[0].attack.__name__)
+    if chosen.goal is not None:
+        raise UserError("goal: not for ensembles and sweeps; attack with pgd, apgd, fab or square at each ε")
     down = nested == "down" and not ensemble.minimal
     if down and chosen.on_finished is not None:
         raise UserError("on_finished: not told of a sweep that goes down; use nested='up'")

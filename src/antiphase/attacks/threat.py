@@ -8,7 +8,7 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 
 Norm = Literal["linf", "l2"]
 _LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
@@ -23,10 +23,10 @@ class Threat:
         norm: ``"linf"`` (largest change of a pixel) or ``"l2"`` (Euclidean norm of the change).
         eps: perturbation budget ε, at least 0, in units of the pixel range: 8/255 is 8 levels of an 8-bit image with
             pixels in [0, 1]. At most the pixel range for linf; infinite for attacks that minimise the norm.
-        bounds: smallest and largest pixel value.
+        bounds: smallest and largest pixel value, both finite.
 
     Raises:
-        UserError: The norm is unknown, ε is out of range, or the bounds are empty.
+        UserError: The norm is unknown, ε is out of range, or the bounds are not two rising finite numbers.
     """
 
     norm: Norm = "linf"
@@ -38,9 +38,16 @@ class Threat:
             raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
         if not isinstance(self.eps, Real) or math.isnan(self.eps) or self.eps < 0:
             raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in units of the pixel range")
-        if not self.bounds[0] < self.bounds[1]:
-            raise UserError(f"bounds {self.bounds}: expected (smallest, largest)")
-        whole = self.bounds[1] - self.bounds[0]
+        try:
+            low, high = map(_number, self.bounds)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not -math.inf < low < high < math.inf:
+            raise UserError(
+                f"bounds {shown(self.bounds)}: expected (smallest, largest), two finite numbers such as (0, 1)"
+            )
+        object.__setattr__(self, "bounds", (low, high))
+        whole = high - low
         if self.norm == "linf" and whole < self.eps < math.inf:
             levels = self.bounds == (0, 1) and self.eps <= 255
             example = f"; for {self.eps:g} of 255 levels, pass {self.eps:g}/255" if levels else ""
@@ -50,8 +57,14 @@ class Threat:
 
     @property
     def tolerance(self) -> float:
-        """Rounding error allowed on top of ε: 1e-6, scaled up for pixels above 1."""
-        return _ROUNDING * max(1.0, *(abs(bound) for bound in self.bounds))
+        """Rounding error allowed on top of ε for pixels up to 1."""
+        return _ROUNDING
+
+    def slack(self, adversarial: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"] | float:
+        """Return the rounding error allowed on top of ε: ``tolerance`` times a sample's largest pixel if above 1."""
+        if max(map(abs, self.bounds)) <= 1:
+            return self.tolerance
+        return self.tolerance * row_norm(adversarial, "linf").clamp_min(1.0)
 
     def distance(
         self, adversarial: Float[Tensor, "batch *shape"], clean: Float[Tensor, "batch *shape"]
@@ -65,7 +78,7 @@ class Threat:
         clean: Float[Tensor, "batch *shape"],
         eps: Float[Tensor, " batch"] | float | None = None,
     ) -> Bool[Tensor, " batch"]:
-        """Return whether each sample is within ``eps`` + ``tolerance`` of its clean image and within the bounds.
+        """Return whether each sample is within ``eps`` + :meth:`slack` of its clean image and within the bounds.
 
         Images with a NaN are not.
 
@@ -77,8 +90,14 @@ class Threat:
         flat = adversarial.flatten(1)
         inside = ((flat >= self.bounds[0]) & (flat <= self.bounds[1])).all(1)
         return inside & (
-            self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + self.tolerance
+            self.distance(adversarial, clean) <= (self.eps if eps is None else eps) + self.slack(adversarial)
         )
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, Real):
+        raise TypeError
+    return float(value)
 
 
 def row_norm(

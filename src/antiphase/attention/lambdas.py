@@ -156,8 +156,8 @@ def make_lambda(kind: str, sizes: LambdaSizes, lambda_init: float) -> nn.Module:
 
 def lambda_of(module: nn.Module) -> nn.Module | None:
     """Return the λ module of an attention module, None if it has none."""
-    lam = module._modules.get("lam")
-    return lam if lam is not None and hasattr(type(lam), "draw_parameters") else None
+    lam = getattr(module, "lam", None)
+    return lam if isinstance(lam, nn.Module) and hasattr(type(lam), "draw_parameters") else None
 
 
 def reads_tokens(lam: nn.Module) -> bool:

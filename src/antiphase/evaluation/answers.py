@@ -12,6 +12,7 @@ from antiphase.data import PairSet
 from antiphase.data.decoding import Square
 from antiphase.data.pope import with_suffix
 from antiphase.data.preprocess import model_images
+from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 
 Question = tuple[int, str]
@@ -73,7 +74,7 @@ def answer_all(
     Raises:
         UserError: an image cannot be read, or a question is empty.
     """
-    answering, place = cast(Answering, model), next(model.parameters()).device
+    answering, place = cast(Answering, model), device_of(model)
     order = sorted(range(len(asked)), key=lambda at: (asked[at][1], asked[at][0]))
     found: dict[int, Answer] = {}
     with progress_bar(title, len(asked), bool(title)) as advance, torch.no_grad():

@@ -11,6 +11,7 @@ from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
 from antiphase.models.kinds import AttentionKind
 from antiphase.models.preprocessing import Preprocessing
+from antiphase.modules import to_evaluation
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -69,7 +70,7 @@ def with_card(model: Model, card: ModelCard) -> Model:
     object.__setattr__(
         model, "card", card
     )  # bypasses nn.Module.__setattr__, which would search it for parameters
-    return model.eval()
+    return to_evaluation(model)
 
 
 def square_of(model: nn.Module) -> Square:

@@ -16,6 +16,7 @@ from antiphase.models.dual_encoders import OpenClip
 from antiphase.models.normalize import Normalized
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+from antiphase.modules import device_of
 
 Images = Float[Tensor, "batch channels height width"]
 Features = Float[Tensor, "batch width"]
@@ -84,7 +85,7 @@ def _before_last_layer(model: nn.Module) -> ImageTower:
                 hook.remove()
         return next((x for x, y in reversed(seen) if y.data_ptr() == logits.data_ptr() and x.ndim == 2), None)
 
-    images = torch.full((1, *card.image_shape), 0.5, device=next(model.parameters()).device)
+    images = torch.full((1, *card.image_shape), 0.5, device=device_of(model))
     try:
         with torch.no_grad():
             fits = last_input(images) is not None

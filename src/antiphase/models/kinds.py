@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Set
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
@@ -88,10 +89,19 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
     if known is not None:
         return [(module, known)]
     inside = [found for part in module.children() for found in attention_modules(part)]
-    parts: Any = [*module._modules, *module._parameters, *module._buffers]
-    if inside or not (named_attention(module) or any(map(_PART.fullmatch, parts))):
+    # by keys(), since TorchScript's dictionaries do not iterate
+    parts: Any = [*module._modules.keys(), *module._parameters.keys(), *module._buffers.keys()]
+    like_attention = named_attention(module) or any(map(_PART.fullmatch, parts)) or _softmax_in_graph(module)
+    if inside or not like_attention:
         return inside
     return [(module, "unknown")]
+
+
+def _softmax_in_graph(module: nn.Module) -> bool:
+    """Return whether an exported, scripted or traced module, which has no parts of known classes, computes softmax."""
+    kept = {torch.jit.ScriptModule: "inlined_graph", torch.fx.GraphModule: "graph"}
+    graphs = (str(getattr(module, name, "")) for kind, name in kept.items() if isinstance(module, kind))
+    return any(re.search("softmax|scaled_dot_product", graph) for graph in graphs)
 
 
 def _known(module: nn.Module) -> AttentionKind | None:

@@ -10,6 +10,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import card_of
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+from antiphase.modules import device_of
 from antiphase.runs.loading import find_device, load_models
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.sensitivity.maps import unrecognised
@@ -71,7 +72,7 @@ def write_skeleton(options: SenseOptions) -> str:
         generator = torch.Generator().manual_seed(0)
         images = torch.rand(2, *card_of(model).image_shape, generator=generator)
         call = as_dual_encoder(model).encode_image if is_dual_encoder(model) else model
-        found |= unrecognised(model, images.to(next(model.parameters()).device), call)
+        found |= unrecognised(model, images.to(device_of(model)), call)
     if not found:
         return "all attention is recognised; no adapter is needed"
     write_text(path, skeleton(found))

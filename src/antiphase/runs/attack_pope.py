@@ -30,6 +30,7 @@ from antiphase.evaluation.rates import described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.lambdas import mean_lambdas
+from antiphase.modules import device_of
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.journal import write_frame
@@ -232,5 +233,5 @@ def _gallery(
 
 def _said(model: nn.Module, images: torch.Tensor, questions: list[str]) -> list[str]:
     answering: Any = model
-    place = next(model.parameters()).device
+    place = device_of(model)
     return answering.generate(images.to(place), questions, max_new_tokens=_LONGEST)

@@ -8,6 +8,7 @@ from torch import nn
 
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
+from antiphase.modules import device_of
 from antiphase.progress import duration
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.eager import eager_attention
@@ -35,7 +36,7 @@ def sense_seconds(
     """Return about how long a sensitivity run takes in one process, from one timed forward pass of each model."""
     total = 0.0
     for model in models:
-        device = next(model.parameters()).device
+        device = device_of(model)
         images = data.images(range(min(batch_size, len(data)))).to(device)
         layers = len(list(attention_layers(model, images[:1])))
         with eager_attention(), torch.no_grad():

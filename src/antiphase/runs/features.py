@@ -21,6 +21,7 @@ from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
 from antiphase.precision import Precision, autocast
 from antiphase.progress import progress_bar
 from antiphase.runs.cache import missing
@@ -61,7 +62,7 @@ class FeatureStore:
             UserError: an image cannot be read, or a feature is not finite; parts that are done are kept.
         """
         tower = image_tower(model)
-        place = next(model.parameters()).device
+        place = device_of(model)
         identity = digest(
             "images",
             str(_VERSION),
@@ -94,7 +95,7 @@ class FeatureStore:
         as_dual_encoder(model)
         project = image_tower(model).project
         assert project is not None
-        place = next(model.parameters()).device
+        place = device_of(model)
         with torch.no_grad():
             parts = [F.normalize(project(part.to(place)), dim=-1).cpu() for part in features.split(_PART)]
         return torch.cat(parts)
@@ -102,7 +103,7 @@ class FeatureStore:
     def text_vectors(self, model: nn.Module, texts: Sequence[str], title: str) -> Float[Tensor, "n embed"]:
         """Return unit vectors of texts, in float32 on the CPU."""
         encoder = as_dual_encoder(model)
-        place = next(model.parameters()).device
+        place = device_of(model)
         identity = digest("texts", str(_VERSION), self._fingerprint(model), *texts, self.precision)
 
         def compute(parts: Sequence[range]) -> Iterator[Tensor]:

@@ -106,7 +106,7 @@ def load_models(
     """
     from antiphase.evaluation.answers import answers_questions
     from antiphase.models.zeroshot import is_dual_encoder
-    from antiphase.models.zoo import load_model, scheme_of
+    from antiphase.models.zoo import scheme_of
 
     names = [spec.strip() for spec in specs]
     able = [(scheme := scheme_of(name)) is not None and scheme.random for name in names]
@@ -117,8 +117,7 @@ def load_models(
         )
     _warn_of_code(names)
     loaded = [
-        with_kind_found(given(name) or load_model(name, random_weights=random_weights and random)).to(place)
-        for name, random in zip(names, able, strict=True)
+        _placed(name, random_weights and random, place) for name, random in zip(names, able, strict=True)
     ]
     for name, model in zip(names, loaded, strict=True):
         if answers_questions(model):
@@ -137,6 +136,16 @@ def load_models(
     return loaded
 
 
+def _placed(name: str, random: bool, place: "torch.device") -> "nn.Module":
+    from antiphase.models.zoo import load_model
+    from antiphase.modules import differentiable
+
+    model = given(name)
+    if model is None:
+        model = load_model(name, random_weights=random)
+    return with_kind_found(differentiable(model)).to(place)
+
+
 def with_kind_found(model: "nn.Module") -> "nn.Module":
     """Note in the card of a model of the user's own code the kind of attention and the λ that it is found to have."""
     import torch
@@ -144,6 +153,7 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
     from antiphase.models.card import ModelCard, with_card
     from antiphase.models.kinds import is_own_code
     from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+    from antiphase.modules import device_of
     from antiphase.sensitivity.maps import attention_of
 
     card = getattr(model, "card", None)
@@ -151,10 +161,9 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
         return model
     images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
     call = as_dual_encoder(model).encode_image if is_dual_encoder(model) else None
-    place = next((one.device for one in model.parameters()), images.device)
     try:
         with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
-            kind, lambdas = attention_of(model, images.to(place), call)
+            kind, lambdas = attention_of(model, images.to(device_of(model)), call)
     except Exception:  # the user's code
         return model
     return with_card(model, replace(card, attention=kind, lambdas=lambdas))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from antiphase.data import ImageSet
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
@@ -61,7 +62,7 @@ def measure_radii(
         progress: whether to show a progress bar on stderr.
         limit: at most this many of the images.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     what = {
         "version": CELL_VERSION, "part": "radius", "model": fingerprint(model), "data": data.fingerprint(),
         "steps": steps, "seed": seed,

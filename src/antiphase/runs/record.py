@@ -18,6 +18,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_json
 from antiphase.models.card import ModelCard, card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
 from antiphase.precision import multiplies_bf16
 from antiphase.runs.loading import find_device
 from antiphase.runs.options.base import Options
@@ -77,7 +78,7 @@ def run_record(
         "data_fingerprint": data.fingerprint(),
         "n": len(data),
         "seconds": round(seconds, 2),
-        **environment_record(next(models[0].parameters()).device),
+        **environment_record(device_of(models[0])),
         "warnings": warnings,
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, BRANCHES_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 from antiphase.runs.branches import branch_rows
 from antiphase.runs.cache import Cache
@@ -92,7 +93,7 @@ def perturbed_alignment_rows(
     the cross-entropy with the predictions at x, which PGD increases.
     """
     with eager_attention(), torch.no_grad():
-        clean = model(images).argmax(1)
+        clean = model(images.clone()).argmax(1)
 
     def loss(logits: Tensor) -> Tensor:
         return functional.cross_entropy(logits.double(), clean, reduction="sum")
@@ -236,7 +237,7 @@ def sense(
         progress: whether to show progress bars on stderr.
         limit: at most this many of the images.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     who = fingerprint(model)
     found = {}
     for part in (part for part in (*PARTS, PERTURBED, BRANCHES) if part.name in parts):

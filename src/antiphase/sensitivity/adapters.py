@@ -110,7 +110,7 @@ def _differential(module: DifferentialAttention, call: Call) -> Layer:
 def _has_our_parts(module: Any) -> bool:
     """Whether a module has the parts of :class:`~antiphase.attention.DifferentialAttention`."""
     methods = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
-    return methods and isinstance(module._modules.get("qkv"), nn.Linear) and lambda_of(module) is not None
+    return methods and isinstance(getattr(module, "qkv", None), nn.Linear) and lambda_of(module) is not None
 
 
 def _by_parts(module: Any, call: Call) -> Layer:

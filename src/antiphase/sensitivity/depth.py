@@ -91,7 +91,7 @@ def blocks(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> list[Bloc
     hooks = [parts[name].register_forward_hook(keep(name), with_kwargs=True) for name in names]
     try:
         with eager_attention(), torch.no_grad():
-            model(images)
+            model(images.clone())
     finally:
         for hook in hooks:
             hook.remove()

@@ -157,7 +157,7 @@ def mean_negatives(
     try:
         with torch.no_grad():
             for images in batches:
-                model(images)
+                model(images.clone())
                 count += len(images)
     finally:
         for hook in hooks:

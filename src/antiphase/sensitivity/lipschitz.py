@@ -173,7 +173,7 @@ class _Climb:
         self.f, self.x, self.eps = f, x, eps
         self.norm: Norm = norm
         self.ball: Norm = ball
-        self.clean = checked(f(x), x)
+        self.clean = checked(f(x.clone()), x)
 
     def inside(self, w: Tensor, radius: Tensor) -> Tensor:
         """Return r·w, r the nearest to ``radius`` that the ball and the least radius leave."""
@@ -182,7 +182,7 @@ class _Climb:
 
     def quotient(self, delta: Tensor) -> Tensor:
         moved = self.x + delta
-        return chord(checked(self.f(moved), self.x) - self.clean, moved - self.x, self.norm)
+        return chord(checked(self.f(moved.clone()), self.x) - self.clean, moved - self.x, self.norm)
 
     def slope(self, delta: Tensor) -> Rows:
         """Return the quotient at ξ, the gradient g of ½‖f(x + ξ) − f(x)‖², and ⟨g, ξ⟩/‖f(x + ξ) − f(x)‖² − 1."""

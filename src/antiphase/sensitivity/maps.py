@@ -156,6 +156,11 @@ def _observed(
     model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
 ) -> _Seen:
     """Run a model once; with ``watch`` look for attention that is not known, too."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise UserError(
+            f"{type(model).__name__} holds TorchScript, whose attention cannot be observed; expected the module that "
+            "it was made from"
+        )
     exits: list[Exit] = []
     unknown: list[tuple[str, nn.Module]] = []
     pooling: list[tuple[str, nn.Module]] = []
@@ -256,8 +261,8 @@ def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> No
 
 
 def _ordinary(value: Any) -> Any:
-    """Copy a tensor created in inference mode, which autograd would refuse."""
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+    """Copy a tensor: the model may write to it, and autograd would refuse one created in inference mode."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any) -> Call:
@@ -321,7 +326,7 @@ def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tupl
 
     hook = module.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        model(x)
+        model(x.clone())
     except _Reached:
         return kept[0]
     finally:

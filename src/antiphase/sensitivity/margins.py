@@ -103,6 +103,6 @@ def _gradient(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """Return prediction, margin and the margin's gradient, one row of pixels for each image."""
     with gradients(enabled=True):
         x = images.detach().clone().requires_grad_()
-        prediction, margin, *_ = margins_of(model(x))
+        prediction, margin, *_ = margins_of(model(x.clone()))
         (found,) = torch.autograd.grad(margin.sum(), x)
     return prediction, margin.detach(), found.flatten(1)

@@ -56,7 +56,7 @@ class Linearisation:
     def __init__(self, f: Function, x: Float[Tensor, "batch *shape"]) -> None:
         with torch.enable_grad():
             self.x = x.detach().clone().requires_grad_()
-            self.y = checked(f(self.x), self.x)
+            self.y = checked(f(self.x.clone()), self.x)  # which f may write to
         self._back: tuple[Tensor, Tensor] | None = None
 
     def vjp(self, u: Float[Tensor, "batch outputs"]) -> Float[Tensor, "batch *shape"]:

@@ -98,7 +98,7 @@ def uniform_sampling_of_all(
     """
     ids = check_ball(x, eps, ids, norm, ball, samples=samples)
     with eager_attention(), torch.no_grad():
-        clean = [checked(y, x) for y in functions(x)]
+        clean = [checked(y, x) for y in functions(x.clone())]
         total = [torch.zeros_like(x.flatten(1)[:, 0]) for _ in clean]
         best = [Rows(quotient=torch.full_like(each, -1.0), delta=torch.zeros_like(x)) for each in total]
         for draw in range(samples):

@@ -21,6 +21,7 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
     """Return warnings about a model's logits that concern every attack.
 
     The model is run on at most 16 images: twice on the same batch, then on the first of them alone and among others.
+    Sets ``oracle.alike``.
 
     Args:
         oracle: oracle of the model.
@@ -29,9 +30,11 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
     """
     some = images[:QUANTUM].to(oracle.device)
     asked = None if context is None else context[:QUANTUM].to(oracle.device)
+    oracle.alike = True
     first, second = oracle.verdict(some, asked), oracle.verdict(some, asked)
     scale = _RELATIVE * float(first.abs().amax().clamp_min(1e-6))
     if float((first - second).abs().amax()) > scale:
+        oracle.alike = False
         if oracle.passes > 1:  # its mean logits are attacked already
             return []
         return [
@@ -44,6 +47,7 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
     others = None if asked is None else torch.cat([asked[:1], asked[1 - QUANTUM :]])
     company = oracle.verdict(torch.cat([some[:1], inverted[1 - QUANTUM :]]), others)[:1]
     if float((alone - first[:1]).abs().amax()) > scale or float((company - first[:1]).abs().amax()) > scale:
+        oracle.alike = False
         warnings.append(
             "the logits of an image depend on the other images in its batch, and so do the results; put "
             "layers such as BatchNorm in evaluation mode, or attack with batch_size=1"

@@ -9,6 +9,8 @@ from torch import Tensor
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
+ALL_TARGETS = 9
+
 
 def check_counts(**counts: object) -> None:
     """Check counts such as steps and restarts; ``targets`` and ``batch_size`` may be None.
@@ -22,10 +24,20 @@ def check_counts(**counts: object) -> None:
             raise UserError(f"{name} {given!r}: expected an integer of at least 1")
 
 
+def check_targets(targets: int | None, classes: int) -> None:
+    """Check a number of target classes; AutoAttack's 9 stands for all other classes if there are fewer.
+
+    Raises:
+        UserError: The model has fewer other classes.
+    """
+    if targets and targets >= classes and targets != ALL_TARGETS:
+        raise UserError(f"targets {targets}: expected at most {classes - 1}, the number of other classes")
+
+
 def check_inputs(
     images: Tensor, labels: Tensor | None, threat: Threat, ids: Tensor, context: Tensor | None = None
-) -> None:
-    """Check images, labels, ids and context.
+) -> Tensor:
+    """Check images, labels, ids and context; return the images, clipped where rounding took them beyond the bounds.
 
     Raises:
         UserError: A shape, type or value is not as :func:`~antiphase.attacks.engine.run.run_search` requires.
@@ -39,9 +51,13 @@ def check_inputs(
             "float64"
         )
     low, high = float(images.detach().min()), float(images.detach().max())
-    if not (threat.bounds[0] <= low and high <= threat.bounds[1]):  # also catches NaN
+    least, most = (
+        bound - sign * threat.tolerance * max(1.0, abs(bound))
+        for bound, sign in zip(threat.bounds, (1, -1), strict=True)
+    )
+    if not (least <= low and high <= most):  # also catches NaN
         raise UserError(
-            f"images have values from {low:g} to {high:g}: expected {threat.bounds[0]:g} to {threat.bounds[1]:g}; "
+            f"images have values from {low:.8g} to {high:.8g}: expected {threat.bounds[0]:g} to {threat.bounds[1]:g}; "
             "scale them, and normalise inside the model"
         )
     if labels is not None and (labels.shape != (len(images),) or labels.is_floating_point()):
@@ -57,6 +73,8 @@ def check_inputs(
         raise UserError(
             f"context of shape {tuple(context.shape)}: expected one row per sample, ({len(images)}, …)"
         )
+    inside = threat.bounds[0] <= low and high <= threat.bounds[1]
+    return images.detach() if inside else images.detach().clamp(*threat.bounds)
 
 
 def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:

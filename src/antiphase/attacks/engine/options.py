@@ -20,6 +20,7 @@ class RunOptions(TypedDict, total=False):
     seed: int
     ids: Int64[Tensor, " samples"] | None
     context: Tensor | None
+    goal: int | Int64[Tensor, " samples"] | None
     batch_size: int | None
     early_stop: bool
     precision: Precision
@@ -38,7 +39,11 @@ class Run:
         ids: one unique int64 per sample, the key of its random stream; positions by default.
         context: one row per sample that the model takes as its second argument, such as the question asked about each
             image; None: it takes images alone.
-        batch_size: searches run at once; does not affect results. The model sees a multiple of 16 images.
+        goal: attack towards this class, or one for each sample: success is the prediction of the goal. Losses and
+            boundaries are then those of two logits, the largest of the other classes and the goal's. Labels must be
+            None; not for ensembles and sweeps.
+        batch_size: searches run at once; does not affect results. The model sees a multiple of 16 images,
+            or 1, 2, 4 or 8 where it was seen to give bitwise the same for them.
         early_stop: stop a sample at its first confirmed adversarial example. Otherwise all steps are taken and the best
             example is kept.
         precision: precision of the search, ``"float32"`` or ``"bf16"`` (autocast). Successes are confirmed in float32
@@ -57,6 +62,7 @@ class Run:
     seed: int = 0
     ids: Tensor | None = None
     context: Tensor | None = None
+    goal: int | Tensor | None = None
     batch_size: int | None = None
     early_stop: bool = True
     precision: Precision = "float32"

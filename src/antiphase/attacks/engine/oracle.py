@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.objectives import one_each
 from antiphase.attention.modes import outputs_only
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError
+from antiphase.modules import device_of, differentiable, evaluating, running
 from antiphase.precision import Precision, autocast, exact_float32
 
 Classifier = Callable[..., Tensor]  # from images, and the context of each if there is one, to logits
@@ -50,6 +51,8 @@ class Oracle:
         device: device of a model without parameters.
 
     Attributes:
+        alike: whether batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it gives
+            padded to 16; for models whose rows do not depend on each other.
         seen: number of gradients that were ``"asked"`` for, and of those that were ``"flat"`` (zero everywhere) or
             ``"broken"`` (with NaN or infinite values, set to zero).
     """
@@ -59,12 +62,12 @@ class Oracle:
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self.model, self.passes = model, passes
-        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        self.device = (device or torch.device("cpu")) if parameter is None else parameter.device
-        self.weights = None if parameter is None else parameter.dtype
+        self.device = device_of(model, device or "cpu")
         self.precision: Precision = precision
         self._searched: Classifier = torch.compile(model, dynamic=True) if compile else model
         self.seen: Counter[str] = Counter()
+        self.alike = False
+        self._fits: dict[tuple[str, str, int], bool] = {}  # by kind of pass, precision and rows
 
     def in_float32(self) -> Self:
         """Return an oracle with a float32 search that is not compiled; both share the counts in ``seen``."""
@@ -77,7 +80,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of the unmodified model in float32; not counted."""
         with torch.no_grad(), exact_float32(x.device):
-            return self._ask(self.model, _pad(x), context)[: len(x)]
+            return self._padded("verdict", x, lambda rows: [self._ask(self.model, x, context, rows)])[0]
 
     def predict(self, x: Float[Tensor, "batch *shape"]) -> Int64[Tensor, " batch"]:
         """Return the predicted classes in float32; not counted."""
@@ -88,7 +91,7 @@ class Oracle:
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits in the search's precision, without a graph; not counted."""
         with torch.no_grad(), outputs_only(), self._autocast(x):
-            return self._ask(self._searched, _pad(x), context)[: len(x)]
+            return self._padded("search", x, lambda rows: [self._ask(self._searched, x, context, rows)])[0]
 
     def forward(self, rows: Rows, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch classes"]:
         """Return the logits without a graph; count one forward pass per row."""
@@ -104,13 +107,14 @@ class Oracle:
 
         Count for each row one forward pass, and one backward pass for each loss.
         """
-        count = len(x)
-        x = _pad(x).detach().requires_grad_(True)
-        values: list[Tensor] = []
-        gradients: list[Tensor] = []
-        with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
+        number = len(losses)
+
+        def run(padded: int) -> list[Tensor]:
+            leaf = x.detach().requires_grad_(True)
+            values: list[Tensor] = []
+            gradients: list[Tensor] = []
             with self._autocast(x):
-                logits = self._ask(self._searched, x, rows.get("context"))[:count]
+                logits = self._ask(self._searched, leaf, rows.get("context"), padded)
             if torch.is_inference_mode_enabled():
                 raise UserError(
                     "attack inside torch.inference_mode(): expected gradients; call the attack outside of it"
@@ -121,30 +125,46 @@ class Oracle:
                 )
             for index, loss in enumerate(losses):
                 value = one_each(loss(logits), logits)
-                more = index + 1 < len(losses)
-                (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=more, materialize_grads=True)
-                gradients.append(self._sound(gradient[:count]))
+                more = index + 1 < number
+                with running(self.model, x):
+                    gradients += torch.autograd.grad(
+                        value.sum(), leaf, retain_graph=more, materialize_grads=True
+                    )
                 values.append(value.detach())
+            return [logits.detach(), *values, *gradients]
+
+        with torch.enable_grad(), outputs_only():  # backward too: checkpointed activations are recomputed
+            logits, *rest = self._padded("gradient", x, run)
         rows["forwards"] = rows["forwards"] + self.passes
-        rows["backwards"] = rows["backwards"] + self.passes * len(losses)
-        return values, logits.detach(), gradients
+        rows["backwards"] = rows["backwards"] + self.passes * number
+        return rest[:number], logits, [self._sound(gradient) for gradient in rest[number:]]
+
+    def _padded(self, kind: str, x: Tensor, run: Callable[[int], list[Tensor]]) -> list[Tensor]:
+        """Run with as many rows as ``QUANTUM`` wants, or with fewer that are known to give bitwise the same."""
+        key = kind, self.precision, 1 << (len(x) - 1).bit_length()
+        if not self.alike or self._searched is not self.model or not 0 < len(x) <= QUANTUM // 2:
+            return run(len(x) + -len(x) % QUANTUM)
+        if self._fits.get(key):
+            return run(key[2])
+        results = run(QUANTUM)
+        if key not in self._fits:
+            try:
+                self._fits[key] = all(map(torch.equal, run(key[2]), results))
+            except UserError:  # such as exported for one size of batch
+                self._fits[key] = False
+        return results
 
     def _autocast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
         return autocast(x.device, self.precision)
 
-    def _ask(self, model: Classifier, x: Tensor, context: Tensor | None) -> Tensor:
+    def _ask(self, model: Classifier, x: Tensor, context: Tensor | None, rows: int) -> Tensor:
         answers: list[Tensor] = []
-        given = () if context is None else (_pad(context),)
-        try:
-            for _ in range(self.passes):
-                answers.append(_checked(model(x, *given), x))
-        except RuntimeError as error:
-            if self.weights in (None, x.dtype):
-                raise
-            raise UserError(
-                f"images of {x.dtype} for a model with weights of {self.weights}: convert one of them "
-                f"(images.float(), model.double()); the model raised: {first_line(error)}"
-            ) from error
+        for _ in range(self.passes):
+            # copies, which the model may write to
+            given = [_pad(one, rows) for one in ((x,) if context is None else (x, context))]
+            with running(self.model, x):
+                logits = model(*given)
+            answers.append(checked(logits, given[0])[: len(x)])
         return torch.stack(answers).mean(0) if self.passes > 1 else answers[0]
 
     def _sound(self, gradient: Tensor) -> Tensor:
@@ -159,19 +179,27 @@ class Oracle:
         return gradient.nan_to_num(0.0, 0.0, 0.0) if bool(broken.any()) else gradient
 
 
-def _pad(x: Tensor) -> Tensor:
-    """Pad with copies of the first row to a multiple of the quantum; return a copy that the model may write to."""
-    missing = -len(x) % QUANTUM
-    return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x.clone()
+def _pad(x: Tensor, rows: int) -> Tensor:
+    """Return a copy with this many rows, padded with the first."""
+    missing = rows - len(x)
+    return torch.cat([x, x[:1].detach().expand(missing, *x.shape[1:])]) if missing else x.clone()
 
 
-def _checked(logits: Any, x: Tensor) -> Tensor:
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"the model returned {shape}: expected logits of shape ({len(x)}, classes)")
+def checked(logits: Any, images: Tensor) -> Tensor:
+    """Return a model's logits of some images, in the images' precision.
+
+    Raises:
+        UserError: They are not one finite row per image.
+    """
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UserError(
+            f"the model returned {shape} for {len(images)} images: expected logits, one tensor of shape "
+            f"({len(images)}, classes); wrap the model in a module that returns them"
+        )
     if not torch.isfinite(logits).all():
         raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
-    return logits.to(x.dtype)
+    return logits.to(images.dtype)
 
 
 @contextlib.contextmanager
@@ -186,15 +214,14 @@ def attacked(
     if not isinstance(model, nn.Module):
         yield Oracle(model, precision, compile, passes, device)
         return
-    modes = [(module, module.training) for module in model.modules()]
-    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        model.eval()
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        yield Oracle(model, precision, compile, passes, device)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+    model = differentiable(model)
+    with evaluating(model):
+        oracle = Oracle(model, precision, compile, passes, device)
+        frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+            yield oracle
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)

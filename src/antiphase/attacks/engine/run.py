@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from antiphase.attacks.engine.checks import inspect_model, inspect_search
+from antiphase.attacks.engine.goal import run_towards
 from antiphase.attacks.engine.inputs import check_budgets, check_inputs
 from antiphase.attacks.engine.options import RunOptions, read_options
 from antiphase.attacks.engine.oracle import Classifier, attacked
@@ -15,6 +16,7 @@ from antiphase.attacks.engine.search import Search
 from antiphase.attacks.engine.work import Work
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
+from antiphase.errors import UserError
 
 
 def run_search(
@@ -45,14 +47,23 @@ def run_search(
     began = time.monotonic()
     chosen = read_options(options, search.name)
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids
-    check_inputs(images, labels, threat, ids, chosen.context)
+    if chosen.goal is not None:
+        if search.targets:
+            raise UserError(
+                f"goal and targets {search.targets}: they exclude each other; expected targets=None"
+            )
+
+        def towards(model: Classifier, labels: Tensor, options: RunOptions) -> AttackResult:
+            return run_search(model, images, labels, threat, search, settings, options, budgets)
+
+        return run_towards(towards, model, images, labels, chosen, options)
+    images = check_inputs(images, labels, threat, ids, chosen.context)
     if budgets is None:
         budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
     else:
         check_budgets(budgets, len(images), threat)
         settings = settings | {"budgets": budgets.tolist()}
     ids = ids.cpu()
-    images = images.detach()
     with attacked(model, chosen.precision, chosen.compile, chosen.passes, images.device) as oracle:
         warnings = inspect_model(oracle, images, chosen.context)
         work = Work(oracle, images, labels, threat, budgets, search, chosen, ids)

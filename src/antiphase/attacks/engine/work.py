@@ -14,6 +14,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from antiphase.attacks.engine.inputs import check_targets
 from antiphase.attacks.engine.lane import Lane
 from antiphase.attacks.engine.options import Run
 from antiphase.attacks.engine.oracle import Oracle, largest_batch
@@ -62,6 +63,7 @@ class Work:
                 f"{logits.shape[1] - 1} apart"
             )
         others = logits.scatter(1, label[:, None], -torch.inf)
+        check_targets(search.targets, logits.shape[1])
         wanted = max(1, min(search.targets, logits.shape[1] - 1))
         self.targets = others.sort(dim=1, descending=True, stable=True).indices[:, :wanted].clone()
         # as many again of a sample may be tried once more, in float32
@@ -137,7 +139,7 @@ class Work:
         """Return whether each failed search may have failed by rounding."""
         rounding = (self.main.oracle.logits(rows["best"], rows.get("context")) - exact).abs().amax(1)
         close = margin(exact, rows["label"]) >= -_ROUNDINGS * rounding
-        reach = _REACH * rows["eps"] + self.threat.tolerance
+        reach = _REACH * rows["eps"] + self.threat.slack(rows["best"])
         return close & (self.threat.distance(rows["best"], rows["clean"]) <= reach)
 
     def _refill(self, lane: Lane) -> None:

@@ -18,12 +18,13 @@ from antiphase.evaluation.tasks.task import (
     image_features,
     labelled,
 )
+from antiphase.modules import device_of
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
     test, labels = labelled(source.test)
     train, train_labels = labelled(source.train)
-    place = next(model.parameters()).device
+    place = device_of(model)
     support = image_features(model, train, protocol, store).to(place)
     queries = image_features(model, test, protocol, store).to(place)
     found = []

@@ -19,13 +19,14 @@ from antiphase.evaluation.tasks.task import (
     labelled,
 )
 from antiphase.models.card import card_of
+from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
     test, labels = labelled(source.test)
     train, train_labels = labelled(source.train)
-    place = next(model.parameters()).device
+    place = device_of(model)
     features = image_features(model, train, protocol, store).to(place)
     validation = None
     if source.validation is not None:

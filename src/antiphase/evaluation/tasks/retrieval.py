@@ -9,13 +9,14 @@ from antiphase.evaluation.metrics import Metric, observed
 from antiphase.evaluation.outcomes import retrieval_rows
 from antiphase.evaluation.retrieval import chosen_captions
 from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.modules import device_of
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, PairSet)
     texts, owners = chosen_captions(pairs, protocol.captions)
-    place = next(model.parameters()).device
+    place = device_of(model)
     images = store.project(model, store.image_features(model, pairs))
     words = store.text_vectors(model, texts, f"captions of {pairs.name}")
     return retrieval_rows(images.to(place), words.to(place), owners.to(place), pairs.ids)

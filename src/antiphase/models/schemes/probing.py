@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, first_line
+from antiphase.modules import advice, device_of
 
 _SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
 _USUAL = 224  # of a model that takes any
@@ -64,9 +65,10 @@ def probe(model: nn.Module, spec: str, image_shape: tuple[int, int, int] | None 
         if image_shape
         else f"{_SIDES[0]}×{_SIDES[0]} to {_SIDES[-1]}×{_SIDES[-1]} pixels"
     )
+    other = "if it takes images of another shape, give the model an attribute image_shape = (channels, height, width)"
     raise UserError(
-        f"{spec}: fails on images of {tried} ({type(failure).__name__}: {first_line(failure)}); if it takes images "
-        "of another shape, give the model an attribute image_shape = (channels, height, width)"
+        f"{spec}: fails on images of {tried} ({type(failure).__name__}: {first_line(failure)}); "
+        f"{advice(model, torch.float32, failure) or other}"
     ) from failure
 
 
@@ -85,8 +87,7 @@ def _shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
 
 @torch.no_grad()
 def _run(model: nn.Module, shape: tuple[int, int, int]) -> object:
-    first = next(model.parameters(), torch.empty(0))
-    return model(torch.full((2, *shape), 0.5, device=first.device))
+    return model(torch.full((2, *shape), 0.5, device=device_of(model)))
 
 
 def _logits(output: object) -> int | None:

@@ -17,6 +17,7 @@ from antiphase.models.schemes.probing import Probe, probe
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 from antiphase.models.schemes.user_code import guarded, import_file, importing_from, source_digest
 from antiphase.models.zeroshot import is_dual_encoder
+from antiphase.modules import device_of, differentiable, to_evaluation
 
 _WEIGHTS = "weights"  # the setting that names a file of weights
 
@@ -91,8 +92,10 @@ def _load(wanted: Wanted) -> nn.Module:
             model, weights = _built(spec, folder, build, settings)
         if weights is not None:
             _load_weights(model, Path(weights).expanduser())
+        device_of(model)  # refuses weights without values
         checkpoints.check_finite(model.state_dict(), spec)
-        return _with_card(model.eval(), spec, wanted.name.rpartition(":")[2], source_digest(file))
+        model = to_evaluation(differentiable(model))
+        return _with_card(model, spec, wanted.name.rpartition(":")[2], source_digest(file))
 
 
 def _imported(where: str, file: Path) -> Any:

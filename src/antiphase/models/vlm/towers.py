@@ -18,6 +18,7 @@ from antiphase.models.normalize import Normalize
 from antiphase.models.schemes.hugging_face import HuggingFaceDual
 from antiphase.models.transformer import run_blocks
 from antiphase.models.vit import VisionTransformer
+from antiphase.modules import device_of
 
 HIDDEN_STATE = -2
 """Which of a tower's hidden states an image's tokens are: −1 is behind the last block, −2 before it."""
@@ -207,7 +208,7 @@ def _shape_of(tower: Any, name: str) -> tuple[int, int]:
     Raises:
         UserError: if the tower is not a transformer of square patches.
     """
-    place = next(tower.visual.parameters()).device
+    place = device_of(tower.visual)
     try:
         with torch.no_grad():
             tokens = tower(torch.zeros(1, *tower.image_shape, device=place))

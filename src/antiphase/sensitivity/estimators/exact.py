@@ -9,7 +9,7 @@ _FEW_OUTPUTS = 128  # as many backward passes give the whole Jacobian
 
 
 def _value(at: Neighbourhood) -> Tensor | None:
-    if at.f(at.x[:1]).numel() > _FEW_OUTPUTS:
+    if at.f(at.x[:1].clone()).numel() > _FEW_OUTPUTS:
         return None
     return exact_norm(at.f, at.x).value
 

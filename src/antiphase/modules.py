@@ -1,0 +1,121 @@
+"""Any ``torch.nn.Module`` as it comes: its device, its weights and its evaluation mode."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from antiphase.errors import UserError, first_line
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def device_of(model: object, default: torch.device | str = "cpu") -> torch.device:
+    """Return the device of a model's first parameter or buffer; ``default`` if it has none or is a plain function.
+
+    Raises:
+        UserError: A weight has no values, because it is on the meta device or its lazy module has not run yet.
+    """
+    found: list[torch.device] = []
+    for name, weight in _weights(model):
+        if is_lazy(weight):
+            raise UserError(
+                f"{type(model).__name__}: {name} is lazy and has no values yet; expected a model that has run once: "
+                "call it on a batch of images"
+            )
+        if weight.is_meta:
+            raise UserError(
+                f"{type(model).__name__}: {name} is on the meta device, without values; expected weights: call "
+                "model.to_empty(device='cpu') and model.load_state_dict(…)"
+            )
+        found.append(weight.device)
+    return found[0] if found else torch.device(default)
+
+
+def differentiable(model: Module) -> Module:
+    """Return the model; if its weights were made under ``torch.inference_mode()``, a copy that has gradients."""
+    if not any(weight.is_inference() for _, weight in _weights(model) if not is_lazy(weight)):
+        return model
+    with torch.inference_mode(mode=False):
+        return copy.deepcopy(model)
+
+
+def to_evaluation(model: Module) -> Module:
+    """Put a model in evaluation mode and return it.
+
+    Exported programs and frozen TorchScript refuse to change their mode: they compute as they were exported.
+    """
+    try:
+        return model.eval()
+    except Exception:
+        for part in model.children():
+            to_evaluation(part)
+        with suppress(Exception):
+            model.training = False
+        return model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode for a block; leave each of its parts in the mode that it was in.
+
+    A part that refuses keeps its mode: what the block has computed is never lost.
+    """
+    modes = [(part, part.training) for part in model.modules() if hasattr(part, "training")]
+    try:
+        to_evaluation(model)
+        yield
+    finally:
+        for part, mode in modes:
+            with suppress(Exception):
+                if part.training != mode:
+                    part.train(mode)  # may do more than set the attribute, such as separate merged weights
+            with suppress(Exception):
+                part.training = mode
+
+
+@contextmanager
+def running(model: object, images: Tensor, name: str = "", what: str = "images") -> Iterator[None]:
+    """Report what a model raises within a block as a ``UserError``: one line that names the model and its images.
+
+    Args:
+        model: any callable.
+        images: what it is called on.
+        name: name of the model; by default its class.
+        what: name of the images.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the user's code
+        name = name or f"model {getattr(model, '__name__', type(model).__name__)}"
+        raise UserError(
+            f"{name}: fails on {what} of shape {tuple(images.shape[1:])} "
+            f"({type(error).__name__}: {first_line(error)}); "
+            f"{advice(model, images.dtype, error) or 'expected a classifier of such images, in batches of any size'}"
+        ) from error
+
+
+def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:
+    """Return what helps a model that raised an error on images of a type; empty if that is not known."""
+    kinds = {weight.dtype for _, weight in _weights(model) if weight.is_floating_point()}
+    if len(kinds) == 1 and dtype not in kinds:
+        weights = kinds.pop()
+        ways = {torch.float32: "float()", torch.float64: "double()"}
+        own = f"convert it with model.{ways.get(dtype, f'to({dtype})')}"
+        other = f", or the images with images.{ways[weights]}" if weights in ways else ""
+        return f"images of {dtype} for weights of {weights}: {own}{other}"
+    if "Guard failed" in str(error):
+        return "export it for batches of any size, with dynamic_shapes=({0: torch.export.Dim('batch')},)"
+    return ""
+
+
+def _weights(model: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(model, nn.Module):
+        yield from chain(model.named_parameters(), model.named_buffers())
