@@ -107,8 +107,8 @@ def test_kept_patches_in_full_are_all_patches():
     model = clip(seed=0).double().eval()
     images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
     every = torch.arange(64).expand(2, 64)
-    torch.testing.assert_close(model.encode_image(images, every), model.encode_image(images))
-    some = model.encode_image(images, every[:, :31])
+    torch.testing.assert_close(model.encode_image(images, keep=every), model.encode_image(images))
+    some = model.encode_image(images, keep=every[:, :31])
     assert (some - model.encode_image(images)).abs().max() > 1e-3
 
 

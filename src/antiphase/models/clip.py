@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from pydantic import BaseModel, ConfigDict, PositiveInt
 from torch import Tensor, nn
@@ -77,16 +78,21 @@ class CLIP(nn.Module):
     def encode_image(
         self,
         images: Float[Tensor, "batch 3 height width"],
+        normalize: bool = False,
+        *,
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> Float[Tensor, "batch embed"]:
-        """Return image embeddings, not normalised; ``keep`` as in :class:`VisionTransformer`."""
-        return self.visual(images, keep) @ self.image_projection
+        """Return image embeddings, of length 1 if ``normalize``; ``keep`` as in :class:`VisionTransformer`."""
+        embeddings = self.visual(images, keep) @ self.image_projection
+        return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
     ) -> Float[Tensor, "batch embed"]:
+        """Return text embeddings, of length 1 if ``normalize``."""
         tokens = as_tokens(texts, self.text.context_length).to(self.text_projection.device)
-        return self.text(trimmed(tokens)) @ self.text_projection
+        embeddings = self.text(trimmed(tokens)) @ self.text_projection
+        return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def forward(
         self,
@@ -94,7 +100,7 @@ class CLIP(nn.Module):
         texts: Sequence[str] | Int64[Tensor, "batch length"],
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> tuple[Float[Tensor, "batch embed"], Float[Tensor, "batch embed"]]:
-        return self.encode_image(images, keep), self.encode_text(texts)
+        return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
 def build_clip(config: ClipConfig, seed: int = 0) -> CLIP:

@@ -46,14 +46,18 @@ class OpenClip(nn.Module):
         """Natural logarithm of the factor on the cosines."""
         return self.model.logit_scale
 
-    def encode_image(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch embed"]:
-        return self.model.encode_image(self.normalize(images))
+    def encode_image(
+        self, images: Float[Tensor, "batch 3 height width"], normalize: bool = False
+    ) -> Float[Tensor, "batch embed"]:
+        """Return image embeddings, of length 1 if ``normalize``."""
+        return self.model.encode_image(self.normalize(images), normalize=normalize)
 
     def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
     ) -> Float[Tensor, "batch embed"]:
+        """Return text embeddings, of length 1 if ``normalize``."""
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
-        return self.model.encode_text(tokens.to(self.logit_scale.device))
+        return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
 
 
 def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CLIP:
@@ -67,7 +71,7 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
         UserError: if the checkpoint cannot be found or read, or if λ_init is missing.
     """
     path = _released_file(name)
-    state = read_released(path)
+    state = read_released(str(path))
     schedule = "depth" if lambda_init == "depth" else "constant"
     number = None if isinstance(lambda_init, str) else lambda_init
     config = config_of(state, str(path), lambda_init=number, schedule=schedule)

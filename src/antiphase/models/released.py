@@ -1,19 +1,19 @@
 """The layout of DiffCLIP's released checkpoints: detect differential towers and translate parameter names."""
 
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from antiphase.errors import UserError
-from antiphase.models.checkpoints import read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip
 from antiphase.models.clip_factories import configure_clip
 from antiphase.models.towers import TowerConfig
+from antiphase.models.weight_files import read_state
 
 State = dict[str, Tensor]
+_ANCHORS = ("visual.patch_embed.proj.weight", "token_embedding.weight", "image_projection")  # in all of them
 _HEAD = 64  # head width of the standard twin in all released checkpoints
 Attention = Literal["softmax", "differential"]
 
@@ -45,13 +45,13 @@ _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def read_released(path: Path) -> State:
-    """Read the weights of a released checkpoint and strip the ``module.`` prefix of distributed training.
+def read_released(name: str) -> State:
+    """Read the weights of a released checkpoint under the names that the authors gave them.
 
     Raises:
-        UserError: as :func:`~antiphase.models.checkpoints.read_state`.
+        UserError: as :func:`~antiphase.models.weight_files.read_state`.
     """
-    return {name.removeprefix("module."): value for name, value in read_state(path).items()}
+    return read_state(name, dict.fromkeys(_ANCHORS, torch.empty(0)), sized=False)
 
 
 def towers_of(state: State, source: str) -> dict[str, Attention]:
