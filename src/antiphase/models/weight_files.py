@@ -30,7 +30,7 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True)
 class _Set:
-    """The tensors of a dictionary in a file whose names begin with a prefix; ``matches`` of them have a model's names."""
+    """The tensors of a dictionary in a file whose names begin with a prefix; ``matches`` are named as in the model."""
 
     place: str
     prefix: str
@@ -46,9 +46,9 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
 
     Reads safetensors, dictionaries written by ``torch.save``, and the index of a checkpoint in several files. A pickle
     is read with ``weights_only`` and one additional safe class, ``argparse.Namespace`` (options), so that no code in
-    the file is executed. The weights may be in a dictionary within the file, such as ``state_dict``, and their names may
-    have a prefix, such as ``module.``. If a file has weights and their moving average (``ema``, ``swa``), the average
-    is taken, as timm does. A warning names what is ignored.
+    the file is executed. The weights may be in a dictionary within the file, such as ``state_dict``, and their names
+    may have a prefix, such as ``module.``. If a file has weights and their moving average (``ema``, ``swa``), the
+    average is taken, as timm does. A warning names what is ignored.
 
     Args:
         name: the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
@@ -171,8 +171,8 @@ def _unpickled(path: Path) -> Any:
         names = _GLOBAL.findall(str(error))
         has = f" (it contains {shown(names[0])}, and a pickle of other classes can run code)" if names else ""
         raise UserError(
-            f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; if you trust "
-            "the file, open it yourself and save model.state_dict() alone"
+            f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; if you "
+            "trust the file, open it yourself and save model.state_dict() alone"
         ) from None
 
 

@@ -51,8 +51,8 @@ def load_model(
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
     if lambda_init is not None and scheme is not find(MODELS, "diffclip", "scheme"):
         raise UserError(
-            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do not "
-            "contain it; leave it out"
+            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
+            "not contain it; leave it out"
         )
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
