@@ -32,7 +32,12 @@ def save(
 
 
 def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write contiguous tensors that share no memory, with their digest."""
+    """Write contiguous tensors that share no memory, with their digest.
+
+    Raises:
+        UserError: if they are not finite, perhaps only since they were rounded.
+    """
+    check_finite(tensors, str(directory), "; retrain with --store float32 or a lower --learning-rate")
     with replacing(directory / WEIGHTS_FILE) as temporary:
         save_file(tensors, temporary, {_DIGEST: weights_digest(tensors)})
 
@@ -121,7 +126,9 @@ def mistaken(path: Path) -> str | None:
     return None
 
 
-def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+def check_finite(
+    tensors: Mapping[str, Tensor], source: str, advice: str = "; copy the file again or retrain"
+) -> None:
     """Refuse weights with NaN or infinity.
 
     Raises:
@@ -129,7 +136,7 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{source}: {name!r} contains NaN or infinity; copy the file again or retrain")
+            raise UserError(f"{source}: {name!r} contains NaN or infinity{advice}")
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
