@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing, write_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -51,7 +51,7 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory.
 
     Raises:
-        UserError: if it is missing or not a JSON object.
+        UserError: if it is missing or not a JSON object, or its seed or data are of another type.
     """
     path = directory / RECIPE_FILE
     try:
@@ -61,10 +61,16 @@ def read_recipe(directory: Path) -> dict[str, Any]:
             f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
             "train-vlm or export"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None
     if not isinstance(recipe, dict):
         raise UserError(f"{path}: not a recipe (not a JSON object); restore it from a backup or train again")
+    for name, kind, words in (("seed", int, "an integer of at least 0"), ("data", str, "the name of data")):
+        value = recipe.get(name)
+        if value is not None and (type(value) is not kind or (kind is int and not 0 <= value < 2**63)):
+            raise UserError(
+                f"{path}: {name} {shown(value)}: expected {words}; restore it from a backup or train again"
+            )
     return recipe
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
@@ -15,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.models.clip_init import Init, initialise_clip
 from antiphase.models.factories import VitConfig, build_vision
 from antiphase.models.text import TextConfig, TextTransformer, as_tokens, text_tower, trimmed
-from antiphase.models.towers import attention_slot
+from antiphase.models.towers import Size, attention_slot
 from antiphase.models.vit import VisionTransformer
 
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
@@ -32,7 +32,7 @@ class ClipConfig(BaseModel):
 
     vision: VitConfig
     text: TextConfig
-    embed_dim: PositiveInt
+    embed_dim: Size
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     init: Init = "matched"
     logit_scale: float = LOGIT_SCALE
