@@ -92,9 +92,9 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     tensors = _stripped(tables[one.place], one.prefix, names)
     extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
     ignored = [key for key in tables[one.place] if not key.startswith(one.prefix)] + extra
-    for place in tables.keys() - {each.place for each in fits}:
+    for place in (place for place in tables if place not in {each.place for each in fits}):
         ignored += [f"{place}.*"] if place else tables[place]
-    if ignored:
+    if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
         warnings.warn(
             f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2
