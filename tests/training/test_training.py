@@ -162,6 +162,40 @@ def test_a_recipe_names_the_field_that_is_wrong(digits, field):
         recipe(digits, **field)
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"warmup_epochs": 50}, "warmup_epochs 50: expected at most 2, the number of epochs"),
+        ({"warmup_epochs": 2.5}, r"warmup_epochs 2\.5"),
+        ({"warmup_epochs": 1e300}, r"warmup_epochs 1e\+300"),
+        ({"adversarial": {"eps": 0.1, "warmup_epochs": 3}}, "adversarial_warmup 3: expected at most 2"),
+    ],
+)
+def test_a_warm_up_longer_than_the_training_is_refused(digits, fields, told):
+    assert recipe(digits, epochs=2, warmup_epochs=2).warmup_epochs == 2
+    with pytest.raises(UserError, match=told):
+        recipe(digits, epochs=2, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fact", "told"),
+    [
+        ('"seed": "x"', "seed 'x': expected an integer of at least 0"),
+        ('"seed": -1', "seed -1"),
+        ('"seed": 18446744073709551616', "seed 18446744073709551616"),
+        ('"seed": 1.5', r"seed 1\.5"),
+        ('"data": 5', "data 5: expected the name of data"),
+        ('"model": {"dim": 1000000000000}', "model"),
+        pytest.param(f'"seed": {"1" * 5000}', "not a recipe", id="5000 digits"),
+    ],
+)
+def test_a_recipe_file_with_other_types_is_one_line(tmp_path, fact, told):
+    (tmp_path / "recipe.json").write_text(f"{{{fact}}}")
+    with pytest.raises(UserError, match=rf"recipe\.json: {told}") as caught:
+        load_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 def test_an_edited_recipe_file_is_refused(tmp_path, digits):
     plan = recipe(digits, epochs=1)
     train_classifier(plan, digits[0].subset(200), digits[1], tmp_path, progress=False)

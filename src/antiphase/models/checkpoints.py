@@ -65,12 +65,11 @@ def read_recipe(directory: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None
     if not isinstance(recipe, dict):
         raise UserError(f"{path}: not a recipe (not a JSON object); restore it from a backup or train again")
-    for name, kind, words in (("seed", int, "an integer of at least 0"), ("data", str, "the name of data")):
-        value = recipe.get(name)
-        if value is not None and (type(value) is not kind or (kind is int and not 0 <= value < 2**63)):
-            raise UserError(
-                f"{path}: {name} {shown(value)}: expected {words}; restore it from a backup or train again"
-            )
+    seed, data = recipe.get("seed"), recipe.get("data")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
+        raise UserError(f"{path}: seed {shown(seed)}: expected an integer of at least 0; train again")
+    if data is not None and not isinstance(data, str):
+        raise UserError(f"{path}: data {shown(data)}: expected the name of data; train again")
     return recipe
 
 

@@ -71,7 +71,7 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
         UserError: if the checkpoint cannot be found or read, or if λ_init is missing or has no use.
     """
     path = _released_file(name)
-    state = read_released(str(path))
+    state = read_released(path)
     config = stored_config(path)
     if config is not None and lambda_init is not None:
         raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")

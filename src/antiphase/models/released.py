@@ -48,7 +48,7 @@ _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def read_released(name: str) -> State:
+def read_released(name: str | Path) -> State:
     """Read the weights of a released checkpoint under the names that the authors gave them.
 
     Raises:

@@ -30,9 +30,7 @@ class Typed:
     choices: Collection[str] | None = None
 
 
-_MOST = (
-    10**9
-)  # of an integer whose field has no bound of its own: more takes years, and longer numbers overflow
+_MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
 
 
 class Options(BaseModel):

@@ -55,8 +55,7 @@ class TrainClipOptions(Options):
         ),
     ] = ()
     samples: Annotated[
-        int | None,
-        Field(ge=1, le=10**12, description="Samples per epoch, for shards that do not state their size."),
+        int | None, Field(ge=1, description="Samples per epoch, for shards that do not state their size.")
     ] = None
     lanes: Annotated[
         int | None,
