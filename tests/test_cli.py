@@ -108,6 +108,13 @@ def test_version_and_help(run_cli):
         ),
         (["attack", "specimen:vit-0", "--version", "rand", "--queries", "9"], "queries 9: no stage of"),
         (["attack", "specimen:vit-0", "--device", "meta"], "device 'meta' cannot be used"),
+        (["attack", "specimen:vit-0", "--device", "hpu"], "device 'hpu' cannot be used"),
+        (["attack", "specimen:vit-0", "--device", "privateuseone"], "device 'privateuseone' cannot be used"),
+        (["attack", "specimen:vit-0", "--device", "mkldnn"], "device 'mkldnn' cannot be used"),
+        (
+            ["attack", "specimen:vit-0", "--device", f"cuda:{10**20}"],
+            "device 'cuda:100000000000000000000' cannot be",
+        ),
         (["audit", "x" * 9999], "xxx': no such directory; expected one of"),
         (["study", "run", "table-1", "--slurm", "a=b"], "--slurm a=b: is of --executor slurm"),
         (["export", "specimen:vit-0", "--out", " "], "is no path"),

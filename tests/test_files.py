@@ -5,13 +5,17 @@ import itertools
 import json
 import math
 import os
+import platform
+import subprocess
+import sys
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphase.errors import UserError
-from antiphase.files import digest, replacing, write_json, write_text
+from antiphase.files import PRIVATE, digest, replacing, write_json, write_text
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def _fail_halfway(path, error):
 def test_replacing_writes_whole_files_in_new_folders(tmp_path):
     path = tmp_path / "a" / "b" / "file.bin"
     with replacing(path) as temporary:
-        assert temporary.parent == path.parent  # the rename must not cross file systems
+        assert temporary.parent.parent == path.parent  # the rename must not cross file systems
         temporary.write_bytes(b"\x00\xff")
         assert not path.exists()
     assert path.read_bytes() == b"\x00\xff"
@@ -104,6 +108,51 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
         second.write_text("second")
     assert path.read_text() == "first"  # the one that ended last
     assert _names(tmp_path) == ["file"]
+
+
+def _left_behind(folder, machine, process, age=0):
+    private = folder / f"{PRIVATE}{machine}-{process}-abc"
+    private.mkdir()
+    (private / ".tmpXYZ").write_bytes(b"weights")
+    os.utime(private, (time.time() - age,) * 2)
+    return private
+
+
+def _killed_process():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("machine", [platform.node(), "other-machine"])
+def test_the_next_write_deletes_what_killed_processes_left(tmp_path, machine):
+    _left_behind(tmp_path, machine, _killed_process(), age=0 if machine == platform.node() else 90_000)
+    write_text(tmp_path / "file", "text")
+    assert _names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "process"), [(platform.node(), os.getppid()), ("other-machine", 1), (platform.node(), "x")]
+)
+def test_what_running_processes_write_is_kept(tmp_path, machine, process):
+    private = _left_behind(tmp_path, machine, process)
+    write_text(tmp_path / "file", "text")
+    assert private.is_dir()
+
+
+def test_a_killed_write_leaves_nothing_once_the_next_process_wrote(tmp_path):
+    killed = f"""
+import os
+from pathlib import Path
+from antiphase.files import replacing
+with replacing({str(tmp_path / "weights")!r}) as temporary:
+    (temporary.parent / ".tmpABC").write_text("as safetensors does")
+    os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", killed]).returncode == -9
+    assert len(_names(tmp_path)) == 1
+    write_text(tmp_path / "weights", "text")
+    assert _names(tmp_path) == ["weights"]
 
 
 def test_text_is_written_in_utf_8(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import antiphase
 
 LAYERS = (
-    {"budgets", "errors", "files", "heap", "modules", "precision", "progress", "registry", "streams"},
+    {"budgets", "errors", "files", "heap", "modules", "precision", "progress", "registry", "streams", "torchrun"},
     {"attention"},
     {"data"},
     {"models"},

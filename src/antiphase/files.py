@@ -1,23 +1,31 @@
-"""Atomic writes: files are written under a temporary name in the same folder, then renamed."""
+"""Atomic writes: files are written in a private folder next to their place, then renamed."""
 
 import contextlib
 import errno
 import hashlib
 import json
 import os
+import platform
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from antiphase.errors import UserError
 
+PRIVATE = ".antiphase-"  # begins the names of folders of temporary files; then machine and process
+_tidied: set[Path] = set()  # by this process
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``; on a clean exit it replaces ``path``, otherwise it is deleted.
+    """Yield a temporary path on the same file system; on a clean exit it replaces ``path``, otherwise it is deleted.
+
+    It is in a folder of its own, so that what a library writes next to it goes with it. What killed processes left is
+    deleted when another first writes to the same directory.
 
     Raises:
         UserError: ``path`` is a directory.
@@ -26,23 +34,48 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.is_dir():
         raise UserError(f"{path}: is a directory; expected the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(path.parent)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        private = tempfile.mkdtemp(dir=path.parent, prefix=f"{PRIVATE}{platform.node()}-{os.getpid()}-")
     except OSError as error:
         error.filename = str(path)  # not the temporary name, which nobody gave
         raise
-    os.close(handle)
-    temporary = Path(name)
     try:
+        temporary = Path(private, f"{path.name}.part")
+        temporary.touch()
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        mask = os.umask(0)  # mkstemp makes files private; give them the permissions of any other file
+        mask = os.umask(0)  # some libraries make files private; give them the permissions of any other file
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def _tidy(directory: Path) -> None:
+    """Delete temporary files of processes that no longer run: of this machine, or a day old."""
+    if directory in _tidied:
+        return
+    _tidied.add(directory)
+    for left in directory.glob(f"{PRIVATE}*-*-*"):
+        machine, process, _ = left.name.removeprefix(PRIVATE).rsplit("-", 2)
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            here = machine == platform.node()
+            if not (here and _runs(int(process))) and (here or time.time() - left.stat().st_mtime > 86_400):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    """Return whether this machine has a process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 @contextlib.contextmanager

@@ -90,6 +90,21 @@ def test_a_text_does_not_depend_on_its_neighbours_or_on_padding():
     torch.testing.assert_close(whole, together, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_embeddings_are_normalised_as_open_clip_s_are(normalize):
+    model, images = clip(seed=0), torch.rand(2, 3, 64, 64)
+    for encode, given in ((model.encode_image, images), (model.encode_text, TEXTS)):
+        plain = encode(given)
+        expected = plain / plain.norm(dim=1, keepdim=True) if normalize else plain
+        torch.testing.assert_close(encode(given, normalize), expected)
+        assert torch.equal(encode(given, normalize=normalize), encode(given, normalize))
+
+
+def test_a_text_tower_larger_than_the_memory_is_refused():
+    with pytest.raises(UserError, match=r"text tower: .*vocab_size 2147483647.* the weights need"):
+        clip(text={"vocab_size": 2**31 - 1})
+
+
 def test_trimming_keeps_every_end():
     tokens = tokenize(TEXTS, 77)
     assert trimmed(tokens).shape[1] == 16
@@ -107,8 +122,8 @@ def test_kept_patches_in_full_are_all_patches():
     model = clip(seed=0).double().eval()
     images = torch.rand(2, 3, 64, 64, dtype=torch.float64)
     every = torch.arange(64).expand(2, 64)
-    torch.testing.assert_close(model.encode_image(images, every), model.encode_image(images))
-    some = model.encode_image(images, every[:, :31])
+    torch.testing.assert_close(model.encode_image(images, keep=every), model.encode_image(images))
+    some = model.encode_image(images, keep=every[:, :31])
     assert (some - model.encode_image(images)).abs().max() > 1e-3
 
 

@@ -5,13 +5,14 @@ import pickle
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from antiphase.errors import UserError
-from antiphase.models import clip, clip_vit_b16, diffclip_vit_b16, load_model, write_model
+from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16, load_model, write_model
 from antiphase.models.clip import bare_clip
 from antiphase.models.clip_factories import configure_clip
 from antiphase.models.export import RELEASED_WEIGHTS
-from antiphase.models.released import _translation, to_released
+from antiphase.models.released import CONFIG, _translation, to_released
 from antiphase.models.zoo import fingerprint
 from tests.reference import clip as slow
 
@@ -99,7 +100,7 @@ def test_embeddings_are_the_formulas(released, towers):
 @pytest.mark.filterwarnings("ignore:.*cannot be checked")
 def test_a_checkpoint_goes_round(released, tmp_path, towers):
     path, state = released(towers)
-    model = load_model(f"diffclip:{path}", lambda_init=0.7)
+    model = load_model(f"diffclip:{path}", lambda_init=0.7 if towers else None)
     back = to_released(model)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
@@ -135,17 +136,66 @@ def test_a_fingerprint_tells_lambda_init_and_heads_apart(released):
     assert fingerprint(wide) != fingerprint(narrow)
 
 
-def test_heads_of_another_width_are_not_written():
-    with pytest.raises(UserError, match="head width 32 of the image tower"):
-        to_released(clip())
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (clip, {}),
+        (diffclip, {}),
+        (diffclip, {"schedule": "depth"}),
+        (diffclip, {"towers": "text", "lambda_init": 0.3}),
+    ],
+)
+def test_a_model_of_any_head_width_goes_round_in_the_released_layout(tmp_path, make, more):
+    narrow = {tower: SMALL[tower] | {"num_heads": 8} for tower in ("vision", "text")}
+    model = make(**SMALL | narrow, **more)
+    path = write_model(model, tmp_path, layout="released")
+    again = load_model(f"diffclip:{path}")
+    assert again.config == model.config
+    images, tokens = torch.rand(2, 3, 32, 32), torch.tensor([[99, 3, 17, 100]])
+    assert torch.equal(again.encode_image(images), model.encode_image(images))
+    assert torch.equal(again.encode_text(tokens), model.encode_text(tokens))
+    with pytest.raises(UserError, match="the file's header has it already"):
+        load_model(f"diffclip:{path}#lambda_init=0.8")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"vision": 3}', "[" * 100_000])
+def test_a_damaged_header_is_one_line(tmp_path, text):
+    path = write_model(clip(**SMALL), tmp_path, layout="released")
+    save_file(load_file(path), path, {CONFIG: text})
+    with pytest.raises(UserError, match=r"released\.safetensors: ") as caught:
+        load_model(f"diffclip:{path}")
+    assert "\n" not in str(caught.value)
 
 
 def test_lambda_init_is_required_and_not_guessed(released):
     path, _ = released("vision")
     with pytest.raises(UserError, match="λ_init missing"):
         load_model(f"diffclip:{path}")
+    with pytest.raises(UserError, match="is given twice"):
+        load_model(f"diffclip:{path}#lambda_init=0.8", lambda_init=0.8)
     with pytest.raises(UserError, match=r"expected #lambda_init=0\.8"):
         load_model(f"diffclip:{path}#lambda=0.8")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "deep", True, [0.8], 10**400])
+def test_a_lambda_init_that_is_no_number_is_refused(released, value):
+    path, _ = released("vision")
+    with pytest.raises(UserError, match="lambda_init") as caught:
+        load_model(f"diffclip:{path}", lambda_init=value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["specimen:diffvit-0", "specimen:vit-0", "timm:resnet18", "nowhere"])
+@pytest.mark.parametrize("value", [0.3, "a", float("nan")])
+def test_lambda_init_of_a_model_that_knows_its_own_is_refused(spec, value):
+    with pytest.raises(UserError, match="only applies to diffclip: checkpoints"):
+        load_model(spec, lambda_init=value)
+
+
+def test_lambda_init_without_a_differential_tower_is_refused(released):
+    path, _ = released(None)
+    with pytest.raises(UserError, match="both towers have standard attention"):
+        load_model(f"diffclip:{path}#lambda_init=0.8")
 
 
 class Malicious:

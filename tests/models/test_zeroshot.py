@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from antiphase.errors import UserError
 from antiphase.models import clip, zero_shot_classifier
+from antiphase.models.zeroshot import ZeroShotClassifier
 
 NAMES = ("mug", "lamp", "dog")
 
@@ -51,6 +52,12 @@ def test_whole_texts_take_the_place_of_templates(model):
     with torch.no_grad():
         expected = F.normalize(model.encode_text(["lamp"])[0], dim=0)
     torch.testing.assert_close(classifier.weights[:, 1], expected)
+
+
+def test_a_classifier_starts_in_evaluation_mode():
+    model = clip(seed=0).train()
+    classifier = ZeroShotClassifier(model, torch.eye(192)[:, :3])
+    assert not any(module.training for module in classifier.modules())
 
 
 def test_gradients_reach_the_image(model):

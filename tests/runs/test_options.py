@@ -1,5 +1,6 @@
 """One model of options, three readings: the command line, the Python function, the stored record."""
 
+import contextlib
 import json
 from dataclasses import fields
 from typing import Annotated
@@ -141,3 +142,30 @@ def test_help_shows_the_choices(run_cli, arguments, choices):
     code, out, _ = run_cli(*arguments, "--help")
     assert code == 0
     assert [choice for choice in choices if choice not in out] == []
+
+
+VALUES = (
+    -1, 0, 1.5, 10**12, 2**63, 10**400, -(10**30), float("nan"), True, "x", "", "\0", "1e999999999", [], [[]], {},
+    {"a": 1}, [None], [1, "x"], object(), b"x", (1,), "1/0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", MODELS)
+def test_values_of_any_type_are_valid_or_a_user_error(options):
+    usual = {"model": "specimen:vit-0", "data": "digits", "out": "/tmp/none", "stage": "1"}
+    required = {
+        name: usual.get(name, "x") for name, field in options.model_fields.items() if field.is_required()
+    }
+    for name in options.model_fields:
+        for value in VALUES:
+            with contextlib.suppress(UserError):
+                options(**{**required, name: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epochs", 2 * 10**15), ("dim", 2**63), ("limit", 10**20), ("heads", 10**400), ("seed", 2**63)],
+)
+def test_integers_too_large_to_compute_with_are_refused(field, value):
+    with pytest.raises(UserError, match=f"{field} .*: expected an integer of at most"):
+        TrainOptions(model="vit", data="digits", out="/tmp/none", **{field: value})

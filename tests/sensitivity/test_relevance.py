@@ -209,7 +209,7 @@ class Masked(nn.Module):
         self.logit_scale, self.encode_text = model.logit_scale, model.encode_text
 
     def encode_image(self, x):
-        return self.model.encode_image(x, torch.arange(self.kept).expand(len(x), -1))
+        return self.model.encode_image(x, keep=torch.arange(self.kept).expand(len(x), -1))
 
 
 def classifier():

@@ -4,16 +4,18 @@ import itertools
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.files import write_json
-from antiphase.models import load_model
-from antiphase.training import Recipe, make_recipe, train_classifier
+from antiphase.models import checkpoints, load_model
+from antiphase.training import Recipe, loop, make_recipe, train_classifier
 from antiphase.training.recipe import learning_rate, pixel_statistics
 from tests.processes import KILLS_ITSELF, Python, together
 
@@ -117,6 +119,34 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, digits):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_weights_that_are_not_finite_after_the_last_step_stop_the_run(tmp_path, run_cli):
+    out = tmp_path / "out"
+    words = ["--model", "vit", "--data", "digits", "--limit", "16", "--epochs", "1", "--batch-size", "16"]
+    code, _, told = run_cli("train", *words, "--learning-rate", "1e39", "--out", out)
+    assert code == 2
+    assert "weights became NaN or infinite before step 2: training stopped" in told
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("rate", [1e30, 1e37])
+def test_no_state_is_saved_whose_weights_are_not_finite(tmp_path, digits, monkeypatch, rate):
+    clock = itertools.count(step=10)  # every step is saved
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    plan = recipe(digits, epochs=1, learning_rate=rate)
+    with pytest.raises(UserError, match="training stopped"):
+        train_classifier(plan, digits[0].subset(200), digits[1], tmp_path, progress=False)
+    state = tmp_path / loop.STATE_FILE
+    assert not state.exists() or all(t.isfinite().all() for t in load_file(state).values())
+
+
+def test_weights_that_float16_cannot_hold_are_not_written(tmp_path):
+    model = nn.Linear(2, 2)
+    model.weight.data.fill_(1e6)
+    with pytest.raises(UserError, match="'weight' contains NaN or infinity; retrain with --store float32"):
+        checkpoints.save(model, {}, tmp_path, torch.float16)
+    assert not (tmp_path / checkpoints.WEIGHTS_FILE).exists()
+
+
 def test_data_of_another_shape_is_refused(tmp_path, digits):
     wrong = load_data("random", image_size=8, channels=3, num_classes=10, limit=5)
     with pytest.raises(UserError, match="shape"):
@@ -130,6 +160,40 @@ def test_data_of_another_shape_is_refused(tmp_path, digits):
 def test_a_recipe_names_the_field_that_is_wrong(digits, field):
     with pytest.raises(UserError, match=next(iter(field))):
         recipe(digits, **field)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"warmup_epochs": 50}, "warmup_epochs 50: expected at most 2, the number of epochs"),
+        ({"warmup_epochs": 2.5}, r"warmup_epochs 2\.5"),
+        ({"warmup_epochs": 1e300}, r"warmup_epochs 1e\+300"),
+        ({"adversarial": {"eps": 0.1, "warmup_epochs": 3}}, "adversarial_warmup 3: expected at most 2"),
+    ],
+)
+def test_a_warm_up_longer_than_the_training_is_refused(digits, fields, told):
+    assert recipe(digits, epochs=2, warmup_epochs=2).warmup_epochs == 2
+    with pytest.raises(UserError, match=told):
+        recipe(digits, epochs=2, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fact", "told"),
+    [
+        ('"seed": "x"', "seed 'x': expected an integer of at least 0"),
+        ('"seed": -1', "seed -1"),
+        ('"seed": 18446744073709551616', "seed 18446744073709551616"),
+        ('"seed": 1.5', r"seed 1\.5"),
+        ('"data": 5', "data 5: expected the name of data"),
+        ('"model": {"dim": 1000000000000}', "model"),
+        pytest.param(f'"seed": {"1" * 5000}', "not a recipe", id="5000 digits"),
+    ],
+)
+def test_a_recipe_file_with_other_types_is_one_line(tmp_path, fact, told):
+    (tmp_path / "recipe.json").write_text(f"{{{fact}}}")
+    with pytest.raises(UserError, match=rf"recipe\.json: {told}") as caught:
+        load_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_edited_recipe_file_is_refused(tmp_path, digits):

@@ -13,6 +13,7 @@ from typer.exceptions import Exit, TyperException
 from antiphase.cli.groups import lazy_group
 from antiphase.errors import Failures, UserError, shown
 from antiphase.heap import keep_freed_memory
+from antiphase.torchrun import rank_and_count
 
 # what is wrong with a path that somebody gave
 _UNUSABLE = {
@@ -36,6 +37,7 @@ def main() -> None:
     """Run the command line."""
     keep_freed_memory()
     try:
+        rank_and_count()
         code = app(prog_name="antiphase", standalone_mode=False)
     except Failures as error:
         _complain(*str(error).splitlines())

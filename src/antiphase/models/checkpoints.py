@@ -1,7 +1,7 @@
 """Weights on disk: a safetensors file next to its recipe."""
 
-import argparse
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing, write_json
 
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
 _DIGEST = "sha256"  # of the weights, in the header of their file
 CLASS_NAMES = "class_names"  # in the recipe's file
+COUNTER = "num_batches_tracked"  # of batch norm: read in training only, absent in files of before torch 0.4.1
 
 
 def save(
@@ -31,7 +32,12 @@ def save(
 
 
 def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write contiguous tensors that share no memory, with their digest."""
+    """Write contiguous tensors that share no memory, with their digest.
+
+    Raises:
+        UserError: if they are not finite, perhaps only since they were rounded.
+    """
+    check_finite(tensors, str(directory), "; retrain with --store float32 or a lower --learning-rate")
     with replacing(directory / WEIGHTS_FILE) as temporary:
         save_file(tensors, temporary, {_DIGEST: weights_digest(tensors)})
 
@@ -45,7 +51,7 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     """Return the recipe of a run directory.
 
     Raises:
-        UserError: if it is missing or not a JSON object.
+        UserError: if it is missing or not a JSON object, or its seed or data are of another type.
     """
     path = directory / RECIPE_FILE
     try:
@@ -55,10 +61,15 @@ def read_recipe(directory: Path) -> dict[str, Any]:
             f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
             "train-vlm or export"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None
     if not isinstance(recipe, dict):
         raise UserError(f"{path}: not a recipe (not a JSON object); restore it from a backup or train again")
+    seed, data = recipe.get("seed"), recipe.get("data")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
+        raise UserError(f"{path}: seed {shown(seed)}: expected an integer of at least 0; train again")
+    if data is not None and not isinstance(data, str):
+        raise UserError(f"{path}: data {shown(data)}: expected the name of data; train again")
     return recipe
 
 
@@ -70,6 +81,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: if the file is missing or damaged.
     """
+    if path.exists() and (why := mistaken(path)):
+        raise UserError(f"{path}: {why}")
     try:
         with safe_open(path, "pt") as file:
             stored = (file.metadata() or {}).get(_DIGEST)
@@ -89,54 +102,38 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of weights: safetensors, or a state dict written by ``torch.save``.
-
-    The dictionary may lie under ``state_dict``, ``model_state_dict`` or ``model``. A pickle is read with
-    ``weights_only`` and one additional safe class, ``argparse.Namespace`` (options), so that no code in the file is
-    executed.
-
-    Raises:
-        UserError: if the file is missing or damaged, or contains other classes or no weights.
-    """
-    if path.suffix == ".safetensors":
-        return read_weights(path)
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except Exception:  # unpickling can raise anything, and torch's own message advises weights_only=False
-        raise UserError(
-            f"{path}: cannot be read safely; expected a checkpoint written by torch.save that contains only tensors, "
-            "numbers and an argparse.Namespace"
-        ) from None
-    places = ("state_dict", "model_state_dict", "model")
-    for place in places:
-        if isinstance(held, dict) and isinstance(held.get(place), dict):
-            held = held[place]
-    if (
-        not isinstance(held, dict)
-        or not held
-        or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items())
-    ):
-        raise UserError(
-            f"{path}: no weights found; expected a dictionary of tensors, or one under {', '.join(map(repr, places))}"
-        )
-    return held
+def mistaken(path: Path) -> str | None:
+    """Return what a path is, and what to do, if it is plainly no file of weights; nothing is unpickled."""
+    if path.is_dir():
+        return "is a folder; expected a file in it"
+    if not path.is_file():
+        return "is no regular file; expected a file of weights" if path.exists() else "no such file"
+    with path.open("rb") as file:
+        head = file.read(256)
+    if not head:
+        return "is empty; copy or download it again"
+    if head.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS; get the weights with git lfs pull"
+    if head.lstrip().startswith((b"<", b"{")) and b"\0" not in head:
+        return "is a web page or other text; download the weights again, from the link to the file itself"
+    if head.startswith(b"PK\3\4"):
+        try:
+            names = zipfile.ZipFile(path).namelist()
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            return "is incomplete; copy or download it again"
+        if any(name.endswith("constants.pkl") for name in names):
+            return (
+                "is a TorchScript archive; save its weights alone, with "
+                "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+            )
+        if not any(name.endswith("data.pkl") for name in names):
+            return "is an archive of something else; expected a file that torch.save or safetensors wrote"
+    return None
 
 
-def with_names_of(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Strip a prefix that all names share and the model's do not, such as ``module.`` of distributed training."""
-    while state and not own.keys() & state.keys():
-        prefix = next(iter(state)).partition(".")[0] + "."
-        if not all(name.startswith(prefix) for name in state):
-            break
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
-
-
-def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+def check_finite(
+    tensors: Mapping[str, Tensor], source: str, advice: str = "; copy the file again or retrain"
+) -> None:
     """Refuse weights with NaN or infinity.
 
     Raises:
@@ -144,7 +141,7 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{source}: {name!r} contains NaN or infinity; copy the file again or retrain")
+            raise UserError(f"{source}: {name!r} contains NaN or infinity{advice}")
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
@@ -154,6 +151,7 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None
         UserError: naming the first parameter that does not match.
     """
     own = model.state_dict()
+    tensors = {name: value for name, value in own.items() if name.endswith(COUNTER)} | tensors
     for name in sorted(own.keys() | tensors.keys()):
         if name not in tensors:
             raise UserError(f"{source}: parameter {name!r} is missing; the architecture does not match")

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
@@ -14,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.models.clip_init import Init, initialise_clip
 from antiphase.models.factories import VitConfig, build_vision
 from antiphase.models.text import TextConfig, TextTransformer, as_tokens, text_tower, trimmed
-from antiphase.models.towers import attention_slot
+from antiphase.models.towers import Size, attention_slot
 from antiphase.models.vit import VisionTransformer
 
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
@@ -31,7 +32,7 @@ class ClipConfig(BaseModel):
 
     vision: VitConfig
     text: TextConfig
-    embed_dim: PositiveInt
+    embed_dim: Size
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     init: Init = "matched"
     logit_scale: float = LOGIT_SCALE
@@ -77,16 +78,21 @@ class CLIP(nn.Module):
     def encode_image(
         self,
         images: Float[Tensor, "batch 3 height width"],
+        normalize: bool = False,
+        *,
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> Float[Tensor, "batch embed"]:
-        """Return image embeddings, not normalised; ``keep`` as in :class:`VisionTransformer`."""
-        return self.visual(images, keep) @ self.image_projection
+        """Return image embeddings, of length 1 if ``normalize``; ``keep`` as in :class:`VisionTransformer`."""
+        embeddings = self.visual(images, keep) @ self.image_projection
+        return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
     ) -> Float[Tensor, "batch embed"]:
+        """Return text embeddings, of length 1 if ``normalize``."""
         tokens = as_tokens(texts, self.text.context_length).to(self.text_projection.device)
-        return self.text(trimmed(tokens)) @ self.text_projection
+        embeddings = self.text(trimmed(tokens)) @ self.text_projection
+        return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def forward(
         self,
@@ -94,7 +100,7 @@ class CLIP(nn.Module):
         texts: Sequence[str] | Int64[Tensor, "batch length"],
         keep: Int64[Tensor, "batch kept"] | None = None,
     ) -> tuple[Float[Tensor, "batch embed"], Float[Tensor, "batch embed"]]:
-        return self.encode_image(images, keep), self.encode_text(texts)
+        return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
 def build_clip(config: ClipConfig, seed: int = 0) -> CLIP:

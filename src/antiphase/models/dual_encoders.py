@@ -18,7 +18,7 @@ from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.preprocessing import Preprocessing, of_open_clip
-from antiphase.models.released import config_of, from_released, read_released
+from antiphase.models.released import config_of, from_released, read_released, stored_config
 from antiphase.models.towers import attention_spec
 
 RELEASED_FILE = "checkpoint_best.pt"
@@ -46,14 +46,18 @@ class OpenClip(nn.Module):
         """Natural logarithm of the factor on the cosines."""
         return self.model.logit_scale
 
-    def encode_image(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch embed"]:
-        return self.model.encode_image(self.normalize(images))
+    def encode_image(
+        self, images: Float[Tensor, "batch 3 height width"], normalize: bool = False
+    ) -> Float[Tensor, "batch embed"]:
+        """Return image embeddings, of length 1 if ``normalize``."""
+        return self.model.encode_image(self.normalize(images), normalize=normalize)
 
     def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"]
+        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
     ) -> Float[Tensor, "batch embed"]:
+        """Return text embeddings, of length 1 if ``normalize``."""
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
-        return self.model.encode_text(tokens.to(self.logit_scale.device))
+        return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
 
 
 def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CLIP:
@@ -64,19 +68,28 @@ def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CL
         lambda_init: λ_init, which the file does not contain; ``"depth"`` for DiffCLIP*, None for the baseline.
 
     Raises:
-        UserError: if the checkpoint cannot be found or read, or if λ_init is missing.
+        UserError: if the checkpoint cannot be found or read, or if λ_init is missing or has no use.
     """
     path = _released_file(name)
     state = read_released(path)
-    schedule = "depth" if lambda_init == "depth" else "constant"
-    number = None if isinstance(lambda_init, str) else lambda_init
-    config = config_of(state, str(path), lambda_init=number, schedule=schedule)
-    if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
-        warnings.warn(
-            f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init the "
-            "checkpoint loads without error but gives wrong outputs",
-            stacklevel=2,
-        )
+    config = stored_config(path)
+    if config is not None and lambda_init is not None:
+        raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")
+    if config is None:
+        schedule = "depth" if lambda_init == "depth" else "constant"
+        number = None if isinstance(lambda_init, str) else lambda_init
+        config = config_of(state, str(path), lambda_init=number, schedule=schedule)
+        differential = any(attention_spec(of.attention).differential for of in (config.vision, config.text))
+        if lambda_init is not None and not differential:
+            raise UserError(
+                f"{name}: lambda_init {lambda_init}: both towers have standard attention, without λ; leave it out"
+            )
+        if differential:
+            warnings.warn(
+                f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init "
+                "the checkpoint loads without error but gives wrong outputs",
+                stacklevel=2,
+            )
     model = build_clip(config)
     checkpoints.load_into(model, from_released(state, config, str(path)), str(path))
     return model

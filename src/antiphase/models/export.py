@@ -13,7 +13,7 @@ from antiphase.errors import UserError, first_line
 from antiphase.files import replacing
 from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP
-from antiphase.models.released import to_released
+from antiphase.models.released import CONFIG, to_released
 from antiphase.models.vit import VisionTransformer
 
 RELEASED_WEIGHTS = "released.safetensors"
@@ -29,7 +29,8 @@ def write_model(
         directory: created if missing.
         layout: ``"antiphase"``: ``recipe.json`` (sizes, λ_init, preprocessing) and ``model.safetensors``, which
             ``load_model`` reads; ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's checkpoints,
-            for the authors' code.
+            for the authors' code, which takes the sizes and λ_init as arguments. They are in the file's header, where
+            ``load_model("diffclip:FILE")`` finds them.
 
     Raises:
         UserError: if the model is of another library, or cannot be expressed in the layout.
@@ -45,7 +46,8 @@ def write_model(
     if not isinstance(model, CLIP):
         raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
-        save_file({name: weight.contiguous() for name, weight in to_released(model).items()}, temporary)
+        tensors = {name: weight.contiguous() for name, weight in to_released(model).items()}
+        save_file(tensors, temporary, {CONFIG: model.config.model_dump_json()})
     return directory / RELEASED_WEIGHTS
 
 

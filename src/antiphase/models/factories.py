@@ -1,29 +1,28 @@
 """ViT and DiffViT of any size, and the sizes that go with the usual image sizes."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import (
-    NonNegativeInt,
+    Field,
     PositiveFloat,
-    PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
 )
 
 from antiphase.errors import UserError, invalid
-from antiphase.models.towers import TowerConfig, attention_slot
+from antiphase.models.towers import Size, TowerConfig, attention_slot, check_memory
 from antiphase.models.vit import InitialWeights, VisionTransformer, initialise
 
 
 class VitConfig(TowerConfig):
     """All that is needed to build a vision transformer again; stored next to its weights."""
 
-    image_size: PositiveInt
-    patch_size: PositiveInt
-    in_channels: PositiveInt
-    num_classes: NonNegativeInt
+    image_size: Size
+    patch_size: Size
+    in_channels: Size
+    num_classes: Annotated[int, Field(ge=0, le=2**31 - 1)]
     norm_eps: PositiveFloat = 1e-6
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -67,8 +66,10 @@ def build_vision(config: VitConfig) -> VisionTransformer:
     """Build the model with whatever weights construction draws.
 
     Raises:
-        UserError: for sizes that do not fit together.
+        UserError: for sizes that do not fit together, or do not fit the memory.
     """
+    patches = (config.image_size // config.patch_size) ** 2
+    check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
     try:
         return VisionTransformer(
             attention_slot(config),

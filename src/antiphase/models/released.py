@@ -1,19 +1,22 @@
 """The layout of DiffCLIP's released checkpoints: detect differential towers and translate parameter names."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from antiphase.errors import UserError
-from antiphase.models.checkpoints import read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip
-from antiphase.models.clip_factories import configure_clip
-from antiphase.models.towers import TowerConfig
+from antiphase.models.clip_factories import configure_clip, valid_clip
+from antiphase.models.weight_files import read_state
 
 State = dict[str, Tensor]
+_ANCHORS = ("visual.patch_embed.proj.weight", "token_embedding.weight", "image_projection")  # in all of them
+CONFIG = "config"  # of the model, in the header of the files that we write in this layout
 _HEAD = 64  # head width of the standard twin in all released checkpoints
 Attention = Literal["softmax", "differential"]
 
@@ -45,13 +48,29 @@ _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def read_released(path: Path) -> State:
-    """Read the weights of a released checkpoint and strip the ``module.`` prefix of distributed training.
+def read_released(name: str | Path) -> State:
+    """Read the weights of a released checkpoint under the names that the authors gave them.
 
     Raises:
-        UserError: as :func:`~antiphase.models.checkpoints.read_state`.
+        UserError: as :func:`~antiphase.models.weight_files.read_state`.
     """
-    return {name.removeprefix("module."): value for name, value in read_state(path).items()}
+    return read_state(name, dict.fromkeys(_ANCHORS, torch.empty(0)), sized=False)
+
+
+def stored_config(path: Path) -> ClipConfig | None:
+    """Return the configuration in the header of a file written by antiphase; None for the authors' files.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {}).get(CONFIG)
+        return None if text is None else valid_clip(json.loads(text), f"{path}: ")
+    except (OSError, SafetensorError):  # a pickle
+        return None
+    except (json.JSONDecodeError, RecursionError):
+        raise UserError(f"{path}: its header is damaged; export the model again") from None
 
 
 def towers_of(state: State, source: str) -> dict[str, Attention]:
@@ -145,11 +164,6 @@ def to_released(model: CLIP) -> State:
         raise UserError(
             "the released layout cannot store a logit bias; expected a model trained with the CLIP loss"
         )
-    for tower, width in (("image", _width(model.config.vision)), ("text", _width(model.config.text))):
-        if width != _HEAD:
-            raise UserError(
-                f"head width {width} of the {tower} tower: expected {_HEAD}, which the released layout assumes"
-            )
     state = model.state_dict()
     return {
         one: part.clone()
@@ -186,10 +200,6 @@ def _shape(state: State, name: str, axes: int, source: str) -> tuple[int, ...]:
     if len(shape) != axes or 0 in shape:
         raise UserError(f"{source}: {name!r} has shape {shape}, expected {axes} non-empty axes; {layout}")
     return shape
-
-
-def _width(config: TowerConfig) -> int:
-    return config.dim // config.num_heads
 
 
 def _depth(state: State, pattern: str) -> int:

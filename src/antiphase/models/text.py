@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from antiphase.models.towers import TowerConfig
+from antiphase.models.towers import Size, TowerConfig, check_memory
 from antiphase.models.transformer import AttentionFactory, Block, QuickGELU, run_blocks
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wa
 class TextConfig(TowerConfig):
     """Architecture of a text tower."""
 
-    vocab_size: PositiveInt = VOCABULARY
-    context_length: PositiveInt = 77
+    vocab_size: Size = VOCABULARY
+    context_length: Size = 77
     norm_eps: PositiveFloat = 1e-5
 
 
@@ -120,7 +120,12 @@ def as_tokens(texts: "Sequence[str] | Tensor", context_length: int) -> Tensor:
 
 
 def text_tower(config: TextConfig, attention: AttentionFactory) -> TextTransformer:
-    """Build a text tower with the constructors' weights."""
+    """Build a text tower with the constructors' weights.
+
+    Raises:
+        UserError: if it does not fit the memory.
+    """
+    check_memory(config, config.vocab_size + config.context_length)
     sizes: dict[str, Any] = config.model_dump(
         include={"vocab_size", "context_length", "dim", "depth", "mlp_ratio", "norm_eps"}
     )

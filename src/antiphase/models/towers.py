@@ -1,10 +1,11 @@
 """What every transformer tower is told: its sizes and what attends in it."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 from pydantic_core import PydanticCustomError
 from torch import nn
 
@@ -16,6 +17,7 @@ from antiphase.models.transformer import AttentionFactory
 from antiphase.registry import ATTENTION, LAMBDAS, VITS, find
 
 ScheduleName = Literal["constant", "depth"]
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _registered(table: Mapping[str, Any]) -> AfterValidator:
@@ -40,9 +42,9 @@ class TowerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     attention: Annotated[str, _registered(ATTENTION)]
-    dim: PositiveInt
-    depth: PositiveInt
-    num_heads: PositiveInt
+    dim: Size
+    depth: Annotated[int, Field(ge=1, le=10_000)]
+    num_heads: Size
     mlp_ratio: PositiveFloat = 4.0
     lambda_init: float = 0.8
     lambda_schedule: ScheduleName = "constant"
@@ -101,6 +103,26 @@ def initial_lambda(config: TowerConfig, layer: int) -> float:
     """Return λ_init of a layer, counted from 0."""
     schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
     return schedule(layer)
+
+
+def check_memory(config: TowerConfig, vectors: int) -> None:
+    """Refuse a tower whose weights are larger than this machine's memory, before any is allocated.
+
+    Args:
+        config: the tower's.
+        vectors: how many vectors of the tokens' width it has outside its blocks.
+
+    Raises:
+        UserError: naming its sizes.
+    """
+    needed = 4 * config.dim * (config.depth * config.dim * (4 + 2 * config.mlp_ratio) + vectors) / 2**30
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if needed > memory:
+        sizes = ", ".join(f"{name} {value}" for name, value in config if type(value) is int)
+        raise UserError(
+            f"{sizes}: the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory; choose "
+            "smaller sizes"
+        )
 
 
 def attention_slot(config: TowerConfig) -> AttentionFactory:

@@ -56,6 +56,8 @@ def as_dual_encoder(model: nn.Module) -> DualEncoder:
 class ZeroShotClassifier(nn.Module):
     """Classify images by their cosines with class embeddings: z_k = exp(logit_scale)·cos(image, class k).
 
+    Starts in evaluation mode, and puts the dual encoder into it.
+
     Args:
         model: a dual encoder.
         weights: unit vectors of the classes, one per column.
@@ -67,6 +69,7 @@ class ZeroShotClassifier(nn.Module):
         super().__init__()
         self.model = model
         self.register_buffer("weights", weights)
+        self.eval()
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
         encoder = as_dual_encoder(self.model)
@@ -121,7 +124,7 @@ def zero_shot_classifier(
         for texts in prompts:
             mean = F.normalize(encoder.encode_text(texts).float(), dim=-1).mean(0)
             columns.append(F.normalize(mean, dim=0))
-    return ZeroShotClassifier(model, torch.stack(columns, 1)).eval()
+    return ZeroShotClassifier(model, torch.stack(columns, 1))
 
 
 def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:

@@ -49,6 +49,11 @@ def load_model(
     if random_weights and not (scheme and scheme.random):
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
+    if lambda_init is not None and scheme is not find(MODELS, "diffclip", "scheme"):
+        raise UserError(
+            f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
+            "not contain it; leave it out"
+        )
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir

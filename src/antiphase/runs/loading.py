@@ -219,9 +219,10 @@ def find_device(name: str) -> "torch.device":
         own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each of torchrun's processes has one
         name = own if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        with warnings.catch_warnings(action="ignore"):  # of those that are deprecated
+            device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" has no values
-    except (RuntimeError, AssertionError) as error:
+    except Exception as error:  # torch imports a module for some, and raises anything
         reason = first_line(error)
         raise UserError(f"device {shown(name)} cannot be used ({reason}); try --device cpu") from None
     if device.type == "cuda":

@@ -1,9 +1,10 @@
 """Which share of the work this process does, under torchrun or alone."""
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
+
+from antiphase.torchrun import rank_and_count
 
 Item = TypeVar("Item")
 
@@ -34,7 +35,7 @@ class Process:
 
 def this_process() -> Process:
     """Return this process among those that torchrun or ``accelerate launch`` started, else the only one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if rank_and_count()[1] == 1:
         return Process()
     import torch
     from accelerate import PartialState

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from antiphase.files import digest, replacing, write_json
+from antiphase.files import PRIVATE, digest, replacing, write_json
 from antiphase.studies.identity import described, identity
 
 DONE_FILE = "done.json"
@@ -121,7 +121,9 @@ class Store:
             with replacing(folder / ROWS_FILE) as temporary:
                 rows.write_parquet(temporary)
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-        own = [path for path in paths if path.parts[0] != WORK_FOLDER and path.suffix != ".part"]
+        own = [
+            path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)
+        ]
         files = {str(path): self._digest(folder / path) for path in own}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
         # last: until then a killed run resumes from it

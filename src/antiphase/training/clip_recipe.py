@@ -10,6 +10,7 @@ from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import configure_clip, find_clip
 from antiphase.precision import Precision
 from antiphase.training.contrastive_loss import Kind
+from antiphase.training.recipe import check_warmup
 
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
@@ -82,9 +83,12 @@ def make_clip_recipe(
     model = configure_clip(chosen["size"], **{**own, **start, **model_fields})
     try:
         values = chosen["recipe"] | fields
-        return ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)
+        recipe = ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)
     except ValidationError as error:
         raise invalid(error) from None
+    if "warmup_epochs" in fields:  # the preset's may be longer than a short training
+        check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)
+    return recipe
 
 
 def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> float:

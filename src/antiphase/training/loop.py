@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU
 _CHECK_EVERY_SECONDS = 2.0
+_DIVERGED = (
+    "training stopped, the last saved state is kept; try a lower --learning-rate or --precision float32"
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
     On the same machine, a resumed run gives bitwise the same weights as an uninterrupted one.
 
     Raises:
-        UserError: if the loss is not finite (the last saved state is kept), or the saved state belongs to another run.
+        UserError: if the loss or a weight is not finite (the last saved state is kept), or the saved state belongs to
+            another run.
     """
     path = out / STATE_FILE
     standing = _load(task, path) if path.exists() else _Standing()
@@ -108,6 +112,7 @@ def run(task: Task, out: Path, accelerator: Accelerator, *, progress: bool = Tru
                     task.track(numbers, standing.step)
                     if within + 1 < task.steps_per_epoch:
                         saver.save_if_due(standing)
+            _check_weights(task.model.parameters(), standing.step, accelerator)
             task.model.eval()
             row = {"epoch": epoch + 1, "loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
             standing.metrics.append({**row, **task.evaluate(), "images_per_second": round(speed, 1)})
@@ -148,11 +153,18 @@ def _finite_sum(before: float, losses: list[Tensor], step: int, accelerator: Acc
     each: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # over the processes
     total = sum(each.tolist(), before)
     if not math.isfinite(total):
-        raise UserError(
-            f"the loss became {total} in the {len(losses)} steps before step {step}: training stopped, the last saved "
-            "state is kept; try a lower --learning-rate or --precision float32"
-        )
+        raise UserError(f"the loss became {total} in the {len(losses)} steps before step {step}: {_DIVERGED}")
     return total
+
+
+def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerator | None = None) -> None:
+    """Refuse weights that are not finite, in all processes if there is an accelerator: the next loss would tell."""
+    own = [weight.to_local() if is_sharded(weight) else weight for weight in weights]  # type: ignore[operator]
+    wrong: Any = torch.stack([weight.isfinite().logical_not().any() for weight in own]).any().float()
+    if accelerator is not None:
+        wrong = accelerator.reduce(wrong, "sum")
+    if wrong:
+        raise UserError(f"weights became NaN or infinite before step {step + 1}: {_DIVERGED}")
 
 
 def _describe(row: dict[str, Any], epochs: int) -> str:
@@ -193,6 +205,7 @@ class _Saver:
                 tensors[name] = gathered
         if not writes:
             return
+        _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
         metadata = {"identity": self.task.identity, "standing": json.dumps(asdict(standing))}
         with replacing(self.path) as temporary:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)

@@ -12,6 +12,8 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 
+from antiphase.torchrun import rank_and_count
+
 _PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluates
 
 
@@ -21,6 +23,7 @@ def start_processes(**options: Any) -> Accelerator:
     Args:
         **options: options of accelerate's ``Accelerator``.
     """
+    rank_and_count()
     end_group_at_exit()
     # without cpu=True, accelerate treats each torchrun process on a CPU as a separate run
     return Accelerator(

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from antiphase.data import ImageSet
-from antiphase.errors import invalid
+from antiphase.errors import UserError, invalid
 from antiphase.models.factories import VitConfig, configure
 from antiphase.models.towers import attention_of
 from antiphase.precision import Precision, multiplies_bf16
@@ -78,9 +78,25 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
     sizes = {"in_channels": channels, "num_classes": len(images.class_names), "mean": mean, "std": std}
     model = configure(attention_of(kind), size, sizes | model_fields)
     try:
-        return Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
+        recipe = Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
     except ValidationError as error:
         raise invalid(error) from None
+    check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)
+    if "warmup_epochs" in (fields.get("adversarial") or {}) and recipe.adversarial is not None:
+        check_warmup("adversarial_warmup", recipe.adversarial.warmup_epochs, recipe.epochs)
+    return recipe
+
+
+def check_warmup(name: str, value: float, epochs: int) -> None:
+    """Refuse a warm-up that lasts longer than the training.
+
+    Raises:
+        UserError: naming it.
+    """
+    if value > epochs:
+        raise UserError(
+            f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
+        )
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:

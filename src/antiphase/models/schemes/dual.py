@@ -1,10 +1,11 @@
 """Dual encoders of open_clip, and the released checkpoints of DiffCLIP."""
 
+import math
 from typing import Literal
 
 from torch import nn
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.dual_encoders import load_open_clip, load_released
 from antiphase.models.kinds import attention_kind
@@ -22,7 +23,15 @@ def _load_open_clip(wanted: Wanted) -> nn.Module:
 
 def _load_released(wanted: Wanted) -> nn.Module:
     path, _, setting = wanted.name.partition("#")
-    model = load_released(path, read_lambda_init(wanted.spec, setting) if setting else wanted.lambda_init)
+    if setting and wanted.lambda_init is not None:
+        raise UserError(
+            f"{wanted.spec}: lambda_init {shown(wanted.lambda_init)} is given twice; leave one of them out"
+        )
+    chosen = read_lambda_init(wanted.spec, setting) if setting else wanted.lambda_init
+    number = isinstance(chosen, int | float) and not isinstance(chosen, bool)
+    if chosen not in (None, "depth") and not (number and abs(chosen) < math.inf):
+        raise UserError(f"{wanted.spec}: lambda_init {shown(chosen)}: expected a finite number or 'depth'")
+    model = load_released(path, chosen)
     return with_card(model, ModelCard(path, wanted.spec, attention_kind(model), None, model.image_shape, 0))
 
 

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.models import checkpoints
+from antiphase.models.weight_files import read_state
 
 
 def build_to_fit(
-    make: Callable[..., nn.Module], state: dict[str, Tensor], source: str, *, positions: str, size: str, **names: str
+    make: Callable[..., nn.Module], file: str, *, positions: str, size: str, **names: str
 ) -> nn.Module:  # fmt: skip
     """Build a classifier with the sizes of a file of weights, and load them.
 
     Args:
         make: builds the model from keyword arguments; without any, with the library's own sizes.
-        state: weights by name.
-        source: the file, for error messages.
+        file: the weights, as :func:`~antiphase.models.weight_files.read_state` takes them.
         positions: suffix of the name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
         size: name of the argument of ``make`` for the side of the image in pixels.
         **names: argument of ``make`` for ``classes`` and, if it has one, for ``channels``.
@@ -28,7 +28,7 @@ def build_to_fit(
     with torch.device("meta"):
         plain = make()
     own = plain.state_dict()
-    state = checkpoints.with_names_of(own, state)
+    state = read_state(file, own, sized=False)
     sizes: dict[str, Any] = {}
     heads = [name for name, weight in own.items() if name.endswith(("weight", "bias")) and weight.ndim]
     if (head := heads[-1]) in state and state[head].ndim:
@@ -40,7 +40,7 @@ def build_to_fit(
     if place in state and first in own and state[place].shape != own[place].shape:
         sizes[size] = _side(state[place], own[place], own[first].shape[-1])
     model = make(**sizes)
-    checkpoints.load_into(model, state, source)
+    checkpoints.load_into(model, state, file)
     return model
 
 

@@ -4,6 +4,8 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,19 @@ from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.probing import Probe, probe
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 from antiphase.models.schemes.user_code import guarded, import_file, importing_from, source_digest
+from antiphase.models.weight_files import file_and_set, files_of, read_state
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.modules import device_of, differentiable, to_evaluation
 
 _WEIGHTS = "weights"  # the setting that names a file of weights
+_WEIGHTS_LAST = re.compile(rf"(?:^|,)\s*{_WEIGHTS}\s*=\s*(.+)$")
 
 
 def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     """Return file or module, callable and settings of ``FILE_OR_MODULE:CALLABLE?name=value,…``.
 
-    Values are Python's literals; anything else is a string.
+    Values are Python's literals; anything else is a string, and so is the file of ``weights``. Its name may contain
+    commas if it comes last.
 
     Raises:
         UserError: if a part is missing.
@@ -41,13 +46,15 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
             "python:model.py:build or python:model.py:build?depth=4,weights=best.pt"
         )
     settings: dict[str, Any] = {}
+    if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
+        rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
     for part in filter(None, rest.split(",")):
         key, sign, value = part.partition("=")
         if not sign or not key.strip().isidentifier():
             raise UserError(
                 f"model {shown(f'python:{name}')}: {part!r}: expected name=value, such as depth=4"
             )
-        settings[key.strip()] = _literal(value.strip())
+        settings[key.strip()] = value.strip() if key.strip() == _WEIGHTS else _literal(value.strip())
     return where, function, settings
 
 
@@ -69,9 +76,11 @@ def code_content(name: str) -> str:
     with importing_from(Path.cwd()):
         file = file_of(where)
     weights = settings.get(_WEIGHTS)
-    held = Path(str(weights)).expanduser() if weights else None
     parts = [source_digest(file).encode()] if file else []
-    parts += [held.read_bytes()] if held and held.is_file() else []
+    if weights:
+        held, which = file_and_set(weights)
+        parts += [each.read_bytes() for each in files_of(held) if each.is_file()]
+        parts += [which.encode()] if which else []
     return checkpoints.digest(*parts)[:16] if parts else ""
 
 
@@ -91,7 +100,7 @@ def _load(wanted: Wanted) -> nn.Module:
         with drawn_from(wanted.seed):
             model, weights = _built(spec, folder, build, settings)
         if weights is not None:
-            _load_weights(model, Path(weights).expanduser())
+            checkpoints.load_into(model, read_state(weights, model.state_dict()), weights)
         device_of(model)  # refuses weights without values
         checkpoints.check_finite(model.state_dict(), spec)
         model = to_evaluation(differentiable(model))
@@ -131,6 +140,7 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
         known = None
     ours = known is None or _WEIGHTS not in known.parameters
     weights = settings.pop(_WEIGHTS, None) if ours else None
+    settings |= {_WEIGHTS: _literal(settings[_WEIGHTS])} if _WEIGHTS in settings else {}
     if known is not None:
         try:
             known.bind(**settings)
@@ -142,12 +152,7 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
         raise UserError(
             f"{spec}: returned {type(model).__name__}; expected a torch.nn.Module from images in [0, 1] to logits"
         )
-    return model, None if weights is None else str(weights)
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    state = checkpoints.with_names_of(model.state_dict(), checkpoints.read_state(path))
-    checkpoints.load_into(model, state, str(path))
+    return model, weights
 
 
 def _with_card(model: nn.Module, spec: str, name: str, code: str) -> nn.Module:

@@ -1,7 +1,6 @@
 """Classifiers of timm by name, with its pretrained weights or those of a file."""
 
 import difflib
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -32,7 +31,7 @@ def _load(wanted: Wanted) -> nn.Module:
             if file:
                 model = build_to_fit(
                     lambda **sizes: timm.create_model(name, pretrained=False, **sizes),
-                    checkpoints.read_state(Path(file).expanduser()), file, positions="pos_embed", size="img_size",
+                    file, positions="pos_embed", size="img_size",
                     classes="num_classes", channels="in_chans",
                 )  # fmt: skip
             else:

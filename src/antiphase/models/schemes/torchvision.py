@@ -1,7 +1,6 @@
 """Classifiers of torchvision by name, with its default weights or those of a file."""
 
 import difflib
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -44,7 +43,7 @@ def _load(wanted: Wanted) -> nn.Module:
             if file:
                 model = build_to_fit(
                     lambda **sizes: models.get_model(name, weights=None, **sizes),
-                    checkpoints.read_state(Path(file).expanduser()), file, positions="pos_embedding",
+                    file, positions="pos_embedding",
                     size="image_size", classes="num_classes",
                 )  # fmt: skip
             else:

@@ -67,6 +67,7 @@ class AuditOptions(Options):
         int | None,
         Field(
             ge=1,
+            le=10**8,
             description="Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4).",
         ),
     ] = None

@@ -30,6 +30,9 @@ class Typed:
     choices: Collection[str] | None = None
 
 
+_MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
+
+
 class Options(BaseModel):
     """The options of a command: its command line, its Python function and its stored record read this model.
 
@@ -53,7 +56,10 @@ class Options(BaseModel):
     def _check_choice(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None:  # an optional field that was not given
             return value
-        for marker in cls.model_fields[info.field_name or ""].metadata:
+        markers = cls.model_fields[info.field_name or ""].metadata
+        if isinstance(value, int) and value > _MOST and not any(hasattr(marker, "le") for marker in markers):
+            raise UserError(f"{info.field_name} {shown(value)}: expected an integer of at most {_MOST}")
+        for marker in markers:
             if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
                 raise UserError(
                     f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}"

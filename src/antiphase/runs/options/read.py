@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,9 @@ def read_eps(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str):
         return parse_eps(value, info.field_name or "eps")
     if isinstance(value, int | float):
-        return (float(value),)
+        return (value,)
+    if not isinstance(value, Iterable):
+        return value
     name = info.field_name or "eps"
     return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
 
@@ -93,8 +95,10 @@ def read_models(value: Any) -> Any:
     >>> read_models("python:net.py:build?depth=4,width=8, timm:resnet18")
     ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
     """
+    if not isinstance(found := read_words(value), Sequence):
+        return found
     words: list[str] = []
-    for word in read_words(value):
+    for word in found:
         if isinstance(value, str) and words and "?" in words[-1] and _SETTING.match(word):
             words[-1] += f",{word}"
         else:
@@ -119,6 +123,8 @@ def directory(value: str | Path) -> Path:
     Raises:
         ValueError: it is no path, or a file.
     """
+    if not isinstance(value, str | Path):
+        raise ValueError("expected the path of a directory")
     if not str(value).strip() or "\0" in str(value):
         raise ValueError(f"{str(value)!r} is no path; expected a directory")
     if os.path.isfile(value):  # never raises, unlike Path.is_file

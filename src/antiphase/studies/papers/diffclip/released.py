@@ -14,7 +14,7 @@ from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import find_clip
 from antiphase.models.dual_encoders import local_checkpoint
-from antiphase.models.released import config_of, read_released
+from antiphase.models.released import config_of, read_released, stored_config
 from antiphase.models.schemes.dual import read_lambda_init
 from antiphase.models.towers import attention_spec
 from antiphase.studies.cells.models import Given, given, transformer_work
@@ -109,4 +109,6 @@ def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None
     """Return the sizes and towers of a checkpoint, read once for each modification time."""
     constant = None if isinstance(lambda_init, str) else lambda_init
     schedule = "depth" if lambda_init == "depth" else "constant"
-    return config_of(read_released(file), str(file), lambda_init=constant, schedule=schedule)
+    return stored_config(file) or config_of(
+        read_released(file), str(file), lambda_init=constant, schedule=schedule
+    )

@@ -1,0 +1,256 @@
+"""Files of weights as common training code writes them: the right tensors, or one line that says what is the matter."""
+
+import json
+import os
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from antiphase.errors import UserError
+from antiphase.models import checkpoints, load_model
+from antiphase.models.schemes.python_code import code_content, split_spec
+from antiphase.models.weight_files import read_state
+
+
+def net():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2 * 36, 3))
+
+
+NET = net()
+STATE = {name: value + 1 for name, value in NET.state_dict().items()}
+OTHER = {name: value + 2 for name, value in STATE.items()}
+
+
+def under(prefix, state=STATE):
+    return {prefix + name: value for name, value in state.items()}
+
+
+def averaged():
+    model = torch.optim.swa_utils.AveragedModel(net())
+    model.module.load_state_dict(STATE)
+    return model.state_dict()
+
+
+def read(path, own=NET):
+    """Return what was read, checked by loading it strictly, and what was said."""
+    model = net()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        state = read_state(str(path), own.state_dict())
+    checkpoints.load_into(model, state, str(path))
+    return model.state_dict(), " ".join(str(each.message) for each in said)
+
+
+def same(found, expected):
+    return all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+LOOP = {"state_dict": STATE}
+LOOP["itself"] = LOOP
+
+QUIET = {
+    "plain": STATE,
+    "DDP": under("module."),
+    "compile of DDP": under("_orig_mod.module."),
+    "a compiled part": {name.replace("3.", "3._orig_mod."): value for name, value in STATE.items()},
+    "net": {"net": under("module."), "acc": 95.0, "epoch": 100},
+    "deepspeed": {"module": STATE, "ds_version": "0.1", "global_steps": 10},
+    "nested twice": {"checkpoint": {"weights": under("model.net.")}, "args": {"lr": 0.1}},
+    "lightning": {"state_dict": under("model."), "epoch": 1, "pytorch-lightning_version": "2.0"},
+    "an optimizer": {
+        "model": STATE,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []},
+    },
+    "before torch 0.4.1": {name: value for name, value in STATE.items() if "num_batches" not in name},
+    "parameters": {name: nn.Parameter(value, requires_grad=False) for name, value in STATE.items()},
+    "refers to itself": LOOP,
+}
+
+
+@pytest.mark.parametrize("held", QUIET.values(), ids=QUIET)
+def test_weights_are_found_by_the_model_s_names(tmp_path, held):
+    torch.save(held, tmp_path / "a.pt")
+    found, said = read(tmp_path / "a.pt")
+    expected = {name: value for name, value in STATE.items() if "num_batches" not in name}
+    assert same(found, expected)
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("held", "ignored"),
+    [
+        (averaged(), "n_averaged"),
+        ({"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}}, "criterion.weight"),
+        (STATE | {"loss_fn.weight": torch.ones(3)}, "loss_fn.weight"),
+        (
+            STATE | {"total_ops": torch.zeros(1), "0.total_params": torch.zeros(1)},
+            "total_ops, 0.total_params",
+        ),
+        ({"model": STATE, "discriminator": {"weight": torch.ones(1)}}, r"discriminator\.\*"),
+        ({"model": STATE, "epoch": torch.tensor(3)}, "epoch"),
+    ],
+)
+def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ignored):
+    torch.save(held, tmp_path / "a.pt")
+    found, said = read(tmp_path / "a.pt")
+    assert same(found, STATE)
+    assert said == f"{tmp_path / 'a.pt'}: ignored, not in the model: {ignored}".replace("\\", "")
+
+
+@pytest.mark.parametrize(
+    ("held", "average", "rest"),
+    [
+        ({"state_dict": OTHER, "state_dict_ema": STATE}, "state_dict_ema", "state_dict"),
+        ({"model": OTHER, "model_ema": averaged()}, "model_ema.module", "model"),
+        ({"params": OTHER, "params_ema": STATE}, "params_ema", "params"),
+        (
+            {"state_dict": under("model.", OTHER) | under("swa_model.")},
+            "state_dict.swa_model",
+            "state_dict.model",
+        ),
+        (OTHER | {"ema": STATE}, "ema", "."),
+    ],
+)
+def test_a_moving_average_goes_first_and_the_other_can_be_chosen(tmp_path, held, average, rest):
+    torch.save(held, tmp_path / "a.pt")
+    found, said = read(tmp_path / "a.pt")
+    assert same(found, STATE)
+    assert f"loaded the moving average {average}; for the other weights: {tmp_path / 'a.pt'}#{rest}" in said
+    assert same(read(f"{tmp_path / 'a.pt'}#{rest}")[0], OTHER)
+    assert same(read(f"{tmp_path / 'a.pt'}#{average}")[0], STATE)
+
+
+def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"state_dict": under("student.") | under("teacher.", OTHER)}, path)
+    with pytest.raises(
+        UserError, match=r"several sets .* state_dict\.student, state_dict\.teacher; choose one: .*#"
+    ):
+        read(path)
+    assert same(read(f"{path}#student")[0], STATE)
+    assert same(read(f"{path}#state_dict.teacher")[0], OTHER)
+    with pytest.raises(
+        UserError, match=r"no weights 'ema' that fit the model; the file has state_dict\.student"
+    ):
+        read(f"{path}#ema")
+    torch.save({"best": STATE, "last": OTHER, "model_ema": STATE}, path)
+    with pytest.raises(UserError, match="several sets"):  # the average of which?
+        read(path)
+    wide = {
+        name: torch.zeros(7, *value.shape[1:]) if name == "3.weight" else value
+        for name, value in OTHER.items()
+    }
+    torch.save({"teacher": wide, "student": STATE}, path)
+    assert same(read(path)[0], STATE)  # the only one of these shapes
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda state: state | {"4.weight": torch.ones(1)}, "'4.weight' is not in the model"),
+        (
+            lambda state: {name: value for name, value in state.items() if name != "3.bias"},
+            "'3.bias' is missing",
+        ),
+        (lambda state: state | {"3.bias": torch.ones(4)}, r"'3.bias' has shape \(4,\), expected \(3,\)"),
+        (
+            lambda state: {"encoder." + name: value for name, value in state.items() if name[0] != "3"},
+            "'3.bias' is missing",
+        ),
+    ],
+)
+def test_nothing_is_loaded_in_part(tmp_path, change, told):
+    torch.save({"state_dict": under("model.", change(STATE))}, tmp_path / "a.pt")
+    with pytest.raises(UserError, match=told):
+        read(tmp_path / "a.pt")
+
+
+def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path):
+    names = sorted(STATE)
+    for number, part in enumerate((names[:3], names[3:])):
+        save_file({name: STATE[name] for name in part}, tmp_path / f"{number}.safetensors")
+    places = {name: f"{int(name in names[3:])}.safetensors" for name in names}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    assert same(read(index)[0], STATE)
+    for broken in ("{", "[]", "{}", '{"weight_map": {"a": "../../a.pt"}}', '{"weight_map": {"a": 3.5}}'):
+        index.write_text(broken)
+        with pytest.raises(UserError) as caught:
+            read(index)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_content_says_what_a_file_is_not_its_name(tmp_path):
+    save_file(STATE, tmp_path / "a.pt", {"format": "pt"})
+    torch.save(STATE, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    assert same(read(tmp_path / "a.pt")[0], STATE)
+    assert same(read(tmp_path / "old.bin")[0], STATE)
+
+
+def _torchscript(path):
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.trace(NET.eval(), torch.rand(1, 1, 8, 8)).save(path)
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
+WRONG = {
+    "lfs.pt": (lambda path: path.write_text(LFS), "is a pointer of Git LFS; get the weights with git lfs pull"),
+    "lfs.safetensors": (lambda path: path.write_text(LFS), "is a pointer of Git LFS"),
+    "page.pth": (lambda path: path.write_text("\n<!DOCTYPE html><title>Sign in</title>"), "is a web page"),
+    "error.bin": (lambda path: path.write_text('{"error": "Repository not found"}'), "is a web page or other text"),
+    "empty.pt": (lambda path: path.touch(), "is empty"),
+    "empty.safetensors": (lambda path: path.touch(), "is empty"),
+    "none.pt": (lambda path: None, "no such file"),
+    "folder": (lambda path: path.mkdir(), "is a folder; expected a file in it"),
+    "pipe": (os.mkfifo, "is no regular file"),
+    "script.pt": (_torchscript, "is a TorchScript archive; save its weights alone"),
+    "arrays.npz": (lambda path: np.savez(path, a=np.ones(3)), "is an archive of something else"),
+    "cut.safetensors": (lambda path: save_file(STATE, path) or os.truncate(path, 200), "incomplete or invalid"),
+    "cut.pt": (lambda path: torch.save(STATE, path) or os.truncate(path, 900), "is incomplete; copy or download"),
+    "whole.pth": (lambda path: torch.save(NET, path), "contains 'torch.nn.modules.container.Sequential', and a pickle"),
+    "numpy.pt": (lambda path: torch.save({"a": np.float64(1)}, path), "cannot be read safely .*numpy"),
+    "list.pt": (lambda path: torch.save([STATE], path), "no weights found; expected a dictionary of tensors"),
+    "noise.pt": (lambda path: path.write_bytes(bytes(range(256))), "cannot be read safely"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_file_of_weights_is_named(tmp_path, name):
+    write, told = WRONG[name]
+    write(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: {told}" if "cannot" in told else told) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_whose_weights_are_a_pointer_is_named(tmp_path):
+    (tmp_path / checkpoints.WEIGHTS_FILE).write_text(LFS)
+    with pytest.raises(UserError, match="is a pointer of Git LFS"):
+        checkpoints.read_weights(tmp_path / checkpoints.WEIGHTS_FILE)
+
+
+CODE = """
+import torch
+from torch import nn
+def build(depth=1):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2 * 36, 3))
+"""
+
+
+@pytest.mark.parametrize("name", ["1e3", "epoch=3-acc=0.9.ckpt", "lr=0.1,wd=0/best.pt", "a#b.pt", "True"])
+def test_a_user_s_model_takes_weights_from_a_file_of_any_name(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(CODE)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    torch.save({"state_dict": OTHER, "state_dict_ema": STATE}, name)
+    spec = f"net.py:build?depth=2,weights={name}"
+    with pytest.warns(UserWarning, match="moving average"):
+        assert same(load_model(f"python:{spec}").state_dict(), STATE)
+    assert same(load_model(f"python:{spec}#state_dict").state_dict(), OTHER)
+    assert split_spec(spec)[2] == {"depth": 2, "weights": name}
+    assert len({code_content(spec), code_content(f"{spec}#state_dict"), code_content("net.py:build")}) == 3
