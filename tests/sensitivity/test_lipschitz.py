@@ -398,7 +398,7 @@ def test_bad_input_gets_one_line():
             for g in (uniform_sampling, gradient_ascent, local_maximum)
         ],
         "too small for inputs": [lambda: uniform_sampling(f, x, 1e-30)],
-        "samples 0: expected at least 1": [lambda: uniform_sampling(f, x, 0.1, samples=0)],
+        "samples 0: expected an integer of at least 1": [lambda: uniform_sampling(f, x, 0.1, samples=0)],
         "points 0": [lambda: local_maximum(f, x, 0.1, points=0)],
         "steps 0": [lambda: power_iteration(f, x, steps=0), lambda: gradient_ascent(f, x, 0.1, steps=0)],
         "restarts 0": [lambda: power_iteration(f, x, restarts=0)],

@@ -214,6 +214,27 @@ def test_what_cannot_be_used_is_named(given, named):
         smooth(Linear(3), images(2, SHAPE), **QUICK | given)
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (lambda x: x * 255, "images with values from .*: expected .* values in"),
+        (lambda x: x - 1, "images with values from -"),
+        (lambda x: (x * 255).byte(), "images of shape .* and torch.uint8"),
+        (lambda x: x[:0], "images of shape .*with at least one element"),
+        (lambda x: x * math.nan, "images with values from nan"),
+        (lambda x: x.numpy(), "images of type ndarray"),
+    ],
+)
+def test_smooth_rejects_images_out_of_range(changed, named):
+    with pytest.raises(UserError, match=named):
+        smooth(Linear(3), changed(images(2, SHAPE)), **QUICK)
+
+
+def test_smooth_rejects_duplicate_ids():
+    with pytest.raises(UserError, match=r"ids .*without duplicates"):
+        smooth(Linear(3), images(2, SHAPE), **QUICK, ids=torch.zeros(2, dtype=torch.int64))
+
+
 def test_ten_samples_can_certify_at_the_default_alpha():
     assert Smoothing(0.25, samples=10).reach > 0
 

@@ -8,7 +8,7 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 
 Norm = Literal["linf", "l2"]
 _LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
@@ -35,9 +35,16 @@ class Threat:
 
     def __post_init__(self) -> None:
         if self.norm not in ("linf", "l2"):
-            raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
-        if not isinstance(self.eps, Real) or math.isnan(self.eps) or self.eps < 0:
-            raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in units of the pixel range")
+            raise UserError(f"norm {shown(self.norm)}: expected 'linf' or 'l2'")
+        if (
+            not isinstance(self.eps, Real)
+            or isinstance(self.eps, bool)
+            or math.isnan(self.eps)
+            or self.eps < 0
+        ):
+            raise UserError(
+                f"eps {shown(self.eps)}: expected a number of at least 0, in units of the pixel range"
+            )
         if not self.bounds[0] < self.bounds[1]:
             raise UserError(f"bounds {self.bounds}: expected (smallest, largest)")
         whole = self.bounds[1] - self.bounds[0]

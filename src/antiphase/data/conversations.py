@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.data.named import find_named
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
@@ -160,6 +161,7 @@ CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, sourc
 """One-line description of each source of conversations."""
 
 
+@validated
 def load_conversations(
     name: str,
     *,

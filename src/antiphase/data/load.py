@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from antiphase.arguments import validated
 from antiphase.data.folders import choose_split
 from antiphase.data.given import array_images, dataset_images
 from antiphase.data.images import FileImages, ImageSet
@@ -18,6 +19,7 @@ from antiphase.data.sources import source_of
 from antiphase.errors import UserError, shown
 
 
+@validated
 def load_data(
     source: Any,
     labels: Any = None,

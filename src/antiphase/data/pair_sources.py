@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphase.arguments import validated
 from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs
 from antiphase.data.coco_objects import coco_objects
 from antiphase.data.karpathy import KARPATHY_SETS, karpathy, karpathy_set
@@ -113,6 +114,7 @@ PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _SO
 """One-line description of each source of pairs."""
 
 
+@validated
 def load_pairs(
     name: str,
     *,

@@ -6,12 +6,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from antiphase.arguments import Seed, validated
 from antiphase.errors import UserError
 from antiphase.models.kinds import AttentionKind
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@validated
 @dataclass(frozen=True)
 class ModelCard:
     """Metadata of a loaded model, available as ``model.card``.
@@ -33,7 +35,7 @@ class ModelCard:
     name: str
     spec: str
     attention: AttentionKind
-    seed: int | None
+    seed: Seed | None
     image_shape: tuple[int, int, int]
     num_classes: int
     recipe: dict[str, Any] | None = None

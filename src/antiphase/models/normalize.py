@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.errors import UserError
+
 
 class Normalize(nn.Module):
     """Normalise images per channel: (x − mean) / std.
@@ -15,7 +17,7 @@ class Normalize(nn.Module):
         std: one positive number per channel, in the same units.
 
     Raises:
-        ValueError: if the lengths differ or a standard deviation is not positive.
+        UserError: if the lengths differ or a standard deviation is not positive.
     """
 
     mean: Tensor
@@ -24,7 +26,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
-            raise ValueError(
+            raise UserError(
                 f"mean {tuple(mean)} and std {tuple(std)}: expected one of each per channel, std above 0"
             )
         # not in the state dict: checkpoints keep timm's names, and the recipe stores these values

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from antiphase.arguments import Seed, validated
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.models.schemes.runs import load_run
@@ -14,11 +15,12 @@ from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.registry import MODELS, find
 
 
+@validated
 def load_model(
     spec: str,
     *,
     random_weights: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     lambda_init: float | Literal["depth"] | None = None,
 ) -> nn.Module:
     """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode.

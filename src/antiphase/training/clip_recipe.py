@@ -3,9 +3,10 @@
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from antiphase.errors import UserError, invalid
+from antiphase.arguments import Fields
+from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import configure_clip, find_clip
 from antiphase.precision import Precision
@@ -14,14 +15,12 @@ from antiphase.training.contrastive_loss import Kind
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(BaseModel):
+class ClipRecipe(Fields):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
     The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
     a cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
@@ -80,11 +79,7 @@ def make_clip_recipe(
     sigmoid = fields.get("loss") == "siglip"  # SigLIP, Section 3.1: t' = ln 10, b = −10
     start = {"logit_scale": math.log(10.0), "logit_bias": -10.0} if sigmoid else {}
     model = configure_clip(chosen["size"], **{**own, **start, **model_fields})
-    try:
-        values = chosen["recipe"] | fields
-        return ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)
-    except ValidationError as error:
-        raise invalid(error) from None
+    return ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **(chosen["recipe"] | fields))
 
 
 def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> float:
