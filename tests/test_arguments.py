@@ -61,7 +61,7 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         ("steps", torch.tensor(3), "of shape () and torch.int64: expected an integer of at least 1"),
         *(("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1") for value in (-1, 1.5, 2**63)),
         ("step_size", 0, "0: expected a number above 0"),
-        ("step_size", math.inf, "inf: expected a number that is finite"),
+        ("step_size", math.inf, "inf: expected a finite number above 0"),
         ("step_size", "1", "'1': expected a number above 0 or None"),
         ("ratio", True, "True: expected a number"),
         ("norm", "l1", "'l1': expected 'linf' or 'l2'"),

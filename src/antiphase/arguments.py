@@ -47,7 +47,7 @@ def at_least(least: float) -> Must:
     return Must(f"of at least {least:g}", lambda number: number >= least)
 
 
-_FINITE = Must("that is finite", lambda number: abs(number) <= sys.float_info.max)
+_FINITE = Must("", lambda number: abs(number) <= sys.float_info.max)
 ANY_NUMBER = Must("", lambda number: True)  # infinite or NaN, too
 Size = Annotated[int, at_least(1)]  # however large
 Count = Annotated[int, at_least(1), Must("below 2**31", lambda number: number < 2**31)]
@@ -61,7 +61,9 @@ Probability = Annotated[float, Must("between 0 and 1", lambda number: 0 < number
 FINITE = Must("without NaN or infinite values", lambda values: bool(values.isfinite().all()))
 NOT_EMPTY = Must("with at least one element", lambda values: len(values) > 0)
 UNIQUE = Must("without duplicates", lambda values: len(values.unique()) == len(values))
-UNIT_RANGE = Must("and values in [0, 1]", lambda values: bool(((values >= 0) & (values <= 1)).all()))
+UNIT_RANGE = Must(
+    "and values in [0, 1]", lambda values: bool(((values + 1e-6 >= 0) & (values - 1e-6 <= 1)).all())
+)
 Batch = Annotated[Float[Tensor, "batch *shape"], NOT_EMPTY, FINITE]
 Device = Annotated[torch.device | str, Must("that names a device of this machine, such as 'cpu'", _is_device)]
 
@@ -143,8 +145,10 @@ class _Kind:
     axes: list[str] = field(default_factory=list)  # names, of a tensor
 
     def described(self, must: Must | None = None) -> str:
-        must = must or next((must for must in self.musts if must is not _FINITE), None)
-        return f"{self.words} {must.words}" if must else self.words
+        first = next((must for must in self.musts if must is not _FINITE), None)
+        words = self.words.replace("a ", "a finite ", 1) if must is _FINITE else self.words
+        must = first if must in (None, _FINITE) else must
+        return f"{words} {must.words}" if must else words
 
 
 def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str, tuple[_Kind, ...]]:
@@ -285,7 +289,10 @@ def _list_words(origin: Any, parts: tuple[Any, ...]) -> str:
     inner = [_allowed(part) for part in parts if part is not ...]
     if not inner or not all(inner) or origin in (Mapping, dict):
         return f"a {_LISTS[origin]}"
-    return f"a {_LISTS[origin]} of " + ", ".join(" or ".join(kind.words for kind in kinds) for kinds in inner)
+    words = (" or ".join(kind.words.split(" ", 1)[-1] for kind in kinds) for kinds in inner)
+    return f"a {_LISTS[origin]} of {', '.join(words)}".replace("number", "numbers").replace(
+        "integer", "integers"
+    )
 
 
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from antiphase.arguments import validated
+from antiphase.arguments import ANY_NUMBER, validated
 from antiphase.attacks.descent import descend
 from antiphase.attacks.engine.checks import falling_asr
 from antiphase.attacks.engine.options import RunOptions, of_samples, read_options
@@ -37,7 +37,7 @@ def sweep(
     images: Float[Tensor, "samples ..."],
     labels: Integer[Tensor, " samples"] | None,
     threat: Threat,
-    eps: Iterable[float],
+    eps: Iterable[Annotated[float, ANY_NUMBER]],
     *,
     nested: Nesting = "up",
     settings: dict[str, Any] | None = None,

@@ -13,8 +13,8 @@ from antiphase.errors import UserError
 
 @validated
 def softmax_maps(
-    q: Float[Tensor, "*batch queries width"],
-    k: Float[Tensor, "*batch keys width"],
+    q: Float[Tensor, "*#batch queries width"],
+    k: Float[Tensor, "*#batch keys width"],
     mask: Tensor | None = None,
 ) -> Float[Tensor, "*batch queries keys"]:
     """Compute attention maps, softmax(q·kᵀ / √width).
@@ -55,8 +55,8 @@ def _fits(bias: Tensor, scores: Tensor) -> bool:
 
 @validated
 def combine(
-    positive: Float[Tensor, "*batch heads queries keys"],
-    negative: Float[Tensor, "*batch heads queries keys"],
+    positive: Float[Tensor, "*#batch heads queries keys"],
+    negative: Float[Tensor, "*#batch heads queries keys"],
     lam: float | Float[Tensor, "..."],
 ) -> Float[Tensor, "*batch heads queries keys"]:
     """Compute the differential map A1 − λ·A2, whose rows sum to 1 − λ (robustness paper, Section 3.2).

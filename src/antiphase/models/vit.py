@@ -71,7 +71,7 @@ class VisionTransformer(nn.Module):
         attention: AttentionFactory,
         *,
         image_size: Count,
-        patch_size: Count,
+        patch_size: int,
         in_channels: Count,
         dim: Count,
         depth: Count,
