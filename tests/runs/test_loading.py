@@ -85,9 +85,7 @@ def test_twins_of_one_class_are_labelled_each_by_its_flag(given, file, twins, di
 
 def test_an_audit_of_modules_in_memory_says_which_attention_they_have(twins, digits):
     one, two = in_memory(twins)
-    summary = ap.audit(
-        one, against=two, data=digits, eps=(1 / 255,), attack="fgsm", quiet=True
-    ).summary
+    summary = ap.audit(one, against=two, data=digits, eps=(1 / 255,), attack="fgsm", quiet=True).summary
     assert [model["attention"] for model in summary["models"]] == ["differential", "softmax"]
     assert [len(model["lambda"]) for model in summary["models"]] == [1, 0]
 
