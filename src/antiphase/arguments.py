@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
@@ -26,14 +26,6 @@ from antiphase.errors import UserError, invalid, shown
 Public = TypeVar("Public", bound=Callable[..., Any])
 
 
-def _is_device(name: Any) -> bool:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class Must:
     """What an argument must be besides its type, in words that follow it: "an integer" "of at least 1"."""
@@ -47,7 +39,7 @@ def at_least(least: float) -> Must:
     return Must(f"of at least {least:g}", lambda number: number >= least)
 
 
-_FINITE = Must("", lambda number: abs(number) <= sys.float_info.max)
+_FINITE = Must("that is finite", lambda number: abs(number) <= sys.float_info.max)
 ANY_NUMBER = Must("", lambda number: True)  # infinite or NaN, too
 Size = Annotated[int, at_least(1)]  # however large
 Count = Annotated[int, at_least(1), Must("below 2**31", lambda number: number < 2**31)]
@@ -61,10 +53,18 @@ Probability = Annotated[float, Must("between 0 and 1", lambda number: 0 < number
 FINITE = Must("without NaN or infinite values", lambda values: bool(values.isfinite().all()))
 NOT_EMPTY = Must("with at least one element", lambda values: len(values) > 0)
 UNIQUE = Must("without duplicates", lambda values: len(values.unique()) == len(values))
-UNIT_RANGE = Must(
-    "and values in [0, 1]", lambda values: bool(((values + 1e-6 >= 0) & (values - 1e-6 <= 1)).all())
-)
+UNIT_RANGE = Must("and values in [0, 1]", lambda values: bool(((values - 0.5).abs() <= 0.5 + 1e-6).all()))
 Batch = Annotated[Float[Tensor, "batch *shape"], NOT_EMPTY, FINITE]
+
+
+def _is_device(name: Any) -> bool:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True
+
+
 Device = Annotated[torch.device | str, Must("that names a device of this machine, such as 'cpu'", _is_device)]
 
 
@@ -113,9 +113,8 @@ def validated(public: Public) -> Public:
 
 
 class _OneLine(type(BaseModel)):
-    def __call__(
-        cls, *args: Any, **kwargs: Any
-    ) -> Any:  # not __init__, which pydantic calls for nested models
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # unlike __init__, not called by pydantic for a model in a model
         try:
             return super().__call__(*args, **kwargs)
         except ValidationError as error:
@@ -137,18 +136,16 @@ class Fields(BaseModel, metaclass=_OneLine):
 
 @dataclass(frozen=True)
 class _Kind:
-    """One of the types that an annotation allows."""
+    """One of the types that an annotation allows; ``array`` is that of jaxtyping."""
 
     words: str
     holds: Callable[[Any], bool]
     musts: tuple[Must, ...] = ()
-    axes: list[str] = field(default_factory=list)  # names, of a tensor
+    array: Any = None
 
     def described(self, must: Must | None = None) -> str:
-        first = next((must for must in self.musts if must is not _FINITE), None)
-        words = self.words.replace("a ", "a finite ", 1) if must is _FINITE else self.words
-        must = first if must in (None, _FINITE) else must
-        return f"{words} {must.words}" if must else words
+        musts = self.musts if must is _FINITE else (must,) if must else self.musts[:1]
+        return " ".join([self.words, " and ".join(must.words for must in musts)]).strip()
 
 
 def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str, tuple[_Kind, ...]]:
@@ -171,20 +168,13 @@ def _checked(name: str, value: Any, kinds: tuple[_Kind, ...], sizes: dict[str, A
     for must in kind.musts:
         if not must.holds(value):
             raise UserError(f"{name} {_given(value, must)}: expected {kind.described(must)}")
-    if (
-        kind.words == "a number" and isinstance(value, int) and abs(value) >= 2**63
-    ):  # of which torch makes no tensor
-        return float(value)
-    for axis, size in (_axes(kind.axes, value.shape) or ()) if kind.axes else ():
-        if not axis.lstrip("*").isidentifier():
-            continue
+    if kind.words == "a number" and isinstance(value, int) and abs(value) >= 2**63:
+        return float(value)  # torch takes no such integer
+    for axis, size in _axes(kind.array, value.shape) if kind.array else ():
         known, first = sizes.setdefault(axis, (size, name))
         if known != size:
-            words = (
-                f"one per {axis.removesuffix('s')}, ({known},)"
-                if value.ndim == 1
-                else f"{axis.lstrip('*')} {known}"
-            )
+            words = f"{axis.lstrip('*')} {known}"
+            words = f"one per {axis.removesuffix('s')}, ({known},)" if value.ndim == 1 else words
             raise UserError(f"{name} {_given(value)}: expected {words}, as in {first}")
     return value
 
@@ -199,35 +189,22 @@ def _given(value: Any, must: Must | None = None) -> str:
     return shown(value) if plain else f"of type {type(value).__name__}"
 
 
-def _axes(names: list[str], shape: tuple[Any, ...]) -> list[tuple[str, Any]] | None:
-    """Return the axes of an annotation with their lengths, of ``*axes`` several; None if they are not as many."""
-    several = next((place for place, name in enumerate(names) if name[0] in "*."), None)
-    if several is not None:
-        end = len(shape) - (len(names) - several - 1)
-        if end < several:
-            return None
-        shape = (*shape[:several], shape[several:end], *shape[end:])
-    return list(zip(names, shape, strict=True)) if len(names) == len(shape) else None
+def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """Return the named axes of a tensor's annotation with their lengths; of ``*axes`` those of all."""
+    names, place = array.dim_str.split(), array.index_variadic
+    if place is not None:
+        end = len(shape) - (len(names) - place - 1)
+        shape = (*shape[:place], shape[place:end], *shape[end:])
+    return [(name, size) for name, size in zip(names, shape, strict=True) if name.lstrip("*").isidentifier()]
 
 
-_NONE = _Kind("None", lambda value: value is None)
 _PLAIN = {
     int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
     float: _Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), (_FINITE,)),
-    bool: _Kind("True or False", lambda value: isinstance(value, bool)),
-    str: _Kind("text", lambda value: isinstance(value, str)),
-    type(None): _NONE,
-    Tensor: _Kind("a torch tensor", lambda value: isinstance(value, Tensor)),
     Callable: _Kind("a callable", callable),
 }  # fmt: skip
-_LISTS = {
-    Sequence: "list",
-    list: "list",
-    tuple: "tuple",
-    Iterable: "list",
-    Mapping: "mapping",
-    dict: "dictionary",
-}
+_WORDS = {str: "text", bool: "True or False", Tensor: "a torch tensor", type(None): "None"}
+_LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapping: "mapping", dict: "dict"}
 
 
 @functools.cache
@@ -237,62 +214,37 @@ def _allowed(hint: Any) -> tuple[_Kind, ...]:
     if hint is Any or isinstance(hint, TypeVar):
         return ()
     if origin is Annotated:
-        musts = tuple(part for part in parts[1:] if isinstance(part, Must))
+        new = tuple(part for part in parts[1:] if isinstance(part, Must))
         return tuple(
-            kind
-            if kind is _NONE
-            else replace(kind, musts=musts + (() if ANY_NUMBER in musts else kind.musts))
+            kind if kind.words == "None" else replace(kind, musts=new + (() if ANY_NUMBER in new else kind.musts))
             for kind in _allowed(parts[0])
-        )
+        )  # fmt: skip
     if origin in (Union, types.UnionType):
         kinds = [_allowed(part) for part in parts]
         return tuple(kind for several in kinds for kind in several) if all(kinds) else ()
     if origin is Literal:
-        return (_Kind(_choice(parts), lambda value: isinstance(value, str | int) and value in parts),)
+        quoted = " or ".join(", ".join(map(repr, parts)).rsplit(", ", 1))
+        words = quoted if len(parts) < 4 else f"one of {', '.join(map(str, parts))}"
+        return (_Kind(words, lambda value: isinstance(value, str | int) and value in parts),)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        return (_array(hint),)
+        return (_Kind(_array_words(hint), lambda value: isinstance(value, hint), array=hint),)
     if origin in _LISTS:
-        return (_Kind(_list_words(origin, parts), lambda value: _holds(origin, parts, value)),)
-    return (_PLAIN.get(origin) or _Kind(origin.__name__, lambda value: isinstance(value, origin)),)
+        inner = " or ".join(kind.words for kind in _allowed(parts[0])) if len({*parts} - {...}) == 1 else ""
+        words = f"a {_LISTS[origin]}" + (f", each {inner}" if inner else "")
+        return (_Kind(words, lambda value: _holds(origin, parts, value)),)
+    return (
+        _PLAIN.get(origin)
+        or _Kind(_WORDS.get(origin, origin.__name__), lambda value: isinstance(value, origin)),
+    )
 
 
-def _choice(parts: tuple[Any, ...]) -> str:
-    if len(parts) > 3:
-        return f"one of {', '.join(map(str, parts))}"
-    *most, last = map(repr, parts)
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def _array(hint: Any) -> _Kind:
-    """Return the kind of a jaxtyping annotation; its own ``isinstance`` takes several times as long."""
+def _array_words(hint: Any) -> str:
     names, of = hint.dim_str.split(), hint.dtype.__name__.lower()
-
-    def holds(value: Any) -> bool:
-        if (
-            not isinstance(value, hint.array_type)
-            or str(value.dtype).removeprefix("torch.") not in hint.dtypes
-        ):
-            return False
-        axes = _axes(names, value.shape)
-        return axes is not None and all(int(name) == size for name, size in axes if name.isdecimal())
-
     words = "a torch tensor" if issubclass(hint.array_type, Tensor) else "a numpy array"
     if len(names) == 1 and names[0].isidentifier():
-        words += f" with one {of} per {names[0].removesuffix('s')}"
-    else:
-        axes = ", ".join("…" if name[0] in "*." else name.lstrip("#") for name in names)
-        words += f" of {of}" + ("" if axes == "…" else f" and shape ({axes})")
-    return _Kind(words, holds, axes=names)
-
-
-def _list_words(origin: Any, parts: tuple[Any, ...]) -> str:
-    inner = [_allowed(part) for part in parts if part is not ...]
-    if not inner or not all(inner) or origin in (Mapping, dict):
-        return f"a {_LISTS[origin]}"
-    words = (" or ".join(kind.words.split(" ", 1)[-1] for kind in kinds) for kinds in inner)
-    return f"a {_LISTS[origin]} of {', '.join(words)}".replace("number", "numbers").replace(
-        "integer", "integers"
-    )
+        return f"{words} with one {of} per {names[0].removesuffix('s')}"
+    axes = ", ".join("…" if name[0] in "*." else name.lstrip("#") for name in names)
+    return f"{words} of {of}" + ("" if axes == "…" else f" and shape ({axes})")
 
 
 def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:

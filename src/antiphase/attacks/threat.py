@@ -36,12 +36,7 @@ class Threat:
     def __post_init__(self) -> None:
         if self.norm not in ("linf", "l2"):
             raise UserError(f"norm {shown(self.norm)}: expected 'linf' or 'l2'")
-        if (
-            not isinstance(self.eps, Real)
-            or isinstance(self.eps, bool)
-            or math.isnan(self.eps)
-            or self.eps < 0
-        ):
+        if not isinstance(self.eps, Real) or isinstance(self.eps, bool) or not self.eps >= 0:
             raise UserError(
                 f"eps {shown(self.eps)}: expected a number of at least 0, in units of the pixel range"
             )

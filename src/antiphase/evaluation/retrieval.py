@@ -24,7 +24,8 @@ def ranks(
 ) -> Int64[Tensor, " queries"]:
     """Return the rank of the best right candidate of each query, starting at 0.
 
-    Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing.
+    Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing; CLIP_benchmark
+    counts ties as they come.
 
     Args:
         queries: unit vectors.

@@ -85,11 +85,7 @@ def build_vision(config: VitConfig) -> VisionTransformer:
             mean=config.mean,
             std=config.std,
         )
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ) as error:  # torch refuses sizes beyond its integers or memory
+    except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
         raise UserError(one_line(error)) from None
 
 

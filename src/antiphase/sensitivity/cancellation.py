@@ -73,11 +73,7 @@ class BranchChange:
 
 
 @validated
-def branch_changes(
-    model: nn.Module,
-    images: Batch,
-    perturbed: Batch,
-) -> Iterator[BranchChange]:
+def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterator[BranchChange]:
     """Yield what a perturbation does to the branches of each attention layer, in order.
 
     Args:

@@ -112,11 +112,7 @@ def _first(output: Any) -> Tensor:
 
 
 @validated
-def propagate(
-    model: nn.Module,
-    images: Batch,
-    perturbed: Batch,
-) -> Path:
+def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     """Measure the difference between clean and perturbed inputs after every block of a model.
 
     Args:

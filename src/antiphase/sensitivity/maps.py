@@ -197,8 +197,8 @@ def _observed(
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{type(model).__name__} failed on the inputs ({one_line(error)}); expected what its forward takes: a "
-            "tensor, or a mapping of all arguments; or pass call, such as model.encode_image"
+            f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]}); expected what its forward takes: "
+            "a tensor, or a mapping of all arguments; or pass call, such as model.encode_image"
         ) from error
     finally:
         for hook in hooks:
