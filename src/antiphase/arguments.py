@@ -41,6 +41,7 @@ def at_least(least: float) -> Must:
 
 _FINITE = Must("that is finite", lambda number: abs(number) <= sys.float_info.max)
 ANY_NUMBER = Must("", lambda number: True)  # infinite or NaN, too
+OWN_WORDS = Must("", lambda value: True)  # the function checks it, in words of its own
 Size = Annotated[int, at_least(1)]  # however large
 Count = Annotated[int, at_least(1), Must("below 2**31", lambda number: number < 2**31)]
 Seed = Annotated[int, Must("from 0 to 2**63 - 1", lambda number: 0 <= number < 2**63)]
@@ -211,7 +212,7 @@ _LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapp
 def _allowed(hint: Any) -> tuple[_Kind, ...]:
     """Return the kinds that an annotation allows; none if it allows everything."""
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    if hint is Any or isinstance(hint, TypeVar):
+    if hint is Any or isinstance(hint, TypeVar) or OWN_WORDS in parts:
         return ()
     if origin is Annotated:
         new = tuple(part for part in parts[1:] if isinstance(part, Must))

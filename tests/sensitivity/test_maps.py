@@ -487,7 +487,7 @@ def test_attention_maps_of_a_clip_without_texts_say_what_is_missing():
     ):
         attention_maps(clip, images)
     assert list(attention_maps(clip, images, call=clip.encode_image)) == ["visual.blocks.0.attn"]
-    with pytest.raises(UserError, match="CLIP failed on the inputs"):
+    with pytest.raises(UserError, match="this model takes"):
         attention_maps(clip, images[:, :2], call=clip.encode_image)
     with pytest.raises(UserError, match=r"name 'blocks.9': the model has no such module"):
         map_function(clip, "blocks.9")

@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
-from antiphase.arguments import Seed, validated
+from antiphase.arguments import OWN_WORDS, Seed, validated
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.models.schemes.runs import load_run
@@ -17,7 +17,7 @@ from antiphase.registry import MODELS, find
 
 @validated
 def load_model(
-    spec: str,
+    spec: Annotated[str, OWN_WORDS],
     *,
     random_weights: bool = False,
     seed: Seed = 0,
