@@ -17,7 +17,11 @@ def shown(text: object, most: int = 80) -> str:
     >>> shown("a" * 100, most=20)
     "'aaaaaaa … aaaaaaa'"
     """
-    whole = repr(text)
+    try:
+        whole = repr(text)
+    except ValueError:  # an integer of more digits than Python prints
+        whole = f"<{type(text).__name__}>"
+    whole = " ".join(whole.split()) if "\n" in whole else whole
     side = (most - 3) // 2
     return whole if len(whole) <= most else f"{whole[:side]} … {whole[-side:]}"
 

@@ -92,6 +92,16 @@ def test_a_patch_must_fit(width):
         patch_pgd(toys.network(), toys.images(2), None, width=width)
 
 
+@pytest.mark.parametrize("changed", [
+    {"step_size": 0}, {"step_size": -1.0}, {"step_size": float("inf")}, {"width": 1.5}, {"width": True}, {"steps": 0},
+    {"restarts": 1.0},
+])  # fmt: skip
+def test_patch_pgd_rejects_settings_out_of_range(changed):
+    (name,) = changed
+    with pytest.raises(UserError, match=f"^{name} .*: expected a"):
+        patch_pgd(toys.network(), toys.images(2), None, **{"width": 2, "steps": 2, **changed})
+
+
 def test_other_norms_are_refused():
     with pytest.raises(UserError, match="a patch needs 'linf'"):
         patch_pgd(toys.network(), toys.images(2), None, Threat("l2", 1.0), width=2)

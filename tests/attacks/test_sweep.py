@@ -249,7 +249,7 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
     [
         (
             torch.full((52,), 0.1),
-            r"budgets of shape \(52,\) and torch.float32: expected one ε per sample, \(53,\)",
+            r"budgets of shape \(52,\) and torch.float32: expected one per sample, \(53,\)",
         ),
         (torch.ones(53, dtype=torch.int64), "budgets of shape .* and torch.int64"),
         ([0.1] * 53, "budgets of type list: expected a torch tensor"),

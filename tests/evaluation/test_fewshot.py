@@ -242,7 +242,7 @@ def test_a_class_of_a_million_costs_no_more_than_one_of_ten():
     [
         ({"ways": 7}, "5 classes: expected at least 7"),
         ({"shots": 6}, "class 1: 5 training images, expected 6 or more"),
-        ({"queries": 0}, "queries 0: expected at least 1"),
+        ({"queries": 0}, "queries 0: expected an integer of at least 1"),
         ({"test_labels": TEST[TEST != 3]}, "class 3: no test image"),
     ],
 )

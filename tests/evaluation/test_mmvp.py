@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
+from antiphase.errors import UserError
 from antiphase.evaluation.mmvp import right_pairs
 from antiphase.evaluation.outcomes import answer_rows
 from antiphase.evaluation.statistics import mcnemar_exact
@@ -40,7 +41,15 @@ def test_a_pair_counts_where_both_statements_find_their_image():
         assert bool(right) == (choices == [0, 1])
     assert 5 < int(found.sum()) < 25  # a quarter by chance
     assert not right_pairs(torch.ones(3, 2, 5), torch.ones(3, 2, 5)).any()  # undecided is wrong
-    assert not right_pairs(torch.full((1, 2, 5), torch.nan), texts[:1]).any()
+
+
+@pytest.mark.parametrize("changed", [torch.nan, torch.inf])
+def test_right_pairs_rejects_embeddings_that_are_not_finite(changed):
+    whole, broken = torch.ones(3, 2, 5), torch.full((3, 2, 5), changed)
+    with pytest.raises(UserError, match=r"images of shape .*without NaN or infinite values"):
+        right_pairs(broken, whole)
+    with pytest.raises(UserError, match=r"texts of shape .*without NaN or infinite values"):
+        right_pairs(whole, broken)
 
 
 def test_the_papers_figures_are_those_of_seven_patterns_of_nine(tmp_path):

@@ -159,10 +159,17 @@ def test_classes_that_can_be_told_apart_are():
     [
         ({"features": torch.tensor([[1.0], [math.nan]])}, "features with NaN or infinite"),
         ({"features": torch.tensor([[1.0], [math.inf]])}, "features with NaN or infinite"),
-        ({"features": torch.ones(3, 1)}, "2 labels for 3 features"),
+        (
+            {"features": torch.ones(3, 1)},
+            r"labels of shape \(2,\) .*: expected one per sample, \(3,\), as in features",
+        ),
         ({"labels": torch.tensor([0, 2])}, "labels 0 to 2: expected 0 to 1"),
         ({"labels": torch.tensor([-1, 1])}, "labels -1 to 1: expected 0 to 1"),
         ({"cost": 0.0}, "cost 0.0: expected a number above 0"),
+        ({"objective": "x"}, "objective 'x': expected 'norm' or 'squared'"),
+        ({"max_iter": 0}, "max_iter 0: expected an integer of at least 1"),
+        ({"num_classes": 2.0}, "num_classes 2.0: expected an integer"),
+        ({"labels": torch.tensor([0.0, 1.0])}, "labels of shape .* and torch.float32: expected .* one int64"),
     ],
 )
 def test_what_cannot_be_fitted_is_named(bad, message):

@@ -1,9 +1,11 @@
 """Ranks, against slow loops."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphase.errors import UserError
 from antiphase.evaluation import retrieval
 from antiphase.evaluation.retrieval import chosen_captions, ranks
 from tests.training.tiny_pairs import tiny_pairs
@@ -29,9 +31,27 @@ def test_a_model_that_says_the_same_of_everything_finds_nothing():
     assert ranks(same, same, torch.arange(7), torch.arange(7)).min() >= 5
 
 
-def test_a_model_that_says_nothing_finds_nothing():
-    nothing = torch.full((7, 3), torch.nan)
-    assert ranks(nothing, nothing, torch.arange(7), torch.arange(7)).min() >= 5
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"queries": torch.full((3, 2), torch.nan)}, "queries of shape .*without NaN or infinite values"),
+        (
+            {"candidates": torch.full((5, 2), torch.inf)},
+            "candidates of shape .*without NaN or infinite values",
+        ),
+        ({"candidates": torch.ones(5, 3)}, "candidates of shape .*: expected embed 2, as in queries"),
+        ({"owners": torch.arange(4)}, r"owners of shape \(4,\) .*: expected one per candidate, \(5,\)"),
+        ({"wanted": torch.tensor([0, 1, 99])}, "wanted 99: expected an owner of at least one candidate"),
+        ({"wanted": torch.arange(3.0)}, "wanted of shape .* and torch.float32"),
+    ],
+)
+def test_ranks_rejects_vectors_and_owners_that_do_not_fit(changed, message):
+    good = {
+        "queries": torch.ones(3, 2), "candidates": torch.ones(5, 2), "owners": torch.arange(5),
+        "wanted": torch.arange(3),
+    }  # fmt: skip
+    with pytest.raises(UserError, match=message):
+        ranks(**(good | changed))
 
 
 def test_ones_own_candidates_that_tie_are_no_strangers():

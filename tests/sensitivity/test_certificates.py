@@ -87,7 +87,7 @@ def test_the_radius_of_a_wrong_prediction_is_zero_and_of_an_unknown_constant_inf
         (lambda: estimated_radius(torch.ones(2), torch.tensor([1, math.nan]), of="logits"), "lipschitz"),
         (lambda: estimated_radius(torch.ones(2), 1.0, of="loss"), "'loss'"),
         (lambda: margins(torch.ones(2, 3), torch.tensor([0, 3])), "0 to 2"),
-        (lambda: margins(torch.ones(2, 3), torch.tensor([0])), "1 labels"),
+        (lambda: margins(torch.ones(2, 3), torch.tensor([0])), "labels of shape .* one per sample"),
         (lambda: margins(torch.ones(2, 1), torch.tensor([0, 0])), "at least 2 classes"),
     ],
 )

@@ -398,7 +398,7 @@ def test_bad_input_gets_one_line():
             for g in (uniform_sampling, gradient_ascent, local_maximum)
         ],
         "too small for inputs": [lambda: uniform_sampling(f, x, 1e-30)],
-        "samples 0: expected at least 1": [lambda: uniform_sampling(f, x, 0.1, samples=0)],
+        "samples 0: expected an integer of at least 1": [lambda: uniform_sampling(f, x, 0.1, samples=0)],
         "points 0": [lambda: local_maximum(f, x, 0.1, points=0)],
         "steps 0": [lambda: power_iteration(f, x, steps=0), lambda: gradient_ascent(f, x, 0.1, steps=0)],
         "restarts 0": [lambda: power_iteration(f, x, restarts=0)],
@@ -406,8 +406,10 @@ def test_bad_input_gets_one_line():
         "ids": [lambda: power_iteration(f, x, ids=torch.arange(2))],
         "finite floats": [
             lambda: power_iteration(f, x * math.nan),
-            lambda: power_iteration(f, torch.ones(3, 7, dtype=torch.int64)),
             lambda: power_iteration(f, x[:0]),
+        ],
+        "x of shape .* and torch.int64: expected a torch tensor of float": [
+            lambda: power_iteration(f, torch.ones(3, 7, dtype=torch.int64)),
         ],
         "NaN or infinite": [
             lambda g=g: g(lambda t: torch.where(t > 0, t, math.nan), x.abs())

@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
-from antiphase.models import diffvit, vit
+from antiphase.models import diffclip, diffvit, vit
 from antiphase.models.kinds import attention_kind
 from antiphase.sensitivity import attention_layers, attention_maps, map_function, propagate, register
 from antiphase.sensitivity.adapters import find_adapter
@@ -474,3 +474,20 @@ def test_what_is_left_out_is_left_out():
 
     register(LeftOutAttention, None)
     assert list(attention_maps(wild(Holder(LeftOutAttention())), rand(1, 3, 6))) == ["other"]
+
+
+def test_attention_maps_of_a_clip_without_texts_say_what_is_missing():
+    clip = diffclip(
+        vision={"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2},
+        text={"dim": 8, "depth": 1, "num_heads": 2, "context_length": 8}, embed_dim=4,
+    ).eval()  # fmt: skip
+    images = torch.rand(2, 3, 8, 8)
+    with pytest.raises(
+        UserError, match=r"CLIP failed on the inputs .*'texts'.*pass call, such as model.encode_image"
+    ):
+        attention_maps(clip, images)
+    assert list(attention_maps(clip, images, call=clip.encode_image)) == ["visual.blocks.0.attn"]
+    with pytest.raises(UserError, match="this model takes"):
+        attention_maps(clip, images[:, :2], call=clip.encode_image)
+    with pytest.raises(UserError, match=r"name 'blocks.9': the model has no such module"):
+        map_function(clip, "blocks.9")

@@ -249,6 +249,15 @@ def test_mistakes_are_named():
             attention_map(model, x, "combined", layer)
         with pytest.raises(UserError, match=f"layer {layer}: expected -3 to 2"):
             chefer_relevance(model, x, TEXTS, start=layer)
+    for part in ("combinde", "A2", None):
+        for ask in (
+            lambda part: attention_map(model, x, part),
+            lambda part: chefer_relevance(model, x, TEXTS, part),
+        ):
+            with pytest.raises(
+                UserError, match=f"part {part!r}: expected 'combined', 'positive' or 'negative'"
+            ):
+                ask(part)
     for texts in ([], "mug"):
         with pytest.raises(UserError, match="texts"):
             chefer_relevance(model, x, texts)

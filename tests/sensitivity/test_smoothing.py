@@ -206,12 +206,33 @@ def test_the_expected_time_is_in_proportion_to_the_work():
         ({"samples": 9, "alpha": 0.001}, "at least 10"),
         ({"precision": "int4"}, "int4"),
         ({"batch_size": 0}, "batch_size 0"),
-        ({"ids": torch.arange(3)}, "3 ids for 2 images"),
+        ({"ids": torch.arange(3)}, "ids of shape .* one per sample"),
     ],
 )
 def test_what_cannot_be_used_is_named(given, named):
     with pytest.raises(UserError, match=named):
         smooth(Linear(3), images(2, SHAPE), **QUICK | given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (lambda x: x * 255, "images with values from .*: expected .* values in"),
+        (lambda x: x - 1, "images with values from -"),
+        (lambda x: (x * 255).byte(), "images of shape .* and torch.uint8"),
+        (lambda x: x[:0], "images of shape .*with at least one element"),
+        (lambda x: x * math.nan, "images with values from nan"),
+        (lambda x: x.numpy(), "images of type ndarray"),
+    ],
+)
+def test_smooth_rejects_images_out_of_range(changed, named):
+    with pytest.raises(UserError, match=named):
+        smooth(Linear(3), changed(images(2, SHAPE)), **QUICK)
+
+
+def test_smooth_rejects_duplicate_ids():
+    with pytest.raises(UserError, match=r"ids .*without duplicates"):
+        smooth(Linear(3), images(2, SHAPE), **QUICK, ids=torch.zeros(2, dtype=torch.int64))
 
 
 def test_ten_samples_can_certify_at_the_default_alpha():

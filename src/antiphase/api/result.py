@@ -61,7 +61,7 @@ class Result:
         return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
 
     def frame(self, table: str | None = None) -> "pl.DataFrame":
-        """Return the stored rows, one for each image, layer, epoch and so on; ``.to_pandas()`` needs pandas.
+        """Return the stored rows, one per image, layer, epoch and so on; ``.to_pandas()`` needs pandas and pyarrow.
 
         Args:
             table: one of ``tables``; the main one if not given.

@@ -11,9 +11,10 @@ from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 
+from antiphase.arguments import Seed, Size, validated
 from antiphase.attacks.engine.options import Finished, RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows
@@ -38,21 +39,22 @@ class ForeignOptions(TypedDict, total=False):
     """
 
     name: str
-    seed: int
+    seed: Seed
     ids: Int64[Tensor, " samples"] | None
     context: Tensor | None
-    batch_size: int | None
+    batch_size: Size | None
     settings: dict[str, Any]
     precision: Precision
     progress: bool | str
     on_finished: Finished | None
 
 
+@validated
 def run_foreign(
     attack: Foreign,
     model: Classifier,
     images: Float[Tensor, "samples *shape"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
@@ -115,11 +117,12 @@ def run_foreign(
     return replace(result, warnings=(*result.warnings, *said))
 
 
+@validated
 def run_foolbox(
     attack: Any,
     model: Classifier,
     images: Float[Tensor, "samples *shape"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:
@@ -143,6 +146,8 @@ def run_foolbox(
             that needs a finite one.
     """
     foolbox = _library("foolbox")
+    if not isinstance(attack, foolbox.Attack):
+        raise UserError(f"attack of type {type(attack).__name__}: expected an attack of foolbox")
     norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")
     if norm != threat.norm:
         raise UserError(f"attack of norm {norm}: expected the threat's norm, {threat.norm}")
@@ -158,11 +163,12 @@ def run_foolbox(
     return run_foreign(perturb, model, images, labels, threat, **(own | options))
 
 
+@validated
 def run_torchattacks(
     make: Callable[[nn.Module], Any],
     model: nn.Module,
     images: Float[Tensor, "samples *shape"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat,
     **options: Unpack[ForeignOptions],
 ) -> AttackResult:

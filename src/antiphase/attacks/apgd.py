@@ -3,11 +3,11 @@
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Integer
 from torch import Tensor
 
+from antiphase.arguments import Count, Probability, Share, validated
 from antiphase.attacks import objectives
-from antiphase.attacks.engine.inputs import check_counts
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows, per_row
@@ -23,18 +23,19 @@ _NAMES = {"cross_entropy": "apgd-ce", "dlr": "apgd-dlr", "margin": "apgd-margin"
 _TARGETED_NAMES = {"cross_entropy": "apgd-t-ce", "dlr": "apgd-t", "margin": "apgd-t-margin"}
 
 
+@validated
 def apgd(
     model: Classifier,
     images: Float[Tensor, "samples ..."],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    steps: int = 100,
+    steps: Count = 100,
     objective: str | Objective | TargetedObjective | None = None,
-    targets: int | None = None,
-    restarts: int = 1,
-    rho: float = 0.75,
-    momentum: float = 0.75,
+    targets: Count | None = None,
+    restarts: Count = 1,
+    rho: Probability = 0.75,
+    momentum: Share = 0.75,
     budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -72,9 +73,6 @@ def apgd(
     Raises:
         UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
-    check_counts(steps=steps, restarts=restarts, targets=targets)
-    if not 0 < rho < 1 or not 0 < momentum <= 1:
-        raise UserError(f"rho {rho} and momentum {momentum}: expected 0 < rho < 1 and 0 < momentum <= 1")
     if threat.eps == float("inf"):
         raise UserError("eps inf: APGD needs a finite ε; use FAB to minimise the perturbation")
     objective = objective or ("dlr" if targets else "cross_entropy")

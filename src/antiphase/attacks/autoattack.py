@@ -4,9 +4,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Integer
 from torch import Tensor
 
+from antiphase.arguments import Count, validated
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier
@@ -25,16 +26,17 @@ _MOST_CLASSES = {"2020": MOST_CLASSES, "plus": MOST_CLASSES}  # untargeted FAB: 
 _PASSES = 20  # of a randomised model, averaged
 
 
+@validated
 def autoattack(
     model: Classifier,
     images: Float[Tensor, "samples ..."],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     version: Version = "standard",
-    steps: int = 100,
-    queries: int = 5000,
-    targets: int = 9,
+    steps: Count = 100,
+    queries: Count = 5000,
+    targets: Count = 9,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Run a parameter-free ensemble of attacks; each attacks only the samples that those before it failed to break.

@@ -4,10 +4,10 @@ import math
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from antiphase.attacks.engine.inputs import check_counts
+from antiphase.arguments import Count, NonNegative, Positive, validated
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows, per_row
@@ -29,18 +29,19 @@ _LARGEST_CONST = 1e10
 _STRIDE = 0.1  # first step of a run that starts at an example, relative to the example's distance
 
 
+@validated
 def carlini_wagner(
     model: Classifier,
     images: Float[Tensor, "samples *shape"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat("l2", math.inf),  # noqa: B008 (frozen)
     *,
-    steps: int = 1000,
-    search_steps: int = 9,
-    targets: int | None = None,
-    learning_rate: float = 0.01,
-    initial_const: float = 1e-3,
-    confidence: float = 0.0,
+    steps: Count = 1000,
+    search_steps: Count = 9,
+    targets: Count | None = None,
+    learning_rate: Positive = 0.01,
+    initial_const: Positive = 1e-3,
+    confidence: NonNegative = 0.0,
     abort_early: bool = True,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -91,13 +92,6 @@ def carlini_wagner(
     """
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")
-    check_counts(steps=steps, search_steps=search_steps, targets=targets)
-    if not (0 < learning_rate < math.inf and 0 < initial_const < math.inf):
-        raise UserError(
-            f"learning_rate {learning_rate} and initial_const {initial_const}: expected numbers above 0"
-        )
-    if not 0 <= confidence < math.inf:
-        raise UserError(f"confidence {confidence}: expected a number of at least 0")
     run.setdefault("early_stop", math.isfinite(threat.eps))
     if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"

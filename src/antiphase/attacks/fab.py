@@ -1,13 +1,13 @@
 """FAB: the fast adaptive boundary attack, which minimises the norm of the perturbation."""
 
 import math
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64, Integer
 from torch import Tensor
 
-from antiphase.attacks.engine.inputs import check_counts
+from antiphase.arguments import Count, Must, Probability, at_least, validated
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.rows import Rows, per_row
@@ -30,18 +30,19 @@ _RESTART_SCALE: dict[Norm, float] = {
 }  # radius of random starts for an infinite ε: FAB's default
 
 
+@validated
 def fab(
     model: Classifier,
     images: Float[Tensor, "samples ..."],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    steps: int = 100,
-    targets: int | None = None,
-    restarts: int = 1,
-    alpha_max: float = 0.1,
-    eta: float = 1.05,
-    beta: float = 0.9,
+    steps: Count = 100,
+    targets: Count | None = None,
+    restarts: Count = 1,
+    alpha_max: Annotated[float, Must("in [0, 1]", lambda number: 0 <= number <= 1)] = 0.1,
+    eta: Annotated[float, at_least(1)] = 1.05,
+    beta: Probability = 0.9,
     budgets: Float[Tensor, " samples"] | None = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -81,12 +82,6 @@ def fab(
         UserError: A parameter or image is out of range, or the model has more than 100 classes and there are no
             targets.
     """
-    check_counts(steps=steps, restarts=restarts, targets=targets)
-    if not (0 <= alpha_max <= 1 and eta >= 1 and 0 < beta < 1):
-        raise UserError(
-            f"alpha_max {alpha_max}, eta {eta}, beta {beta}: expected alpha_max in [0, 1], eta of at least 1 "
-            "and beta in (0, 1)"
-        )
     run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta)
     if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be

@@ -2,9 +2,10 @@
 
 from typing import Unpack
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Integer
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.attacks import objectives
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier
@@ -16,10 +17,11 @@ from antiphase.attacks.spec import AttackSpec
 from antiphase.attacks.threat import Threat
 
 
+@validated
 def fgsm(
     model: Classifier,
     images: Float[Tensor, "samples ..."],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     objective: str | Objective = "cross_entropy",

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import stats
 
+from antiphase.arguments import Probability, Share, validated
 from antiphase.errors import UserError
 
 
@@ -32,6 +33,7 @@ class NormAt:
     n: int
 
 
+@validated
 def asr_by_eps(
     distance: Float[np.ndarray, " samples"], success: Bool[np.ndarray, " samples"]
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
@@ -56,11 +58,12 @@ def asr_by_eps(
     return eps, counts.cumsum() / len(ordered)
 
 
+@validated
 def eps_at(
     distance: Float[np.ndarray, " samples"],
     success: Bool[np.ndarray, " samples"],
-    levels: Sequence[float] = (0.5, 0.95, 1.0),
-    confidence: float = 0.95,
+    levels: Sequence[Share] = (0.5, 0.95, 1.0),
+    confidence: Probability = 0.95,
 ) -> list[NormAt]:
     """Return the ε at which the ASR reaches each level.
 
@@ -84,10 +87,6 @@ def eps_at(
     >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), broken, levels=(0.5, 0.9, 1.0))]
     [5.0, 9.0, inf]
     """
-    if not all(0 < level <= 1 for level in levels) or not 0 < confidence < 1:
-        raise UserError(
-            f"levels {tuple(levels)} and confidence {confidence}: expected levels in (0, 1], confidence in (0, 1)"
-        )
     ordered = _ordered(distance, success)
     n = len(ordered)
 

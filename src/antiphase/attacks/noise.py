@@ -3,10 +3,10 @@
 from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Integer
 from torch import Tensor
 
-from antiphase.attacks.engine.inputs import check_counts
+from antiphase.arguments import Count, validated
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows, per_row
@@ -23,14 +23,15 @@ NoiseKind = Literal["uniform", "gaussian", "sign"]
 _KINDS = ("uniform", "gaussian", "sign")
 
 
+@validated
 def noise(
     model: Classifier,
     images: Float[Tensor, "samples ..."],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     kind: NoiseKind = "uniform",
-    draws: int = 1,
+    draws: Count = 1,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Perturb images with random noise, and report the result like that of an attack.
@@ -53,9 +54,6 @@ def noise(
     Raises:
         UserError: A parameter or image is out of range.
     """
-    if kind not in _KINDS:
-        raise UserError(f"kind {kind!r}: expected one of {', '.join(_KINDS)}")
-    check_counts(draws=draws)
     if threat.eps == float("inf"):
         raise UserError("eps inf: noise needs a finite ε")
     settings: dict[str, Any] = {"kind": kind, "draws": draws}

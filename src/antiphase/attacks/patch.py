@@ -3,11 +3,11 @@
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor
 
+from antiphase.arguments import Count, Positive, validated
 from antiphase.attacks import objectives
-from antiphase.attacks.engine.inputs import check_counts
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows
@@ -21,16 +21,17 @@ from antiphase.errors import UserError
 from antiphase.streams import sample_keys, uniform
 
 
+@validated
 def patch_pgd(
     model: Classifier,
     images: Float[Tensor, "samples channels height width"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat("linf", 1.0),  # noqa: B008 (frozen)
     *,
     width: int = 8,
-    steps: int = 20,
-    step_size: float | None = None,
-    restarts: int = 1,
+    steps: Count = 20,
+    step_size: Positive | None = None,
+    restarts: Count = 1,
     objective: str | Objective = "cross_entropy",
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -63,7 +64,6 @@ def patch_pgd(
         )
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
-    check_counts(steps=steps, restarts=restarts)
     alpha = threat.eps / 4 if step_size is None else step_size
     inner = PgdSearch(
         threat, objectives.resolve(objective), steps, alpha, restarts=restarts, name=f"patch-{width}"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Integer
 from torch import Tensor
 
+from antiphase.arguments import Count, NonNegative, Positive, validated
 from antiphase.attacks import objectives
-from antiphase.attacks.engine.inputs import check_counts
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows, per_row
@@ -29,18 +29,19 @@ _SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@validated
 def pgd(
     model: Classifier,
     images: Float[Tensor, "samples *shape"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    steps: int = 20,
-    step_size: float | None = None,
+    steps: Count = 20,
+    step_size: Positive | None = None,
     schedule: StepSchedule = "constant",
-    restarts: int = 1,
+    restarts: Count = 1,
     random_start: bool = True,
-    momentum: float = 0.0,
+    momentum: NonNegative = 0.0,
     objective: str | Objective = "cross_entropy",
     **run: Unpack[RunOptions],
 ) -> AttackResult:
@@ -73,15 +74,8 @@ def pgd(
     Raises:
         UserError: A parameter or image is out of range.
     """
-    check_counts(steps=steps, restarts=restarts)
-    if schedule not in _SCHEDULES:
-        raise UserError(f"schedule {schedule!r}: expected one of {', '.join(_SCHEDULES)}")
     if threat.eps == math.inf:
         raise UserError("eps inf: PGD needs a finite ε; use FAB to minimise the perturbation")
-    if step_size is not None and not 0 < step_size < math.inf:
-        raise UserError(f"step_size {step_size}: expected a number above 0, in units of the norm")
-    if not 0 <= momentum < math.inf:
-        raise UserError(f"momentum {momentum}: expected a number of at least 0")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
     alpha = threat.eps / 4 if step_size is None else step_size

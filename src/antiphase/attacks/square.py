@@ -4,11 +4,11 @@ import math
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor
 
+from antiphase.arguments import Count, Share, validated
 from antiphase.attacks import objectives
-from antiphase.attacks.engine.inputs import check_counts
 from antiphase.attacks.engine.options import RunOptions
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.engine.rows import Rows, per_row
@@ -42,16 +42,17 @@ _MEMORY = 8
 _TOGETHER = 64
 
 
+@validated
 def square(
     model: Classifier,
     images: Float[Tensor, "samples channels height width"],
-    labels: Int64[Tensor, " samples"] | None,
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    queries: int = AUTOATTACK_QUERIES,
-    p_init: float = 0.8,
-    restarts: int = 1,
-    targets: int | None = None,
+    queries: Count = AUTOATTACK_QUERIES,
+    p_init: Share = 0.8,
+    restarts: Count = 1,
+    targets: Count | None = None,
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool | None = None,
     budgets: Float[Tensor, " samples"] | None = None,
@@ -98,9 +99,6 @@ def square(
     Raises:
         UserError: A parameter or image is out of range, or the model has too few classes for DLR.
     """
-    check_counts(queries=queries, restarts=restarts, targets=targets)
-    if not 0 < p_init <= 1:
-        raise UserError(f"p_init {p_init}: expected a share of the image, in (0, 1]")
     if threat.eps == math.inf:
         raise UserError("eps inf: Square needs a finite ε; use FAB to minimise the perturbation")
     if images.ndim != 4:

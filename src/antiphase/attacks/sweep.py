@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack, get_args
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Integer
 from torch import Tensor
 
+from antiphase.arguments import ANY_NUMBER, validated
 from antiphase.attacks.descent import descend
 from antiphase.attacks.engine.checks import falling_asr
 from antiphase.attacks.engine.options import RunOptions, of_samples, read_options
@@ -29,13 +30,14 @@ from antiphase.errors import UserError
 Nesting = Literal["up", "down", "off"]
 
 
+@validated
 def sweep(
     attack: AttackFunction | Ensemble,
     model: Classifier,
-    images: Tensor,
-    labels: Int64[Tensor, " samples"] | None,
+    images: Float[Tensor, "samples ..."],
+    labels: Integer[Tensor, " samples"] | None,
     threat: Threat,
-    eps: Iterable[float],
+    eps: Iterable[Annotated[float, ANY_NUMBER]],
     *,
     nested: Nesting = "up",
     settings: dict[str, Any] | None = None,
@@ -70,7 +72,6 @@ def sweep(
     Raises:
         UserError: for no ε, or as the attack does.
     """
-    check_nesting(nested)
     budgets = sorted(set(eps))
     if not budgets:
         raise UserError("eps (): expected at least one budget")

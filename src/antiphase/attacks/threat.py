@@ -35,9 +35,11 @@ class Threat:
 
     def __post_init__(self) -> None:
         if self.norm not in ("linf", "l2"):
-            raise UserError(f"norm {self.norm!r}: expected 'linf' or 'l2'")
-        if not isinstance(self.eps, Real) or math.isnan(self.eps) or self.eps < 0:
-            raise UserError(f"eps {self.eps!r}: expected a number of at least 0, in units of the pixel range")
+            raise UserError(f"norm {shown(self.norm)}: expected 'linf' or 'l2'")
+        if not isinstance(self.eps, Real) or isinstance(self.eps, bool) or not self.eps >= 0:
+            raise UserError(
+                f"eps {shown(self.eps)}: expected a number of at least 0, in units of the pixel range"
+            )
         try:
             low, high = map(_number, self.bounds)
         except (TypeError, ValueError):

@@ -9,16 +9,18 @@ Differential Attention through the Lens of Adversarial Robustness* (2025), Secti
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.views import Parts
 
 
+@validated
 def differential_attention(
-    q1: Float[Tensor, "batch heads queries width"],
-    k1: Float[Tensor, "batch heads keys width"],
-    q2: Float[Tensor, "batch heads queries width"],
-    k2: Float[Tensor, "batch heads keys width"],
-    v: Float[Tensor, "batch heads keys value_width"],
+    q1: Float[Tensor, "#batch #heads #queries #width"],
+    k1: Float[Tensor, "#batch #heads #keys #width"],
+    q2: Float[Tensor, "#batch #heads #queries #width"],
+    k2: Float[Tensor, "#batch #heads #keys #width"],
+    v: Float[Tensor, "#batch #heads #keys #value_width"],
     lam: float | Float[Tensor, "..."],
     *,
     mask: Tensor | None = None,

@@ -9,12 +9,13 @@ parameter of that name. A new one is registered in :data:`antiphase.registry.LAM
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import Count, at_least, validated
 from antiphase.registry import LAMBDAS, find
 
 Stream = Callable[[str], torch.Generator]  # from a parameter's name in the module to its generator
@@ -23,12 +24,14 @@ LambdaSchedule = Callable[[int], float]
 DEFAULT_LAMBDA_INIT = 0.8  # Differential Transformer, Section 3.1; robustness paper, Section 5.1
 
 
+@validated
 def constant(lambda_init: float = DEFAULT_LAMBDA_INIT) -> LambdaSchedule:
     """Return the schedule that gives every layer the same λ_init."""
     return lambda layer: lambda_init
 
 
-def depth_scheduled(layer: int) -> float:
+@validated
+def depth_scheduled(layer: Annotated[int, at_least(0)]) -> float:
     """Return λ_init = 0.8 − 0.6·exp(−0.3·layer) of the layer, counted from 0.
 
     Source: Differential Transformer, Section 2.1 (which counts from 1); DiffCLIP's dynamic variant.
@@ -49,7 +52,8 @@ class VectorLambda(nn.Module):
         lambda_init: λ_init, usually in [0, 1].
     """
 
-    def __init__(self, width: int, lambda_init: float) -> None:
+    @validated
+    def __init__(self, width: Count, lambda_init: float) -> None:
         super().__init__()
         self.lambda_init = lambda_init
         self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(0.1 * torch.randn(width)) for _ in range(4))
@@ -75,7 +79,8 @@ class ScalarLambda(nn.Module):
         lambda_init: λ_init, usually in [0, 1].
     """
 
-    def __init__(self, num_diff_heads: int, lambda_init: float) -> None:
+    @validated
+    def __init__(self, num_diff_heads: Count, lambda_init: float) -> None:
         super().__init__()
         self.lambda_init = lambda_init
         self.a, self.b = (nn.Parameter(torch.zeros(num_diff_heads)) for _ in range(2))
@@ -98,6 +103,7 @@ class FixedLambda(nn.Module):
 
     value: Tensor
 
+    @validated
     def __init__(self, lambda_init: float) -> None:
         super().__init__()
         self.lambda_init = lambda_init

@@ -6,12 +6,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.attention.modes import plain_forward
+from antiphase.errors import UserError
 
 
+@validated
 def softmax_maps(
-    q: Float[Tensor, "*batch queries width"],
-    k: Float[Tensor, "*batch keys width"],
+    q: Float[Tensor, "*#batch queries width"],
+    k: Float[Tensor, "*#batch keys width"],
     mask: Tensor | None = None,
 ) -> Float[Tensor, "*batch queries keys"]:
     """Compute attention maps, softmax(q·kᵀ / √width).
@@ -23,7 +26,7 @@ def softmax_maps(
             zeros, with zero gradients.
 
     Raises:
-        ValueError: for an integer mask.
+        UserError: for an integer mask.
 
     >>> import math, torch
     >>> q, k = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
@@ -50,9 +53,10 @@ def _fits(bias: Tensor, scores: Tensor) -> bool:
     return not bias.requires_grad and torch.broadcast_shapes(bias.shape, scores.shape) == scores.shape
 
 
+@validated
 def combine(
-    positive: Float[Tensor, "*batch heads queries keys"],
-    negative: Float[Tensor, "*batch heads queries keys"],
+    positive: Float[Tensor, "*#batch heads queries keys"],
+    negative: Float[Tensor, "*#batch heads queries keys"],
     lam: float | Float[Tensor, "..."],
 ) -> Float[Tensor, "*batch heads queries keys"]:
     """Compute the differential map A1 − λ·A2, whose rows sum to 1 − λ (robustness paper, Section 3.2).
@@ -75,12 +79,12 @@ def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tenso
     the result keeps both finite.
 
     Raises:
-        ValueError: for an integer mask.
+        UserError: for an integer mask.
     """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
     elif not mask.is_floating_point():
-        raise ValueError(f"mask of {mask.dtype}: expected boolean (True: may attend) or floating point")
+        raise UserError(f"mask of {mask.dtype}: expected boolean (True: may attend) or floating point")
     mask = torch.atleast_2d(mask).to(dtype)  # cast before the test: large float32 values become −∞ in float16
     dead = (mask == -math.inf).all(-1, keepdim=True)
     return mask.masked_fill(dead, 0.0), dead

@@ -6,11 +6,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import Count, validated
 from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.backends.views import Parts
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, make_lambda
 from antiphase.attention.maps import combine, softmax_maps
+from antiphase.errors import UserError
 
 _EPS = 1e-5  # of the norm behind each head, as in the released DiffCLIP
 
@@ -46,12 +48,13 @@ class SoftmaxAttention(nn.Module):
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
     """
 
+    @validated
     def __init__(
-        self, dim: int, num_heads: int, *, qkv_bias: bool = True, backend: BackendName = "auto"
+        self, dim: Count, num_heads: Count, *, qkv_bias: bool = True, backend: BackendName = "auto"
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim {dim} cannot be divided among {num_heads} heads")
+            raise UserError(f"dim {dim} cannot be divided among {num_heads} heads")
         self.num_heads = num_heads
         self.backend: BackendName = backend
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
@@ -109,12 +112,13 @@ class DifferentialAttention(nn.Module):
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
 
     Raises:
-        ValueError: if ``num_heads`` is odd or does not divide ``dim``.
+        UserError: if ``num_heads`` is odd or does not divide ``dim``.
     """
 
+    @validated
     def __init__(
         self,
-        dim: int,
+        dim: Count,
         num_heads: int,
         *,
         lambda_init: float = DEFAULT_LAMBDA_INIT,
@@ -126,12 +130,12 @@ class DifferentialAttention(nn.Module):
     ) -> None:
         super().__init__()
         if num_heads < 2 or num_heads % 2:
-            raise ValueError(
+            raise UserError(
                 f"num_heads {num_heads}: expected the standard twin's head count, which is even "
                 "(two of its heads make one differential head)"
             )
         if dim % num_heads:
-            raise ValueError(f"dim {dim} cannot be divided among {num_heads} heads")
+            raise UserError(f"dim {dim} cannot be divided among {num_heads} heads")
         self.num_diff_heads = num_heads // 2
         self.width = dim // num_heads
         self.lambda_init = lambda_init

@@ -9,6 +9,7 @@ from antiphase.attention.backends.views import Parts
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT
 from antiphase.attention.maps import softmax_maps
 from antiphase.attention.modules import AttentionMaps
+from antiphase.errors import UserError
 
 _EPS = 1e-5  # as in DifferentialAttention
 
@@ -26,7 +27,7 @@ class NormedAttention(nn.Module):
         backend: see :func:`~antiphase.attention.backends.choice.attend`.
 
     Raises:
-        ValueError: if ``num_heads`` does not divide ``dim``.
+        UserError: if ``num_heads`` does not divide ``dim``.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class NormedAttention(nn.Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim {dim} cannot be divided among {num_heads} heads")
+            raise UserError(f"dim {dim} cannot be divided among {num_heads} heads")
         self.num_heads = num_heads
         self.scale = scale
         self.backend: BackendName = backend

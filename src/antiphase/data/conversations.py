@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.arguments import Count, Seed, validated
 from antiphase.data.named import find_named
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
@@ -160,12 +161,13 @@ CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, sourc
 """One-line description of each source of conversations."""
 
 
+@validated
 def load_conversations(
     name: str,
     *,
     stage: int,
-    limit: int | None = None,
-    seed: int = 0,
+    limit: Count | None = None,
+    seed: Seed = 0,
     root: str | os.PathLike[str] | None = None,
 ) -> Conversations:
     """Load conversations from a named source.
@@ -182,8 +184,6 @@ def load_conversations(
     """
     if stage not in (1, 2):
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit {limit}: expected an integer of at least 1")
     plain, _, query = name.partition("?")
     source = find_named(plain, _SOURCES, "source of conversations")
     settings = query_settings(query)

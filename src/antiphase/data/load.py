@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from antiphase.arguments import OWN_WORDS, validated
 from antiphase.data.folders import choose_split
 from antiphase.data.given import array_images, dataset_images
 from antiphase.data.images import FileImages, ImageSet
@@ -18,11 +19,12 @@ from antiphase.data.sources import source_of
 from antiphase.errors import UserError, shown
 
 
+@validated
 def load_data(
     source: Any,
     labels: Any = None,
     *,
-    class_names: Sequence[str] | None = None,
+    class_names: Annotated[Sequence[str] | None, OWN_WORDS] = None,
     split: str = "test",
     image_size: int | None = None,
     channels: int | None = None,

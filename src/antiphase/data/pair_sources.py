@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphase.arguments import Count, validated
 from antiphase.data.captions import coco_captions, coco_single_label, csv_pairs
 from antiphase.data.coco_objects import coco_objects
 from antiphase.data.karpathy import KARPATHY_SETS, karpathy, karpathy_set
@@ -113,14 +114,15 @@ PAIR_SOURCES: dict[str, str] = {name: source.description for name, source in _SO
 """One-line description of each source of pairs."""
 
 
+@validated
 def load_pairs(
     name: str,
     *,
     split: str = "train",
-    limit: int | None = None,
+    limit: Count | None = None,
     root: str | os.PathLike[str] | None = None,
-    samples: int | None = None,
-    lanes: int | None = None,
+    samples: Count | None = None,
+    lanes: Count | None = None,
     progress: bool = True,
 ) -> PairSet | ShardStream:
     """Load image–caption pairs from a named source.
@@ -138,9 +140,6 @@ def load_pairs(
     Raises:
         UserError: for an unknown source or split, missing or damaged data, or an argument out of range.
     """
-    for label, value in (("limit", limit), ("samples", samples), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise UserError(f"{label} {value}: expected an integer of at least 1")
     kind, _, path = name.partition(":")
     source = find_named(name, _SOURCES, "source of pairs")
     streamed = kind == "shards"

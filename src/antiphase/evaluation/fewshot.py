@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from antiphase.arguments import Count, Seed, validated
 from antiphase.errors import UserError
 from antiphase.streams import generator
 
@@ -28,15 +29,16 @@ class Episodes:
     queries: Int64[Tensor, "episodes ways queries"]  # positions among the test images, or −1
 
 
+@validated
 def draw_episodes(
     train_labels: Int64[Tensor, " train"],
     test_labels: Int64[Tensor, " test"],
     *,
-    episodes: int = 5000,
-    ways: int = 5,
-    shots: int = 5,
-    queries: int = 6,
-    seed: int = 0,
+    episodes: Count = 5000,
+    ways: Count = 5,
+    shots: Count = 5,
+    queries: Count = 6,
+    seed: Seed = 0,
 ) -> Episodes:
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
@@ -59,9 +61,6 @@ def draw_episodes(
         UserError: A size is below 1, there are fewer classes than ``ways``, or a class has fewer than ``shots``
             training images or no test image.
     """
-    for name, size in (("episodes", episodes), ("ways", ways), ("shots", shots), ("queries", queries)):
-        if size < 1:
-            raise UserError(f"{name} {size}: expected at least 1")
     train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
     classes, have = train_labels.unique(return_counts=True)
     if len(classes) < ways:
@@ -90,6 +89,7 @@ def draw_episodes(
     )
 
 
+@validated
 def few_shot_accuracies(
     train: Float[Tensor, "train dim"],
     test: Float[Tensor, "test dim"],

@@ -1,13 +1,19 @@
 """MMVP-VLM: pairs of images that look alike to CLIP, each with its own statement."""
 
+from typing import Annotated
+
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from antiphase.arguments import FINITE, validated
 
 PROMPT = "a photo of "  # the authors' code; put before each statement
 
 
+@validated
 def right_pairs(
-    images: Float[Tensor, "pairs 2 embed"], texts: Float[Tensor, "pairs 2 embed"]
+    images: Annotated[Float[Tensor, "pairs 2 embed"], FINITE],
+    texts: Annotated[Float[Tensor, "pairs 2 embed"], FINITE],
 ) -> Bool[Tensor, " pairs"]:
     """Return whether both statements of each pair select their own image.
 

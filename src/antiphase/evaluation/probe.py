@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from antiphase.arguments import Count, Positive, Seed, validated
 from antiphase.errors import UserError
 from antiphase.streams import generator
 
@@ -66,14 +67,15 @@ def probe_loss(
     return F.cross_entropy(F.linear(features, weight, bias), labels) + penalty / (2 * cost)
 
 
+@validated
 def fit_probe(
-    features: Float[Tensor, "n dim"],
-    labels: Int64[Tensor, " n"],
-    num_classes: int,
-    cost: float,
+    features: Float[Tensor, "samples dim"],
+    labels: Int64[Tensor, " samples"],
+    num_classes: Count,
+    cost: Positive,
     *,
     objective: Objective = "norm",
-    max_iter: int = 1000,
+    max_iter: Count = 1000,
 ) -> Probe:
     """Minimise :func:`probe_loss` from W = 0, b = 0: torch's L-BFGS with a strong Wolfe line search.
 
@@ -96,8 +98,6 @@ def fit_probe(
     Raises:
         UserError: The features are not finite, the labels do not fit, or the cost is not above 0.
     """
-    if not cost > 0:
-        raise UserError(f"cost {cost}: expected a number above 0")
     _check(features, labels, num_classes)
     weight = features.new_zeros(num_classes, features.shape[1]).requires_grad_()
     bias = features.new_zeros(num_classes).requires_grad_()
@@ -225,16 +225,17 @@ def search_cost(
     return search(accuracy_at)
 
 
+@validated
 def train_probe(
-    train: Float[Tensor, "n dim"],
-    train_labels: Int64[Tensor, " n"],
+    train: Float[Tensor, "samples dim"],
+    train_labels: Int64[Tensor, " samples"],
     validation: tuple[Float[Tensor, "m dim"], Int64[Tensor, " m"]] | None,
-    num_classes: int,
+    num_classes: Count,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     objective: Objective = "norm",
     mean_per_class: bool = False,
-    max_iter: int = 1000,
+    max_iter: Count = 1000,
     on_fit: Callable[[], object] | None = None,
 ) -> Probe:
     """Choose the cost on the validation split, then fit a probe on both splits.

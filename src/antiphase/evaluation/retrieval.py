@@ -1,34 +1,43 @@
 """Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.arguments import FINITE, validated
 from antiphase.data.pairs import PairSet
+from antiphase.errors import UserError
 
 Captions = Literal["first", "all"]  # of each image
 
 _HELD = 2**26  # similarities at a time: 256 MB in float32
 
 
+@validated
 def ranks(
-    queries: Float[Tensor, "queries embed"],
-    candidates: Float[Tensor, "candidates embed"],
+    queries: Annotated[Float[Tensor, "queries embed"], FINITE],
+    candidates: Annotated[Float[Tensor, "candidates embed"], FINITE],
     owners: Int64[Tensor, " candidates"],
     wanted: Int64[Tensor, " queries"],
 ) -> Int64[Tensor, " queries"]:
     """Return the rank of the best right candidate of each query, starting at 0.
 
-    Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing.
+    Wrong candidates of equal similarity rank first, so a model with constant outputs finds nothing; CLIP_benchmark
+    counts ties as they come.
 
     Args:
         queries: unit vectors.
         candidates: unit vectors.
         owners: the owner of each candidate.
         wanted: the owner that each query looks for, with at least one candidate.
+
+    Raises:
+        UserError: A vector is not finite, a number of owners does not fit, or an owner that is wanted has no candidate.
     """
+    if len(absent := wanted[~torch.isin(wanted, owners)]):
+        raise UserError(f"wanted {int(absent[0])}: expected an owner of at least one candidate")
     rows = max(_HELD // max(len(candidates), 1), 1)
     order = owners.argsort()
     known = owners[order]

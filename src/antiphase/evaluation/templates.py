@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from antiphase.arguments import NOT_EMPTY, validated
 from antiphase.data.imagenets import class_words
 from antiphase.errors import UserError
 
@@ -18,8 +20,9 @@ ENSEMBLES = {
 _SINGLE = "a photo of a {}."
 
 
+@validated
 def class_prompts(
-    ensemble: str, class_names: Sequence[str], own: Sequence[Sequence[str]] | None
+    ensemble: str, class_names: Annotated[Sequence[str], NOT_EMPTY], own: Sequence[Sequence[str]] | None
 ) -> tuple[tuple[str, ...], ...]:
     """Return every text of each class.
 

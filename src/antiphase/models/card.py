@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from antiphase.arguments import Seed, validated
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
@@ -16,6 +17,7 @@ from antiphase.modules import to_evaluation
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@validated
 @dataclass(frozen=True)
 class ModelCard:
     """Metadata of a loaded model, available as ``model.card``.
@@ -40,7 +42,7 @@ class ModelCard:
     name: str
     spec: str
     attention: AttentionKind
-    seed: int | None
+    seed: Seed | None
     image_shape: tuple[int, int, int]
     num_classes: int
     recipe: dict[str, Any] | None = None

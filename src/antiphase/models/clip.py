@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from antiphase.arguments import Fields, Seed, validated
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models.clip_init import Init, initialise_clip
@@ -21,14 +21,12 @@ from antiphase.models.vit import VisionTransformer
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 
 
-class ClipConfig(BaseModel):
+class ClipConfig(Fields):
     """Architecture of a dual encoder; stored next to its weights.
 
     ``interpolation`` is used to resize the shorter side of an image before its centre is cropped. The mean and
     standard deviation of the pixels belong to the image tower.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     vision: VitConfig
     text: TextConfig
@@ -54,6 +52,7 @@ class CLIP(nn.Module):
         logit_bias: added to the logits by the sigmoid loss; None for no bias.
     """
 
+    @validated
     def __init__(
         self,
         visual: VisionTransformer,
@@ -103,7 +102,8 @@ class CLIP(nn.Module):
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
-def build_clip(config: ClipConfig, seed: int = 0) -> CLIP:
+@validated
+def build_clip(config: ClipConfig, seed: Seed = 0) -> CLIP:
     """Build a model from its configuration, with weights drawn from ``seed``.
 
     Raises:

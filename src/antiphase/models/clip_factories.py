@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from antiphase.arguments import Seed, validated
 from antiphase.errors import UserError, invalid
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.clip_init import Init
@@ -62,7 +63,8 @@ def find_clip(variant: str) -> ClipVariant:
     return find(CLIPS, variant, "model")
 
 
-def clip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
+@validated
+def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build a CLIP with standard attention in both towers.
 
     Args:
@@ -77,7 +79,8 @@ def clip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
     return build_clip(configure_clip(preset, **fields), seed)
 
 
-def diffclip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
+@validated
+def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
 
     Args:
@@ -94,18 +97,20 @@ def diffclip(preset: str = "small", *, seed: int = 0, **fields: Any) -> CLIP:
     return build_clip(configure_clip(preset, **values), seed)
 
 
-def clip_vit_b16(*, seed: int = 0, **fields: Any) -> CLIP:
+@validated
+def clip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters); arguments as for :func:`clip`."""
     return clip("b16", seed=seed, **fields)
 
 
+@validated
 def diffclip_vit_b16(
     lambda_init: float = 0.8,
     schedule: ScheduleName = "constant",
     towers: Towers = "both",
     init: Init = "matched",
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     **fields: Any,
 ) -> CLIP:
     """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4).
@@ -122,6 +127,7 @@ def diffclip_vit_b16(
     return diffclip("b16", seed=seed, **fields)
 
 
+@validated
 def configure_clip(
     preset: str = "small", *, towers: Towers | None = None, lambda_init: float = 0.8,
     schedule: ScheduleName = "constant", attention: str = "differential", init: Init = "matched",

@@ -8,6 +8,7 @@ from huggingface_hub import HfApi
 from safetensors.torch import save_file
 from torch import nn
 
+from antiphase.arguments import validated
 from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, first_line
 from antiphase.files import replacing
@@ -19,6 +20,7 @@ from antiphase.models.vit import VisionTransformer
 RELEASED_WEIGHTS = "released.safetensors"
 
 
+@validated
 def write_model(
     model: nn.Module, directory: str | Path, *, layout: Literal["antiphase", "released"] = "antiphase"
 ) -> Path:
@@ -51,6 +53,7 @@ def write_model(
     return directory / RELEASED_WEIGHTS
 
 
+@validated
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
     """Upload a model to a repository on the Hugging Face hub and return its URL.
 

@@ -11,7 +11,8 @@ from pydantic import (
     model_serializer,
 )
 
-from antiphase.errors import UserError, invalid
+from antiphase.arguments import Count, Seed, validated
+from antiphase.errors import UserError, invalid, one_line
 from antiphase.models.towers import Size, TowerConfig, attention_slot, check_memory
 from antiphase.models.vit import InitialWeights, VisionTransformer, initialise
 
@@ -49,7 +50,8 @@ PRESETS: dict[int, dict[str, int]] = {
 }
 
 
-def build(config: VitConfig, seed: int = 0) -> VisionTransformer:
+@validated
+def build(config: VitConfig, seed: Seed = 0) -> VisionTransformer:
     """Build the model that a configuration describes, with weights drawn from ``seed``.
 
     Raises:
@@ -84,11 +86,12 @@ def build_vision(config: VitConfig) -> VisionTransformer:
             mean=config.mean,
             std=config.std,
         )
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
+        raise UserError(one_line(error)) from None
 
 
-def vit(image_size: int = 28, *, seed: int = 0, **sizes: Any) -> VisionTransformer:
+@validated
+def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
     """Build a ViT with standard attention; sizes that are not given come from the image size's preset.
 
     Args:
@@ -103,7 +106,8 @@ def vit(image_size: int = 28, *, seed: int = 0, **sizes: Any) -> VisionTransform
     return build(configure("softmax", image_size, sizes), seed)
 
 
-def diffvit(image_size: int = 28, *, seed: int = 0, **sizes: Any) -> VisionTransformer:
+@validated
+def diffvit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
     """Build a DiffViT: the same class with differential attention in the slot.
 
     Args:

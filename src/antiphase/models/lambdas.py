@@ -5,10 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antiphase.arguments import validated
 from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
 from antiphase.models.kinds import known_lambda
 
 
+@validated
 def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     """Return λ of every differential attention layer, first layer first.
 
@@ -33,6 +35,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     return found
 
 
+@validated
 def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     """Return one number per layer: λ averaged over heads, samples and queries; arguments of :func:`layer_lambdas`.
 

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.errors import UserError
+
 
 class Normalize(nn.Module):
     """Normalise images per channel: (x − mean) / std.
@@ -16,7 +18,7 @@ class Normalize(nn.Module):
         bgr: whether the normalised channels are returned in reverse order, for a model of blue, green and red.
 
     Raises:
-        ValueError: if the lengths differ or a standard deviation is not positive.
+        UserError: if the lengths differ or a standard deviation is not positive.
     """
 
     mean: Tensor
@@ -25,7 +27,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], bgr: bool = False) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
-            raise ValueError(
+            raise UserError(
                 f"mean {tuple(mean)} and std {tuple(std)}: expected one of each per channel, std above 0"
             )
         self.bgr = bgr

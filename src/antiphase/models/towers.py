@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import AfterValidator, Field, PositiveFloat
 from pydantic_core import PydanticCustomError
 from torch import nn
 
+from antiphase.arguments import Fields
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import constant, depth_scheduled
 from antiphase.attention.normed import NormedAttention
@@ -31,15 +32,13 @@ def _registered(table: Mapping[str, Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class TowerConfig(BaseModel):
+class TowerConfig(Fields):
     """Sizes and attention of a tower.
 
     ``num_heads`` counts the heads of the standard twin; a differential tower has half as many differential
     heads. ``attention`` and ``parameterisation`` are names in :mod:`antiphase.registry`. The fields from
     ``lambda_init`` to ``rescale`` are for differential attention; ``normed`` attention has its factor 1 − λ_init.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     attention: Annotated[str, _registered(ATTENTION)]
     dim: Size

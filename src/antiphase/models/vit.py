@@ -1,7 +1,7 @@
 """One vision transformer; what attends is a slot."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,8 @@ from jaxtyping import Float, Int64
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from antiphase.arguments import Count, Positive, at_least, validated
+from antiphase.errors import UserError
 from antiphase.models.initial import draw_own
 from antiphase.models.normalize import Normalize
 from antiphase.models.transformer import AttentionFactory, Block, first_token
@@ -58,35 +60,36 @@ class VisionTransformer(nn.Module):
         std: what they are divided by after that, one number a channel (0.5 where not given).
 
     Raises:
-        ValueError: if the patches do not tile the image, or ``mean`` and ``std`` are not one a channel.
+        UserError: if the patches do not tile the image, or ``mean`` and ``std`` are not one a channel.
     """
 
     pos_embed: Tensor
 
+    @validated
     def __init__(
         self,
         attention: AttentionFactory,
         *,
-        image_size: int,
+        image_size: Count,
         patch_size: int,
-        in_channels: int,
-        dim: int,
-        depth: int,
-        num_classes: int,
-        mlp_ratio: float = 4.0,
-        norm_eps: float = 1e-6,
+        in_channels: Count,
+        dim: Count,
+        depth: Count,
+        num_classes: Annotated[int, at_least(0)],
+        mlp_ratio: Positive = 4.0,
+        norm_eps: Positive = 1e-6,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if patch_size < 1 or image_size % patch_size:
-            raise ValueError(f"patch_size {patch_size} does not divide image_size {image_size}")
+            raise UserError(f"patch_size {patch_size} does not divide image_size {image_size}")
         self.image_shape = (in_channels, image_size, image_size)
         self.num_classes = num_classes
         self.config: BaseModel | None = None  # what the factories built it from
-        mean, std = mean or [0.5] * in_channels, std or [0.5] * in_channels
+        mean, std = ([0.5] * in_channels if given is None else given for given in (mean, std))
         if len(mean) != in_channels:
-            raise ValueError(f"mean {tuple(mean)}: expected one number for each of {in_channels} channels")
+            raise UserError(f"mean {tuple(mean)}: expected one number for each of {in_channels} channels")
         self.normalize = Normalize(mean, std)
         self.patch_embed = PatchEmbed(in_channels, patch_size, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
@@ -104,10 +107,10 @@ class VisionTransformer(nn.Module):
         """Return the embedded tokens that enter the first block, the class token first.
 
         Raises:
-            ValueError: if the images have another shape than the model's.
+            UserError: if the images have another shape than the model's.
         """
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
-            raise ValueError(
+            raise UserError(
                 f"images of shape {tuple(images.shape)}: this model takes (batch, *{self.image_shape})"
             )
         patches = self.patch_embed(self.normalize(images))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import validated
 from antiphase.data import ImageSet
 from antiphase.data.decoding import Square
 from antiphase.data.imagenets import class_words
@@ -53,6 +54,7 @@ def as_dual_encoder(model: nn.Module) -> DualEncoder:
     return cast(DualEncoder, model)
 
 
+@validated
 class ZeroShotClassifier(nn.Module):
     """Classify images by their cosines with class embeddings: z_k = exp(logit_scale)·cos(image, class k).
 
@@ -81,6 +83,7 @@ class ZeroShotClassifier(nn.Module):
             return encoder.logit_scale.exp() * (directions @ self.weights)
 
 
+@validated
 def zero_shot_classifier(
     model: nn.Module,
     class_names: Sequence[str],

@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
+from antiphase.arguments import OWN_WORDS, Seed, validated
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.models.schemes.runs import load_run
@@ -14,11 +15,12 @@ from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.registry import MODELS, find
 
 
+@validated
 def load_model(
-    spec: str,
+    spec: Annotated[str, OWN_WORDS],
     *,
     random_weights: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     lambda_init: float | Literal["depth"] | None = None,
 ) -> nn.Module:
     """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode.

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import validated
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import lambda_at, lambda_of
 from antiphase.errors import UserError
@@ -21,6 +22,7 @@ Adapter = Callable[[Any, Call], Layer]
 _ADAPTERS: dict[type | str, Adapter | None] = {}
 
 
+@validated
 def register(module: type | str, adapter: Adapter | None) -> None:
     """Register an adapter for a class of attention modules.
 

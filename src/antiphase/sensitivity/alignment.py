@@ -16,6 +16,7 @@ from jaxtyping import Float, Int64
 from scipy import stats
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.branches import Branch
 from antiphase.sensitivity.traced import AnyBranch
@@ -24,6 +25,7 @@ from antiphase.streams import normal
 Sign = Literal["negative", "positive", "undecided"]
 
 
+@validated
 @dataclass(frozen=True)
 class Gram:
     """Inner products of two gradients; the last axis is that of the random probes, if any.
@@ -101,6 +103,7 @@ class Alignment:
         return ["negative" if high < 0 else "positive" if low > 0 else "undecided" for low, high in pairs]
 
 
+@validated
 def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
     """Compute the Frobenius inner products of the Jacobians with respect to the tokens in closed form.
 
@@ -155,6 +158,7 @@ def _crossed(
     return weighted.diagonal(dim1=-2, dim2=-1) - own * weighted.sum(-1)
 
 
+@validated
 def cotangent_gram(
     positive: AnyBranch,
     negative: AnyBranch | None,
@@ -176,6 +180,8 @@ def cotangent_gram(
         Inner products of shape (batch, heads, probes).
     """
     maps = positive.attention
+    if len(lam) != maps.shape[1]:
+        raise UserError(f"lam of {len(lam)} heads: expected {maps.shape[1]}, as in the map")
     probes = []
     for probe in keys.to(maps.device).unbind(1):
         v = normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
@@ -183,6 +189,7 @@ def cotangent_gram(
     return Gram.stack(probes)
 
 
+@validated
 def align(gram: Gram, probes: bool) -> Alignment:
     """Compute cosθ and ρ from inner products.
 

@@ -8,12 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.attention.maps import masked_softmax
 from antiphase.sensitivity.eager import prepare_forward_mode
 
 Turn = Callable[[Tensor], Tensor]
 
 
+@validated
 @dataclass(frozen=True)
 class Branch:
     """A = softmax(s·q̃·k̃ᵀ + mask) with q̃ = turn_q(q), k̃ = turn_k(k), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k.

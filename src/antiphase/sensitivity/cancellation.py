@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import Batch, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.maps import attention_layers
@@ -71,9 +72,8 @@ class BranchChange:
         return _over_heads(self.moved) / apart
 
 
-def branch_changes(
-    model: nn.Module, images: Float[Tensor, "batch *shape"], perturbed: Float[Tensor, "batch *shape"]
-) -> Iterator[BranchChange]:
+@validated
+def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterator[BranchChange]:
     """Yield what a perturbation does to the branches of each attention layer, in order.
 
     Args:

@@ -4,7 +4,7 @@ Only the votes give a certificate. Margin / L would need an upper bound of L ove
 of this package gives a lower bound.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,14 +12,16 @@ from jaxtyping import Float, Int, Int64
 from scipy import stats
 from torch import Tensor
 
+from antiphase.arguments import ANY_NUMBER, FINITE, at_least, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.theory import Numbers, check_range, relative_sensitivity
 
 _STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # Lipschitz constant of the margin divided by the given one
 
 
+@validated
 def margins(
-    logits: Float[Tensor, "samples classes"], labels: Int64[Tensor, " samples"]
+    logits: Annotated[Float[Tensor, "samples classes"], FINITE], labels: Int64[Tensor, " samples"]
 ) -> Float[Tensor, " samples"]:
     """Compute the margin m = z_y − max_{j≠y} z_j, which is positive if the label is predicted.
 
@@ -36,10 +38,6 @@ def margins(
     count, classes = logits.shape
     if classes < 2:
         raise UserError(f"logits of {classes} class: expected at least 2 classes")
-    if len(labels) != count:
-        raise UserError(
-            f"{len(labels)} labels for the logits of {count} samples: expected one label per sample"
-        )
     if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise UserError(
             f"labels from {int(labels.min())} to {int(labels.max())}: expected 0 to {classes - 1}"
@@ -49,9 +47,10 @@ def margins(
     return logits.gather(1, own).squeeze(1) - others.amax(1)
 
 
+@validated
 def estimated_radius(
-    margin: Float[Tensor, " samples"],
-    lipschitz: float | Float[Tensor, " samples"],
+    margin: Annotated[Float[Tensor, " samples"], FINITE],
+    lipschitz: Annotated[float, at_least(0), ANY_NUMBER] | Float[Tensor, " samples"],
     *,
     of: Literal["logits", "margin"],
 ) -> Float[Tensor, " samples"]:
@@ -79,14 +78,13 @@ def estimated_radius(
     >>> estimated_radius(torch.tensor([2.0, -1.0]), 4.0, of="margin")
     tensor([0.5000, 0.0000])
     """
-    if of not in _STEEPER:
-        raise UserError(f"of {of!r}: expected 'logits' or 'margin'")
     constant = torch.as_tensor(lipschitz, dtype=margin.dtype, device=margin.device)
     if not bool((constant >= 0).all()):  # also true for NaN
         raise UserError(f"lipschitz {lipschitz}: expected numbers of at least 0")
     return torch.where(margin > 0, margin / (_STEEPER[of] * constant), 0.0)
 
 
+@validated
 def radius_ratio(
     margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
 ) -> Numbers:
@@ -125,6 +123,7 @@ def radius_ratio(
     return float(ratio) if ratio.ndim == 0 else ratio
 
 
+@validated
 def printed_radius_ratio(
     margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
 ) -> Numbers:

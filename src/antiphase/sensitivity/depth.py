@@ -10,12 +10,13 @@ growth.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.maps import attention_layers, record, until
@@ -68,7 +69,7 @@ class Path:
         return self.moved / (self.positive.square() + self.negative.square()).sqrt()
 
 
-def blocks(model: nn.Module, images: Float[Tensor, "batch *shape"]) -> list[Block]:
+def blocks(model: nn.Module, images: Batch) -> list[Block]:
     """Run a model once and return the calls of the blocks that contain its attention layers.
 
     The block of a layer is the innermost enclosing module that is an element of a ModuleList or Sequential.
@@ -110,9 +111,8 @@ def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def propagate(
-    model: nn.Module, images: Float[Tensor, "batch *shape"], perturbed: Float[Tensor, "batch *shape"]
-) -> Path:
+@validated
+def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     """Measure the difference between clean and perturbed inputs after every block of a model.
 
     Args:
@@ -143,9 +143,10 @@ def propagate(
     return Path(stages, length, positive, negative, moved, tuple(names))
 
 
+@validated
 def stage_norms(
-    model: nn.Module, images: Float[Tensor, "batch *shape"], *, steps: int = 20, seed: int = 0,
-    ids: Tensor | None = None,
+    model: nn.Module, images: Batch, *, steps: Count = 20, seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
 ) -> Float[Tensor, "batch stages"]:  # fmt: skip
     """Estimate L(d) of each stage, the L2 operator norm of its Jacobian at the clean input, from below.
 
@@ -168,7 +169,8 @@ def stage_norms(
     return torch.stack(found, 1)
 
 
-def crossover(differences: Mapping[int, tuple[float, float]]) -> int | None:
+@validated
+def crossover(differences: Annotated[Mapping[int, tuple[float, float]], NOT_EMPTY]) -> int | None:
     """Return the depth from which the differential model is more robust than the standard one; None if undecided.
 
     The depth is read off a family of models. (The paper's Corollary 1 solves aᴰ = bᴰ, which gives no depth: unless

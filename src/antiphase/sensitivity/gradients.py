@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase.arguments import Batch, validated
 from antiphase.sensitivity.alignment import Gram, cotangent_gram, exact_gram, gram_of
 from antiphase.sensitivity.branches import Branch
 from antiphase.sensitivity.eager import gradients, leaf
@@ -25,6 +26,7 @@ from antiphase.sensitivity.traced import TracedBranch
 from antiphase.streams import normal
 
 
+@validated
 def token_grams(
     model: nn.Module, inputs: Inputs, keys: Int64[Tensor, "batch probes"], *, call: Callable[..., Any] | None = None,
     exact: bool = True,
@@ -50,8 +52,9 @@ def token_grams(
         yield layer, gram, probes
 
 
+@validated
 def direction_grams(
-    model: nn.Module, images: Float[Tensor, "batch *shape"], directions: Float[Tensor, "probes batch *shape"], *,
+    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *,
     call: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
@@ -82,8 +85,9 @@ def _along(layer: Layer) -> Gram:
     return gram_of(one, two, layer.weight)
 
 
+@validated
 def random_directions(
-    images: Tensor, keys: Int64[Tensor, "batch probes"]
+    images: Batch, keys: Int64[Tensor, "batch probes"]
 ) -> Float[Tensor, "probes batch *shape"]:
     """Draw a standard normal direction for each image and probe."""
     draws = [
@@ -92,8 +96,9 @@ def random_directions(
     return torch.stack(draws).to(images.dtype)
 
 
+@validated
 def cotangent_grams(
-    model: nn.Module, images: Float[Tensor, "batch *shape"], keys: Int64[Tensor, "batch probes"], *,
+    model: nn.Module, images: Batch, keys: Int64[Tensor, "batch probes"], *,
     call: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
     """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
@@ -131,8 +136,9 @@ def _to_pixels(
     return torch.stack(heads, 1)
 
 
+@validated
 def loss_grams(
-    model: nn.Module, inputs: Float[Tensor, "batch *shape"], loss: Callable[[Tensor], Tensor], *,
+    model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor], *,
     call: Callable[..., Any] | None = None,
 ) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
     """Yield each layer with the inner products at its tokens for the cotangent v = ∂loss/∂(A1 − λ·A2).

@@ -8,11 +8,13 @@ L(x) ≥ ‖J(x)‖, which :mod:`antiphase.sensitivity.operator_norm` finds. (Th
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.arguments import UNIQUE, Count, Positive, Seed, validated
 from antiphase.attacks.engine.rows import Rows, per_row
 from antiphase.attacks.threat import Norm, row_norm
 from antiphase.sensitivity.eager import eager_attention
@@ -49,15 +51,16 @@ class Ascended:
     eps: float
 
 
+@validated
 def local_maximum(
     f: Function,
     x: Float[Tensor, "batch *shape"],
-    eps: float,
+    eps: Positive,
     *,
-    points: int = 8,
-    steps: int = 20,
-    seed: int = 0,
-    ids: Int64[Tensor, " batch"] | None = None,
+    points: Count = 8,
+    steps: Count = 20,
+    seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
     norm: Norm = "l2",
     ball: Norm = "linf",
     slope: OperatorNorm | None = None,
@@ -85,7 +88,7 @@ def local_maximum(
     Raises:
         UserError: for parameters, inputs or outputs out of range.
     """
-    ids = check_ball(x, eps, ids, norm, ball, points=points)
+    ids = check_ball(x, eps, ids)
     centre = slope or power_iteration(f, x, steps=steps, seed=seed, ids=ids, norm=norm)
     total = torch.zeros_like(centre.value)
     best = Rows(quotient=centre.value, delta=torch.zeros_like(x))
@@ -97,17 +100,18 @@ def local_maximum(
     return Sampled(best["quotient"], total / points, best["delta"], norm, ball, eps)
 
 
+@validated
 def gradient_ascent(
     f: Function,
     x: Float[Tensor, "batch *shape"],
-    eps: float,
+    eps: Positive,
     *,
-    steps: int = 20,
-    samples: int = 16,
-    restarts: int = 2,
-    power_steps: int = 50,
-    seed: int = 0,
-    ids: Int64[Tensor, " batch"] | None = None,
+    steps: Count = 20,
+    samples: Count = 16,
+    restarts: Count = 2,
+    power_steps: Count = 50,
+    seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
     norm: Norm = "l2",
     ball: Norm = "linf",
     slope: OperatorNorm | None = None,
@@ -140,7 +144,7 @@ def gradient_ascent(
     Raises:
         UserError: for parameters, inputs or outputs out of range, and where x + ξ = x in x's precision.
     """
-    ids = check_ball(x, eps, ids, norm, ball, steps=steps, samples=samples, restarts=restarts)
+    ids = check_ball(x, eps, ids)
     power = slope or power_iteration(
         f, x, steps=power_steps, restarts=restarts, seed=seed, ids=ids, norm=norm
     )

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
-from antiphase.errors import UserError
+from antiphase.errors import UserError, one_line
 from antiphase.models.kinds import AttentionKind, attention_modules, is_own_code, named_attention, strongest
 from antiphase.sensitivity.adapters import find_adapter, guessed
 from antiphase.sensitivity.blocks import find_ends
@@ -197,6 +198,13 @@ def _observed(
     try:
         with eager_attention(), Watch(model, _is_known, _call, exits) if watch else nullcontext():
             _run(call, inputs, tangent)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]}); expected what its forward takes: "
+            "a tensor, or a mapping of all arguments; or pass call, such as model.encode_image"
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -280,6 +288,7 @@ def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], 
     return Call(name, module, dual.primal, tangent, args[1:], rest, forward_ad.unpack_dual(first).primal)
 
 
+@validated
 def attention_layers(
     model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
     graph: bool = False,
@@ -295,6 +304,7 @@ def attention_layers(
         yield layer
 
 
+@validated
 def attention_maps(
     model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, graph: bool = False
 ) -> dict[str, AttentionMaps]:
@@ -334,6 +344,7 @@ def until(model: Callable[..., Any], module: nn.Module, x: Tensor) -> tuple[tupl
     raise UserError(f"{type(module).__name__}: the model's forward pass does not call it")
 
 
+@validated
 def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """Return the function f(x) = (A1 − λ·A2)(x) / √H of one layer, with all H heads in one vector per sample.
 
@@ -349,7 +360,9 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """
     if "@" in name:
         raise UserError(f"{name}: the module is called more than once; expected a module that is called once")
-    module = dict(model.named_modules())[name]
+    module = dict(model.named_modules()).get(name)
+    if module is None:
+        raise UserError(f"name {name!r}: the model has no such module; attention_maps gives the names")
     if find_adapter(module) is None:
         raise unknown_attention(name, module)
 

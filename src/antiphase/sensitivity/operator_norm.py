@@ -8,11 +8,13 @@ times as large for D inputs.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.arguments import UNIQUE, Count, NonNegative, Seed, validated
 from antiphase.attacks.engine.rows import per_row
 from antiphase.attacks.threat import Norm, row_norm
 from antiphase.errors import UserError
@@ -96,35 +98,28 @@ def checked(y: Tensor, x: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch
     return y.reshape(len(y), -1)
 
 
-def check_inputs(x: Tensor, ids: Tensor | None, norm: str, **counts: int) -> Int64[Tensor, " batch"]:
+def check_inputs(x: Tensor, ids: Tensor | None) -> Int64[Tensor, " batch"]:
     """Return the samples' ids: 0, 1, … where none are given.
 
     Raises:
-        UserError: for an unknown norm, inputs that are not a batch of finite floats, another number of ids
-            than of samples, or a count below 1.
+        UserError: for inputs that are not a batch of finite floats.
     """
-    if norm not in ("linf", "l2"):
-        raise UserError(f"norm {norm!r}: expected 'linf' or 'l2'")
     if not x.is_floating_point() or x.ndim < 2 or not x.numel() or not x.isfinite().all():
         raise UserError(f"inputs {x.dtype} {tuple(x.shape)}: expected finite floats of shape (batch, ...)")
-    if ids is not None and ids.shape != (len(x),):
-        raise UserError(f"ids {tuple(ids.shape)}: expected one for each of the {len(x)} samples")
-    for name, count in counts.items():
-        if count < 1:
-            raise UserError(f"{name} {count}: expected at least 1")
     return torch.arange(len(x), device=x.device) if ids is None else ids.to(x.device)
 
 
+@validated
 def power_iteration(
     f: Function,
     x: Float[Tensor, "batch *shape"],
     *,
-    steps: int = 50,
-    seed: int = 0,
-    ids: Int64[Tensor, " batch"] | None = None,
+    steps: Count = 50,
+    seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
     norm: Norm = "l2",
-    restarts: int = 1,
-    tolerance: float = 1e-6,
+    restarts: Count = 1,
+    tolerance: NonNegative = 1e-6,
     start: Float[Tensor, "batch *shape"] | None = None,
 ) -> OperatorNorm:
     """Return a lower bound of ‖J(x)‖ that rises towards it, and the direction that has it.
@@ -150,7 +145,7 @@ def power_iteration(
     Raises:
         UserError: for parameters, inputs or outputs out of range.
     """
-    ids = check_inputs(x, ids, norm, steps=steps, restarts=restarts)
+    ids = check_inputs(x, ids)
     best: OperatorNorm | None = None
     with eager_attention():
         at = Linearisation(f, x)
@@ -212,8 +207,9 @@ def unit(
     return torch.where(length > 0, g / length.clamp_min(torch.finfo(g.dtype).tiny), otherwise)
 
 
+@validated
 def exact_norm(
-    f: Function, x: Float[Tensor, "batch *shape"], *, norm: Norm = "l2", chunk: int = 8
+    f: Function, x: Float[Tensor, "batch *shape"], *, norm: Norm = "l2", chunk: Count = 8
 ) -> OperatorNorm:
     """Return ‖J(x)‖ from the dense Jacobian: the largest singular value, or the best of all sign vectors.
 
@@ -229,7 +225,7 @@ def exact_norm(
     Raises:
         UserError: for linf and more than 16 inputs a sample; parameters, inputs or outputs out of range.
     """
-    check_inputs(x, None, norm, chunk=chunk)
+    check_inputs(x, None)
     size = x[0].numel()
     if norm == "linf" and size > MOST_SIGNS:
         raise UserError(f"linf of {size} inputs: at most {MOST_SIGNS} are enumerated; use power_iteration")

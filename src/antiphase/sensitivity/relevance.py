@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import NOT_EMPTY, UNIT_RANGE, validated
 from antiphase.errors import UserError
 from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
 from antiphase.sensitivity.eager import gradients, leaf
@@ -18,6 +19,7 @@ from antiphase.sensitivity.layers import Call, Layer
 from antiphase.sensitivity.maps import record
 from antiphase.sensitivity.splitting import take_apart
 
+Images = Annotated[Float[Tensor, "batch 3 height width"], NOT_EMPTY, UNIT_RANGE]
 Part = Literal["combined", "positive", "negative"]
 
 
@@ -25,11 +27,12 @@ class NoSecondMap(UserError):
     """A2 was requested from standard attention, which has one map."""
 
 
+@validated
 @gradients(enabled=False)
 def chefer_relevance(
     model: nn.Module,
-    images: Float[Tensor, "batch 3 height width"],
-    texts: Sequence[str],
+    images: Images,
+    texts: Annotated[Sequence[str], NOT_EMPTY],
     part: Part = "combined",
     start: int = 0,
 ) -> Float[Tensor, "texts batch rows columns"]:
@@ -61,8 +64,6 @@ def chefer_relevance(
             patches, its attention has no adapter, there is no text, or the layer does not exist.
         NoSecondMap: if ``"negative"`` is requested from standard attention.
     """
-    if not texts or isinstance(texts, str):
-        raise UserError(f"texts {texts!r}: expected a list of at least one string")
     encoder = as_dual_encoder(model)
     calls, embeddings, side = _watch(encoder, model, images)
     calls = calls[_layer(start, len(calls)) :]
@@ -85,9 +86,13 @@ def chefer_relevance(
     return rows[..., 1:].unflatten(-1, (side, side))
 
 
+@validated
 @gradients(enabled=False)
 def attention_map(
-    model: nn.Module, images: Float[Tensor, "batch 3 height width"], part: Part = "combined", layer: int = -1
+    model: nn.Module,
+    images: Images,
+    part: Part = "combined",
+    layer: int = -1,
 ) -> Float[Tensor, "batch rows columns"]:
     """Return the attention of the class token to the patches, averaged over the heads; independent of the text.
 

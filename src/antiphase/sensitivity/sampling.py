@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from antiphase.arguments import UNIQUE, Count, Positive, Seed, validated
 from antiphase.attacks.engine.rows import Rows
 from antiphase.attacks.projections import random_point
 from antiphase.attacks.threat import Norm, row_norm
@@ -37,14 +39,15 @@ class Sampled:
     eps: float
 
 
+@validated
 def uniform_sampling(
     f: Function,
     x: Float[Tensor, "batch *shape"],
-    eps: float,
+    eps: Positive,
     *,
-    samples: int = 100,
-    seed: int = 0,
-    ids: Int64[Tensor, " batch"] | None = None,
+    samples: Count = 100,
+    seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
     norm: Norm = "l2",
     ball: Norm = "linf",
 ) -> Sampled:
@@ -73,14 +76,15 @@ def uniform_sampling(
     return found
 
 
+@validated
 def uniform_sampling_of_all(
     functions: Callable[[Tensor], Sequence[Tensor]],
     x: Float[Tensor, "batch *shape"],
-    eps: float,
+    eps: Positive,
     *,
-    samples: int = 100,
-    seed: int = 0,
-    ids: Int64[Tensor, " batch"] | None = None,
+    samples: Count = 100,
+    seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
     norm: Norm = "l2",
     ball: Norm = "linf",
 ) -> list[Sampled]:
@@ -96,7 +100,7 @@ def uniform_sampling_of_all(
         norm: of ξ in the quotient.
         ball: of the draws.
     """
-    ids = check_ball(x, eps, ids, norm, ball, samples=samples)
+    ids = check_ball(x, eps, ids)
     with eager_attention(), torch.no_grad():
         clean = [checked(y, x) for y in functions(x.clone())]
         total = [torch.zeros_like(x.flatten(1)[:, 0]) for _ in clean]
@@ -114,19 +118,13 @@ def uniform_sampling_of_all(
     ]
 
 
-def check_ball(
-    x: Tensor, eps: float, ids: Tensor | None, norm: str, ball: str, **counts: int
-) -> Int64[Tensor, " batch"]:
+def check_ball(x: Tensor, eps: float, ids: Tensor | None) -> Int64[Tensor, " batch"]:
     """Refuse parameters and inputs out of range; return the samples' ids.
 
     Raises:
         UserError: naming what is.
     """
-    if ball not in ("linf", "l2"):
-        raise UserError(f"ball {ball!r}: expected 'linf' or 'l2'")
-    if not 0 < eps < math.inf:
-        raise UserError(f"eps {eps}: expected a number above 0, in the units of the inputs")
-    found = check_inputs(x, ids, norm, **counts)
+    found = check_inputs(x, ids)
     if ((x + eps == x) & (x - eps == x)).flatten(1).all(1).any():
         raise UserError(f"eps {eps}: too small for inputs in {x.dtype}, which x + ξ rounds back to")
     return found

@@ -8,13 +8,24 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase import streams
+from antiphase.arguments import (
+    NOT_EMPTY,
+    UNIQUE,
+    UNIT_RANGE,
+    Count,
+    Positive,
+    Probability,
+    Seed,
+    Size,
+    validated,
+)
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
 from antiphase.precision import Precision
@@ -33,6 +44,7 @@ _ELSEWHERE = (2**24, 2**12)  # the same two on other devices
 _BATCH_NUMBERS = 2**27  # upper limit of the numbers in a batch
 
 
+@validated
 @dataclass(frozen=True)
 class Smoothing:
     """Settings of randomised smoothing; the defaults are the source's.
@@ -49,32 +61,20 @@ class Smoothing:
         UserError: for a value out of range, or too few samples to certify any image.
     """
 
-    sigma: float
-    select: int = 100
-    samples: int = 100_000
-    alpha: float = 0.001
-    seed: int = 0
+    sigma: Positive
+    select: Count = 100
+    samples: Count = 100_000
+    alpha: Probability = 0.001
+    seed: Seed = 0
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if not 0 < self.sigma < math.inf:
-            raise UserError(
-                f"sigma {self.sigma}: expected a positive number, in units of the [0, 1] pixel range"
-            )
-        if not 0 < self.alpha < 1:
-            raise UserError(f"alpha {self.alpha}: expected a probability between 0 and 1")
-        for name, value in (("select", self.select), ("samples", self.samples)):
-            if value < 1:
-                raise UserError(f"{name} {value}: expected at least 1 draw")
         if self.alpha < 0.5**self.samples:
             least = math.ceil(math.log2(1 / self.alpha))
             raise UserError(
                 f"samples {self.samples}: too few to certify any image at alpha {self.alpha:g}, even if all "
                 f"agree; expected at least {least}"
             )
-        streams.check_seed(self.seed)
-        if self.precision not in get_args(Precision):
-            raise UserError(f"precision {self.precision!r}: expected one of float32, bf16")
 
     @property
     def draws(self) -> int:
@@ -107,17 +107,18 @@ class Smoothed:
     seconds: float
 
 
+@validated
 def smooth(
     model: Classifier,
-    images: Float[Tensor, "samples channels height width"],
+    images: Annotated[Float[Tensor, "samples channels height width"], NOT_EMPTY, UNIT_RANGE],
     *,
-    sigma: float,
-    select: int = 100,
-    samples: int = 100_000,
-    alpha: float = 0.001,
-    seed: int = 0,
-    ids: Int64[Tensor, " samples"] | None = None,
-    batch_size: int | None = None,
+    sigma: Positive,
+    select: Count = 100,
+    samples: Count = 100_000,
+    alpha: Probability = 0.001,
+    seed: Seed = 0,
+    ids: Annotated[Int64[Tensor, " samples"], UNIQUE] | None = None,
+    batch_size: Size | None = None,
     precision: Precision = "float32",
     progress: str = "",
     on_finished: Counted | None = None,
@@ -219,10 +220,6 @@ class _Copies:
     ) -> None:
         self.oracle, self.images, self.smoothing = oracle, images, smoothing
         self.ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
-        if self.ids.shape != (len(images),):
-            raise UserError(f"{len(self.ids)} ids for {len(images)} images: expected one id per image")
-        if size is not None and size < 1:
-            raise UserError(f"batch_size {size}: expected an integer of at least 1")
         kind, self.pixels = oracle.device.type, math.prod(images.shape[1:])
         self.block = max(1, _BLOCK.get(kind, _ELSEWHERE[0]) // max(1, self.pixels))
         fitting = max(QUANTUM, _BATCH_NUMBERS // max(1, self.pixels))

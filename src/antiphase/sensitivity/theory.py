@@ -5,15 +5,19 @@ J1 and J2 are the Jacobians of the maps A1 and A2 with respect to the tokens or 
 Source: robustness paper, Section 4.1.
 """
 
-import numpy as np
-from jaxtyping import Float
+from typing import Annotated
 
+import numpy as np
+from jaxtyping import Real
+
+from antiphase.arguments import ANY_NUMBER, validated
 from antiphase.errors import UserError
 
-Numbers = float | Float[np.ndarray, "..."]
+Numbers = Annotated[float, ANY_NUMBER] | Real[np.ndarray, "..."]
 _ROUNDING = 1e-6  # tolerance for measured cosines outside [−1, 1]
 
 
+@validated
 def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute ‖J1 − λ·J2‖ / ‖J1‖ = √(1 + λ²ρ² − 2λρ·cosθ) (Lemma 1 and Theorem 1).
 
@@ -37,6 +41,7 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     return float(root) if np.ndim(root) == 0 else root
 
 
+@validated
 def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute ‖J_DA‖ / ‖J_base‖ = γ·√(1 + λ²ρ² − 2λρ·cosθ) (Theorem 2).
 
@@ -57,6 +62,7 @@ def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Num
     return gamma * amplification(lam, rho, cosine)
 
 
+@validated
 def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
     """Compute the cosθ below which differential attention is more sensitive than standard (Theorem 3).
 

@@ -10,14 +10,15 @@ id and the pass over the data, so a resumed run is identical to an uninterrupted
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+from antiphase.arguments import NOT_EMPTY, Device, Fields, NonNegative, Seed, Size, validated
 from antiphase.data import ImageSet
 from antiphase.streams import key, sample_keys, uniform
 
@@ -29,7 +30,7 @@ _EVALUATION_IMAGES = 500
 _EVALUATION_STEPS = 10
 
 
-class Adversary(BaseModel):
+class Adversary(Fields):
     """Settings of adversarial training; part of a recipe.
 
     - ``"pgd"``: ``steps`` steps of α·sign(∇ₓ CE) from a random point of the ball; the weights are updated at the
@@ -56,8 +57,6 @@ class Adversary(BaseModel):
             learn to ignore its images.
         replays: replays of ``"free"``, at least 1; 4 is one of the authors' values for CIFAR (Table 1).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     eps: float = Field(gt=0, le=1)
     variant: Variant = "pgd"
@@ -170,9 +169,10 @@ def replay(
     return torch.stack(losses).mean()
 
 
+@validated
 def robust_accuracy(
-    model: nn.Module, data: ImageSet, eps: float, device: torch.device | str = "cpu", *, seed: int = 0,
-    batch_size: int = 128,
+    model: nn.Module, data: Annotated[ImageSet, NOT_EMPTY], eps: NonNegative, device: Device = "cpu", *,
+    seed: Seed = 0, batch_size: Size = 128,
 ) -> float:  # fmt: skip
     """Return the fraction of images that are classified correctly and stay so under PGD.
 

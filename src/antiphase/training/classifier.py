@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from antiphase.arguments import NOT_EMPTY, Device, Size, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
@@ -24,11 +25,12 @@ from antiphase.training.recipe import Recipe, learning_rate
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 
 
+@validated
 def train_classifier(
     recipe: Recipe,
     train: ImageSet,
     validation: ImageSet,
-    out: Path,
+    out: str | Path,
     *,
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
@@ -57,6 +59,7 @@ def train_classifier(
     Raises:
         UserError: if ``out`` contains a different run, the data do not match the model, or the loss is not finite.
     """
+    out = Path(out)
     if train.image_shape != (shape := (recipe.model.in_channels, *2 * [recipe.model.image_size])):
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
     if len(train.class_names) != recipe.model.num_classes:
@@ -141,8 +144,9 @@ def train_classifier(
     return metrics
 
 
+@validated
 def accuracy(
-    model: nn.Module, data: ImageSet, device: torch.device | str = "cpu", batch_size: int = 256
+    model: nn.Module, data: Annotated[ImageSet, NOT_EMPTY], device: Device = "cpu", batch_size: Size = 256
 ) -> float:
     """Return the fraction of correct predictions, in [0, 1], computed in float32."""
     model.eval()

@@ -3,9 +3,10 @@
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from antiphase.errors import UserError, invalid
+from antiphase.arguments import Fields
+from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig
 from antiphase.models.clip_factories import configure_clip, find_clip
 from antiphase.precision import Precision
@@ -15,14 +16,12 @@ from antiphase.training.recipe import check_warmup
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(BaseModel):
+class ClipRecipe(Fields):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
     The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half
     a cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
@@ -81,11 +80,7 @@ def make_clip_recipe(
     sigmoid = fields.get("loss") == "siglip"  # SigLIP, Section 3.1: t' = ln 10, b = −10
     start = {"logit_scale": math.log(10.0), "logit_bias": -10.0} if sigmoid else {}
     model = configure_clip(chosen["size"], **{**own, **start, **model_fields})
-    try:
-        values = chosen["recipe"] | fields
-        recipe = ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **values)
-    except ValidationError as error:
-        raise invalid(error) from None
+    recipe = ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **(chosen["recipe"] | fields))
     if "warmup_epochs" in fields:  # the preset's may be longer than a short training
         check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)
     return recipe

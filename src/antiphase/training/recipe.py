@@ -5,23 +5,21 @@ from typing import Any, Literal
 
 import torch
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
 )
 
+from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
-from antiphase.errors import UserError, invalid
+from antiphase.errors import UserError
 from antiphase.models.factories import VitConfig, configure
 from antiphase.models.towers import attention_of
 from antiphase.precision import Precision, multiplies_bf16
 from antiphase.training.adversarial import Adversary
 
 
-class Recipe(BaseModel):
+class Recipe(Fields):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100
@@ -30,8 +28,6 @@ class Recipe(BaseModel):
 
     ``adversarial`` contains the settings of adversarial training (Appendix D.2); None trains on clean images.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: VitConfig
     data: str
@@ -58,6 +54,7 @@ class Recipe(BaseModel):
         return fields
 
 
+@validated
 def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
     """Build the recipe of a ``vit`` or ``diffvit`` for given training images.
 
@@ -77,10 +74,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
     mean, std = pixel_statistics(images)
     sizes = {"in_channels": channels, "num_classes": len(images.class_names), "mean": mean, "std": std}
     model = configure(attention_of(kind), size, sizes | model_fields)
-    try:
-        recipe = Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
-    except ValidationError as error:
-        raise invalid(error) from None
+    recipe = Recipe(model=model, data_fingerprint=images.fingerprint(), **fields)
     check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)
     if "warmup_epochs" in (fields.get("adversarial") or {}) and recipe.adversarial is not None:
         check_warmup("adversarial_warmup", recipe.adversarial.warmup_epochs, recipe.epochs)
@@ -112,6 +106,7 @@ def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float
     return tuple(round(float(m), 3) for m in mean), tuple(round(float(s), 3) for s in std)
 
 
+@validated
 def fastest_precision(device: torch.device) -> Precision:
     """Return ``"bf16"`` if the device multiplies bf16 matrices in hardware, otherwise ``"float32"``."""
     return "bf16" if multiplies_bf16(device) else "float32"

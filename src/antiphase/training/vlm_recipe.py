@@ -3,14 +3,14 @@
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from antiphase.errors import invalid
+from antiphase.arguments import Fields
 from antiphase.models.vlm import VlmConfig
 from antiphase.precision import Precision
 
 
-class VlmRecipe(BaseModel):
+class VlmRecipe(Fields):
     """Hyperparameters of one stage of a vision-language model's training; stored next to its weights.
 
     Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
@@ -22,8 +22,6 @@ class VlmRecipe(BaseModel):
     :meth:`~antiphase.models.vlm.projector.Projector.start_at_words`. With ``text_first`` the first epoch begins with
     the conversations that have no image.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["vlm"] = "vlm"
     stage: Literal[1, 2]
@@ -73,10 +71,7 @@ def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) ->
     Raises:
         UserError: naming the field that is out of range.
     """
-    try:
-        return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise invalid(error) from None
+    return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
 
 
 def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> float:

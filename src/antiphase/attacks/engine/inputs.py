@@ -1,7 +1,6 @@
 """Validation of the arguments of an attack."""
 
 import math
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -10,18 +9,6 @@ from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
 ALL_TARGETS = 9
-
-
-def check_counts(**counts: object) -> None:
-    """Check counts such as steps and restarts; ``targets`` and ``batch_size`` may be None.
-
-    Raises:
-        UserError: A count is not an integer of at least 1.
-    """
-    for name, given in counts.items():
-        optional = given is None and name in ("targets", "batch_size")
-        if not optional and (not isinstance(given, Integral) or int(given) < 1):
-            raise UserError(f"{name} {given!r}: expected an integer of at least 1")
 
 
 def check_targets(targets: int | None, classes: int) -> None:
@@ -83,8 +70,6 @@ def check_budgets(budgets: Tensor, count: int, threat: Threat) -> None:
     Raises:
         UserError: There are not ``count`` of them, or one is below 0 or above the threat's.
     """
-    if not isinstance(budgets, Tensor):
-        raise UserError(f"budgets of type {type(budgets).__name__}: expected a torch tensor")
     if budgets.shape != (count,) or budgets.dtype not in (torch.float32, torch.float64):
         raise UserError(
             f"budgets of shape {tuple(budgets.shape)} and {budgets.dtype}: expected one ε per sample, ({count},), of "

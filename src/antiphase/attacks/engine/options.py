@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 from jaxtyping import Int64
 from torch import Tensor
 
-from antiphase.attacks.engine.inputs import check_counts
-from antiphase.errors import UserError
+from antiphase.arguments import Count, Seed, Size, validated
 from antiphase.precision import Precision
 
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
@@ -17,19 +16,20 @@ Finished = Callable[[Tensor, dict[str, Tensor]], None]
 class RunOptions(TypedDict, total=False):
     """Keyword arguments of every attack; see :class:`Run` for meaning and defaults."""
 
-    seed: int
+    seed: Seed
     ids: Int64[Tensor, " samples"] | None
     context: Tensor | None
     goal: int | Int64[Tensor, " samples"] | None
-    batch_size: int | None
+    batch_size: Size | None
     early_stop: bool
     precision: Precision
     compile: bool
-    passes: int
+    passes: Count
     progress: bool | str
     on_finished: Finished | None
 
 
+@validated
 @dataclass(frozen=True)
 class Run:
     """Set how an attack is executed.
@@ -59,22 +59,17 @@ class Run:
         UserError: The batch size or number of passes is below 1, or the precision is unknown.
     """
 
-    seed: int = 0
+    seed: Seed = 0
     ids: Tensor | None = None
     context: Tensor | None = None
     goal: int | Tensor | None = None
-    batch_size: int | None = None
+    batch_size: Size | None = None
     early_stop: bool = True
     precision: Precision = "float32"
     compile: bool = False
-    passes: int = 1
+    passes: Count = 1
     progress: bool | str = False
     on_finished: Finished | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(batch_size=self.batch_size, passes=self.passes)
-        if self.precision not in ("float32", "bf16"):
-            raise UserError(f"precision {self.precision!r}: expected 'float32' or 'bf16'")
 
 
 def read_options(options: Mapping[str, Any], attack: str) -> Run:

@@ -15,6 +15,7 @@ from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.backends.sdpa import SDPA
 from antiphase.attention.backends.views import Branches, View
 from antiphase.attention.modes import plain_forward
+from antiphase.errors import UserError
 
 BackendName = Literal["auto", "eager", "chunked", "native", "sdpa"]
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}
@@ -48,10 +49,10 @@ def attend(
         norm: applied last to each query's row of a head; None for no norm.
 
     Raises:
-        ValueError: for an unknown backend, one that cannot take the inputs, or shapes that do not fit together.
+        UserError: for an unknown backend, one that cannot take the inputs, or shapes that do not fit together.
     """
     if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r}: expected one of auto, {', '.join(BACKENDS)}")
+        raise UserError(f"backend {backend!r}: expected one of auto, {', '.join(BACKENDS)}")
     call = Call(view, sources, view(*sources), lam, mask, norm)
     of_queries, of_keys = _shapes(call.parts[0]), _shapes(call.parts[1])
     regular = _check(of_queries, of_keys, call.parts[2].shape, lam)
@@ -69,7 +70,7 @@ def attend(
             call = call._replace(sources=sources, parts=view(*sources))
     if (expected := chosen.refusal(call)) is not None:
         dtypes = " and ".join(sorted(map(str, call.dtypes)))
-        raise ValueError(
+        raise UserError(
             f"backend {chosen.name!r} for {dtypes}, {of_queries[0][-1]} wide: expected {expected}; "
             "'auto' takes one that is available"
         )
@@ -107,24 +108,24 @@ def _check(
     """Check that shapes fit together; return whether a backend with a backward pass of its own can compute them.
 
     Raises:
-        ValueError: if they do not fit.
+        UserError: if they do not fit.
     """
     if isinstance(lam, Tensor) and lam.ndim:
         heads, each = queries[0][-3], queries[0][:-1]
         if lam.shape not in ((heads,), each):
-            raise ValueError(
+            raise UserError(
                 f"lam of shape {tuple(lam.shape)}: expected (), one for each of {heads} heads, or {tuple(each)}: "
                 "one for each query"
             )
     shapes = [*queries, *keys, values]
     if len({shape[-2] for shape in queries}) > 1 or len({shape[-2] for shape in (*keys, values)}) > 1:
-        raise ValueError(
+        raise UserError(
             f"queries, keys and values of {', '.join(str(shape[-2]) for shape in shapes)} tokens: expected one "
             "number for all queries and one for all keys and values"
         )
     widths = [shape[-1] for shape in (*queries, *keys)]
     if len(set(widths)) > 1:
-        raise ValueError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
+        raise UserError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
     return (
         0 not in (*queries[0], *values)
         and len({shape[:-2] for shape in shapes}) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from antiphase.arguments import validated
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.data.root import data_root
 from antiphase.errors import UserError, first_line
@@ -20,6 +21,7 @@ _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 
 
+@validated
 def load_language(name: str) -> tuple[Any, Any]:
     """Load a causal language model in float32, in evaluation mode, and its tokenizer.
 

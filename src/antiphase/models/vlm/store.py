@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
+from antiphase.arguments import Fields, validated
 from antiphase.errors import UserError, first_line, invalid
 from antiphase.files import write_json
 from antiphase.models import checkpoints
@@ -26,7 +27,7 @@ LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
 
 
-class VlmConfig(BaseModel):
+class VlmConfig(Fields):
     """Architecture of a vision-language model; stored in its recipe.
 
     Attributes:
@@ -76,6 +77,7 @@ def make_projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0
         return Projector(config.projector, tower.width, tower.count, width, config.merge)
 
 
+@validated
 def save_vlm(
     vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | os.PathLike[str], dtype: torch.dtype, *,
     write: bool = True,
@@ -114,6 +116,7 @@ def save_vlm(
     checkpoints.save_tensors(tensors, folder)
 
 
+@validated
 def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     """Load what ``antiphase train-vlm`` wrote, in evaluation mode.
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase.arguments import validated
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
@@ -135,6 +136,7 @@ class HuggingFaceTower(nn.Module):
         return hidden[HIDDEN_STATE][:, -self.patches :]  # SigLIP has no class token
 
 
+@validated
 def image_tokens(model: nn.Module) -> Tower:
     """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours.
 

@@ -1,0 +1,270 @@
+"""The arguments of public functions, checked against their annotations: one line for the first that does not fit.
+
+An annotation says what is accepted: a type, a ``Literal``, a tensor of a dtype and shape (jaxtyping), and in
+``Annotated`` what it :class:`Must` be besides. Booleans are no numbers, text is no list, and numbers are finite unless
+``ANY_NUMBER`` is said. Numbers of numpy become Python's. Axes of the same name have the same length.
+"""
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from jaxtyping import AbstractArray, Float
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor
+
+from antiphase.errors import UserError, invalid, shown
+
+Public = TypeVar("Public", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Must:
+    """What an argument must be besides its type, in words that follow it: "an integer" "of at least 1"."""
+
+    words: str
+    holds: Callable[[Any], Any]
+
+
+def at_least(least: float) -> Must:
+    """Require a number of at least ``least``."""
+    return Must(f"of at least {least:g}", lambda number: number >= least)
+
+
+_FINITE = Must("that is finite", lambda number: abs(number) <= sys.float_info.max)
+ANY_NUMBER = Must("", lambda number: True)  # infinite or NaN, too
+OWN_WORDS = Must("", lambda value: True)  # the function checks it, in words of its own
+Size = Annotated[int, at_least(1)]  # however large
+Count = Annotated[int, at_least(1), Must("below 2**31", lambda number: number < 2**31)]
+Seed = Annotated[int, Must("from 0 to 2**63 - 1", lambda number: 0 <= number < 2**63)]
+Positive = Annotated[float, Must("above 0", lambda number: number > 0)]
+NonNegative = Annotated[float, at_least(0)]
+Share = Annotated[float, Must("in (0, 1]", lambda number: 0 < number <= 1)]
+Probability = Annotated[float, Must("between 0 and 1", lambda number: 0 < number < 1)]
+
+# of tensors and lists
+FINITE = Must("without NaN or infinite values", lambda values: bool(values.isfinite().all()))
+NOT_EMPTY = Must("with at least one element", lambda values: len(values) > 0)
+UNIQUE = Must("without duplicates", lambda values: len(values.unique()) == len(values))
+UNIT_RANGE = Must("and values in [0, 1]", lambda values: bool(((values - 0.5).abs() <= 0.5 + 1e-6).all()))
+Batch = Annotated[Float[Tensor, "batch *shape"], NOT_EMPTY, FINITE]
+
+
+def _is_device(name: Any) -> bool:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True
+
+
+Device = Annotated[torch.device | str, Must("that names a device of this machine, such as 'cpu'", _is_device)]
+
+
+def validated(public: Public) -> Public:
+    """Check the arguments of a function, or of a class, in every call.
+
+    >>> @validated
+    ... def attack(steps: Count) -> None: ...
+    >>> attack(0)
+    Traceback (most recent call last):
+    antiphase.errors.UserError: steps 0: expected an integer of at least 1
+    """
+    if isinstance(public, type):
+        public.__init__ = validated(public.__init__)  # type: ignore[misc]
+        return cast(Public, public)
+    signature = inspect.signature(public)
+    kinds: dict[str, tuple[_Kind, ...]] = {}
+
+    @functools.wraps(public)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return public(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return public(*args, **kwargs)  # Python's own words name the function
+        if not kinds:  # at the first call: an annotation may name what is defined below
+            kinds.update(_kinds(public, signature))
+        sizes: dict[str, Any] = {}
+
+        def check(name: str, value: Any) -> Any:
+            return _checked(name, value, kinds.get(name, ()), sizes)
+
+        for name, value in bound.arguments.items():
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                value = {key: check(key, one) for key, one in value.items()}
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                value = tuple(check(name, one) for one in value)
+            else:
+                value = check(name, value)
+            bound.arguments[name] = value
+        return public(*bound.args, **bound.kwargs)
+
+    return cast(Public, call)
+
+
+class _OneLine(type(BaseModel)):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # unlike __init__, not called by pydantic for a model in a model
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValidationError as error:
+            raise invalid(error) from None
+
+
+class Fields(BaseModel, metaclass=_OneLine):
+    """A model of fields that is made with one line for the first mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise PydanticCustomError("bool", "expected no true or false")
+        return value
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One of the types that an annotation allows; ``array`` is that of jaxtyping."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    musts: tuple[Must, ...] = ()
+    array: Any = None
+
+    def described(self, must: Must | None = None) -> str:
+        musts = self.musts if must is _FINITE else (must,) if must else self.musts[:1]
+        return " ".join([self.words, " and ".join(must.words for must in musts)]).strip()
+
+
+def _kinds(public: Callable[..., Any], signature: inspect.Signature) -> dict[str, tuple[_Kind, ...]]:
+    hints = get_type_hints(public, include_extras=True)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD and get_origin(options := hints.pop(name)) is Unpack:
+            hints |= get_type_hints(get_args(options)[0], include_extras=True)
+    return {name: _allowed(hint) for name, hint in hints.items()}
+
+
+def _checked(name: str, value: Any, kinds: tuple[_Kind, ...], sizes: dict[str, Any]) -> Any:
+    """Return an argument of one of the kinds; add the lengths of its named axes to ``sizes``."""
+    if not kinds:
+        return value
+    value = value.item() if isinstance(value, np.generic) else value
+    kind = next((kind for kind in kinds if kind.holds(value)), None)
+    if kind is None:
+        words = " or ".join(dict.fromkeys(kind.described() for kind in kinds))
+        raise UserError(f"{name} {_given(value)}: expected {words}")
+    for must in kind.musts:
+        if not must.holds(value):
+            raise UserError(f"{name} {_given(value, must)}: expected {kind.described(must)}")
+    if kind.words == "a number" and isinstance(value, int) and abs(value) >= 2**63:
+        return float(value)  # torch takes no such integer
+    for axis, size in _axes(kind.array, value.shape) if kind.array else ():
+        known, first = sizes.setdefault(axis, (size, name))
+        if known != size:
+            words = f"{axis.lstrip('*')} {known}"
+            words = f"one per {axis.removesuffix('s')}, ({known},)" if value.ndim == 1 else words
+            raise UserError(f"{name} {_given(value)}: expected {words}, as in {first}")
+    return value
+
+
+def _given(value: Any, must: Must | None = None) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        if must is UNIT_RANGE:
+            return f"with values from {value.min():g} to {value.max():g}"
+        kind = "of" if isinstance(value, Tensor) else "of type ndarray,"
+        return f"{kind} shape {tuple(value.shape)} and {value.dtype}"
+    plain = value is None or isinstance(value, str | bytes | Real)
+    return shown(value) if plain else f"of type {type(value).__name__}"
+
+
+def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """Return the named axes of a tensor's annotation with their lengths; of ``*axes`` those of all."""
+    names, place = array.dim_str.split(), array.index_variadic
+    if place is not None:
+        end = len(shape) - (len(names) - place - 1)
+        shape = (*shape[:place], shape[place:end], *shape[end:])
+    return [(name, size) for name, size in zip(names, shape, strict=True) if name.lstrip("*").isidentifier()]
+
+
+_PLAIN = {
+    int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    float: _Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), (_FINITE,)),
+    Callable: _Kind("a callable", callable),
+}  # fmt: skip
+_WORDS = {str: "text", bool: "True or False", Tensor: "a torch tensor", type(None): "None"}
+_LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapping: "mapping", dict: "dict"}
+
+
+@functools.cache
+def _allowed(hint: Any) -> tuple[_Kind, ...]:
+    """Return the kinds that an annotation allows; none if it allows everything."""
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    if hint is Any or isinstance(hint, TypeVar) or OWN_WORDS in parts:
+        return ()
+    if origin is Annotated:
+        new = tuple(part for part in parts[1:] if isinstance(part, Must))
+        return tuple(
+            kind if kind.words == "None" else replace(kind, musts=new + (() if ANY_NUMBER in new else kind.musts))
+            for kind in _allowed(parts[0])
+        )  # fmt: skip
+    if origin in (Union, types.UnionType):
+        kinds = [_allowed(part) for part in parts]
+        return tuple(kind for several in kinds for kind in several) if all(kinds) else ()
+    if origin is Literal:
+        quoted = " or ".join(", ".join(map(repr, parts)).rsplit(", ", 1))
+        words = quoted if len(parts) < 4 else f"one of {', '.join(map(str, parts))}"
+        return (_Kind(words, lambda value: isinstance(value, str | int) and value in parts),)
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return (_Kind(_array_words(hint), lambda value: isinstance(value, hint), array=hint),)
+    if origin in _LISTS:
+        inner = " or ".join(kind.words for kind in _allowed(parts[0])) if len({*parts} - {...}) == 1 else ""
+        words = f"a {_LISTS[origin]}" + (f", each {inner}" if inner else "")
+        return (_Kind(words, lambda value: _holds(origin, parts, value)),)
+    return (
+        _PLAIN.get(origin)
+        or _Kind(_WORDS.get(origin, origin.__name__), lambda value: isinstance(value, origin)),
+    )
+
+
+def _array_words(hint: Any) -> str:
+    names, of = hint.dim_str.split(), hint.dtype.__name__.lower()
+    words = "a torch tensor" if issubclass(hint.array_type, Tensor) else "a numpy array"
+    if len(names) == 1 and names[0].isidentifier():
+        return f"{words} with one {of} per {names[0].removesuffix('s')}"
+    axes = ", ".join("…" if name[0] in "*." else name.lstrip("#") for name in names)
+    return f"{words} of {of}" + ("" if axes == "…" else f" and shape ({axes})")
+
+
+def _holds(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
+    """Return whether a value is a list, tuple or mapping whose elements fit."""
+    accepted = (Sequence, np.ndarray) if origin is Sequence else origin
+    if not isinstance(value, accepted) or isinstance(value, str | bytes):
+        return False
+    if isinstance(value, Iterator) or not parts:  # reading an iterator would use it up
+        return True
+    if origin is Iterable:
+        return all(_fits(parts[0], one) for one in value)
+    if issubclass(origin, Mapping):
+        return all(_fits(parts[0], key) and _fits(parts[1], one) for key, one in value.items())
+    each = parts if origin is tuple and ... not in parts else parts[:1] * len(value)
+    return len(each) == len(value) and all(map(_fits, each, value))
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    kinds = _allowed(hint)
+    return not kinds or any(
+        kind.holds(value) and all(must.holds(value) for must in kind.musts) for kind in kinds
+    )
