@@ -11,7 +11,18 @@ import pytest
 import antiphase
 
 LAYERS = (
-    {"budgets", "errors", "files", "heap", "precision", "progress", "registry", "streams"},
+    {
+        "budgets",
+        "errors",
+        "files",
+        "heap",
+        "precision",
+        "progress",
+        "reading",
+        "registry",
+        "streams",
+        "terminal",
+    },
     {"attention"},
     {"data"},
     {"models"},

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from antiphase.errors import UserError, shown
 from antiphase.runs.options.base import Options, Typed
+from antiphase.terminal import say
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -54,7 +55,7 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
                 found = body(given)
             # under torchrun one process answers
             if as_json and found is not None and os.environ.get("RANK", "0") == "0":
-                print(json.dumps(_finite(found), indent=2, allow_nan=False))
+                say(json.dumps(_finite(found), indent=2, allow_nan=False))
             if isinstance(found, Refusal):
                 raise typer.Exit(1)
 

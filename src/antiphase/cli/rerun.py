@@ -9,6 +9,7 @@ from antiphase.cli.command import Answer, command
 from antiphase.cli.groups import MODULES
 from antiphase.errors import UserError, shown
 from antiphase.runs.options.rerun import RerunOptions
+from antiphase.terminal import say
 
 _AS = {"quickstart": "audit"}  # a quickstart stores the options of its audit
 _REPEATED = ("audit", "attack", "sense", "certify", "evaluate", "train", "train-clip", "train-vlm")
@@ -45,9 +46,9 @@ def rerun(options: RerunOptions) -> Answer:
     body(inspect.signature(body, eval_str=True).parameters["options"].annotation(**stored))
     found = compared(options.run, out)
     for one in found:
-        print(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
+        say(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
     equal = all(one["equal"] for one in found)
-    print(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
+    say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
     return {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": found}
 
 

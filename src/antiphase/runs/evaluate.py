@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from antiphase.runs.features import FeatureStore
 from antiphase.runs.journal import read_frame, write_frame
 from antiphase.runs.processes import Process
 from antiphase.runs.record import run_record, short_names
+from antiphase.terminal import say
 
 Tasks = Mapping[str, Collection[str] | None]
 
@@ -103,7 +103,7 @@ def evaluate_models(
     at_chance = _at_chance(summary["results"], sources)
     if store.process.first:
         for line in at_chance:
-            print(f"antiphase: warning: {line}", file=sys.stderr)
+            say(f"antiphase: warning: {line}", err=True)
         write_frame(out / "rows.parquet", rows)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
@@ -157,7 +157,7 @@ def _cells(
             if why := task.too_small(source, protocol):
                 if tasks is not None:
                     raise UserError(why)
-                print(f"antiphase: left out: {why}", file=sys.stderr)
+                say(f"antiphase: left out: {why}", err=True)
                 continue
             told = _identity(task, source, protocol)
             for model, title, own, fit in zip(models, names, prints, able, strict=True):

@@ -1,6 +1,5 @@
 """An evaluation by its options: models and data are loaded, then measured."""
 
-import sys
 import warnings
 from typing import Any
 
@@ -16,6 +15,7 @@ from antiphase.runs.features import FeatureStore
 from antiphase.runs.loading import check_twins, find_device, load_models
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.processes import this_process
+from antiphase.terminal import say
 
 
 def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
@@ -55,7 +55,7 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
     doubts = list(dict.fromkeys(str(one.message) for one in said if one.category is UserWarning))
     doubts += [line for source in sources for line in left_out(source)]
     for line in doubts if process.first else ():
-        print(f"antiphase: {line}", file=sys.stderr)
+        say(f"antiphase: {line}", err=True)
     store = FeatureStore(
         options.cache or data_root() / "features", batch_size=options.batch_size, precision=options.precision,
         progress=progress, process=process,

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Sequence, Sized
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase.errors import UserError, first_line, shown
 from antiphase.runs.given import given
 from antiphase.runs.processes import this_process
+from antiphase.terminal import say
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +165,7 @@ def _warn_of_code(specs: Sequence[str]) -> None:
     for place in dict.fromkeys(spec.split(":")[1] for spec in specs if spec.startswith("python:")):
         file = os.path.abspath(place)
         if file not in _said and this_process().first:
-            print(f"antiphase: runs the code in {place}", file=sys.stderr)
+            say(f"antiphase: runs the code in {place}", err=True)
         _said.add(file)
 
 
