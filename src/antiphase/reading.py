@@ -50,12 +50,11 @@ def read_bytes(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = M
     """
     try:
         with regular_file(path) as file:
-            content = file.read(most + 1)
+            if os.fstat(file.fileno()).st_size > most:
+                raise ValueError(f"it has more than {most:,} bytes")
+            return file.read()
     except (OSError, ValueError) as error:
         raise unreadable(path, error, fix) from None
-    if len(content) > most:
-        raise unreadable(path, ValueError(f"it has more than {most:,} bytes"), fix)
-    return content
 
 
 def read_text(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = MOST_BYTES) -> str:
@@ -80,10 +79,10 @@ def parse_json(text: str | bytes) -> Any:
     """Return a JSON value.
 
     Raises:
-        ValueError: it is not valid, holds NaN, an infinity or an integer of more than 64 bits, or is nested too deeply.
+        ValueError: it is not valid, holds an integer of more than 64 bits, or is nested too deeply.
     """
     try:
-        value = json.loads(text, parse_int=_integer, parse_constant=_no_number)
+        value = json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level = [value]
@@ -103,10 +102,6 @@ def _integer(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise ValueError(f"an integer has {len(digits):,} digits; expected at most {_DIGITS}")
     return int(digits)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number in JSON")
 
 
 def read_json(
@@ -152,7 +147,16 @@ def read_json_lines(path: str | os.PathLike[str], fix: str = _COMPLETE) -> list[
     Raises:
         UserError: as :func:`read_json`.
     """
-    return [as_json(line, path, fix=fix) for line in read_bytes(path, fix).splitlines() if line.strip()]
+    return as_json_lines(read_bytes(path, fix), path, fix)
+
+
+def as_json_lines(content: bytes, name: object, fix: str = _COMPLETE) -> list[dict[str, Any]]:
+    """Return the objects in the content of a file with one JSON object on each line.
+
+    Raises:
+        UserError: naming the file.
+    """
+    return [as_json(line, name, fix=fix) for line in content.splitlines() if line.strip()]
 
 
 @functools.cache

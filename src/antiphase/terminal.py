@@ -68,4 +68,5 @@ def console(err: bool = False, **settings: Any) -> "Console":
             for segment in super().render(*given, **options):
                 yield segment if segment.control else Segment(safe(segment.text), segment.style)
 
-    return Safe(stderr=err, **{"markup": False, "emoji": False, "highlight": False} | settings)
+    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+    return Safe(stderr=err, **plain, **settings)

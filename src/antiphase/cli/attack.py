@@ -1,11 +1,11 @@
 """``antiphase quickstart``, ``audit`` and ``attack``: what they print, and their examples."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
+from antiphase.reading import read_json
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.runs.options.training import TrainOptions
@@ -122,7 +122,7 @@ def _show(summary: dict[str, Any], out: Path) -> Answer:
     for at in summary.get("norms", []):
         found = "is not reached" if at["eps"] is None else f"at ε = {at['eps']:.4g} (from {at['low']:.4g})"
         say(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")
-    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    record = read_json(out / "run.json")
     for warning in record["warnings"]:
         say(f"warning: {warning}")
     say(f"report: {report}   ({record['seconds']:.0f} s)")

@@ -28,6 +28,7 @@ def rerun(options: RerunOptions) -> Answer:
 
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
+    from antiphase.runs.loading import check_code
     from antiphase.runs.rerun import RECORD, compared, recorded
 
     name, stored = recorded(options.run)
@@ -42,8 +43,11 @@ def rerun(options: RerunOptions) -> Answer:
     stored |= {"out": str(out), "quiet": options.quiet}
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
+    stored.pop("write_adapter", None)  # it would write elsewhere
     body = getattr(importlib.import_module(f"antiphase.cli.{MODULES[name][0]}"), name.replace("-", "_"))
-    body(inspect.signature(body, eval_str=True).parameters["options"].annotation(**stored))
+    repeated = inspect.signature(body, eval_str=True).parameters["options"].annotation.from_file(stored)
+    check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
+    body(repeated)
     found = compared(options.run, out)
     for one in found:
         say(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")

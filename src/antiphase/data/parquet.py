@@ -1,7 +1,6 @@
 """Image data sets in the hub's layout: Parquet files with a column of encoded images and one of labels."""
 
 import glob
-import json
 import os
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.images import FileImages
 from antiphase.data.parquet_cells import IMAGE_COLUMNS, scan
 from antiphase.errors import UserError, first_line
+from antiphase.reading import parse_json
 
 _LABELS = ("label", "labels", "fine_label")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|valid|val|test)(?:[^a-z]|$)")
@@ -95,7 +95,7 @@ def _labels(name: str, path: Path) -> list[int]:
 def _class_names(path: Path) -> tuple[str, ...] | None:
     """Return the names in the hub's metadata of the schema; None if there are none."""
     try:
-        features = json.loads(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
+        features = parse_json(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
         names = next(features[column].get("names") for column in _LABELS if column in features)
     except (KeyError, TypeError, StopIteration, ValueError, pl.exceptions.PolarsError):
         return None

@@ -1,7 +1,6 @@
 """Weights on disk: a safetensors file next to its recipe."""
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_json
+from antiphase.reading import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
@@ -48,18 +48,12 @@ def read_recipe(directory: Path) -> dict[str, Any]:
         UserError: if it is missing or not a JSON object.
     """
     path = directory / RECIPE_FILE
-    try:
-        recipe = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
             "train-vlm or export"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None
-    if not isinstance(recipe, dict):
-        raise UserError(f"{path}: not a recipe (not a JSON object); restore it from a backup or train again")
-    return recipe
+        )
+    return read_json(path, fix="restore it from a backup or train again")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

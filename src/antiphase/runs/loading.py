@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError, first_line, shown
 from antiphase.runs.given import given
+from antiphase.runs.options.base import Options
 from antiphase.runs.processes import this_process
 from antiphase.terminal import say
 
@@ -155,6 +156,26 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
         return model
     differential = any(maps.negative is not None for maps in found.values())
     return with_card(model, replace(card, attention="differential" if differential else "softmax"))
+
+
+def check_code(options: Options, allowed: bool, whose: str) -> None:
+    """Refuse stored options that run code, unless that was allowed.
+
+    Args:
+        options: read from a file.
+        allowed: whether ``--run-code`` was given.
+        whose: the file, for the message.
+
+    Raises:
+        UserError: naming the code.
+    """
+    values = options.model_dump(mode="json").values()
+    words = [
+        str(word).strip() for value in values for word in (value if isinstance(value, list) else [value])
+    ]
+    code = next((word for word in words if word.startswith("python:")), None)
+    if code is not None and not allowed:
+        raise UserError(f"{whose}: {code} runs code; read that code, then add --run-code")
 
 
 _said: set[str] = set()

@@ -14,16 +14,33 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import polars as pl
+from pydantic import ConfigDict
 
+from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_json
+from antiphase.reading import read_json, read_rows
 from antiphase.studies.identity import described, identity
 
 DONE_FILE = "done.json"
 ROWS_FILE = "rows.parquet"
 WORK_FOLDER = "work"  # partial results of a measurement
+
+
+class _Record(TypedDict):
+    """What ``done.json`` has to hold."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", allow_inf_nan=False)  # type: ignore[misc]
+
+    files: dict[str, str]
+    seconds: float
+    work: float
+    whole: bool
+    hardware: str
+    versions: dict[str, str]
+    warnings: list[str]
 
 
 class Storable(Protocol):
@@ -130,7 +147,7 @@ class Store:
     def rows(self, cell: Storable) -> pl.DataFrame | None:
         """Return the rows of a finished cell, or None for a training."""
         path = self.folder(cell) / ROWS_FILE
-        return pl.read_parquet(path) if path.exists() else None
+        return read_rows(path) if path.exists() else None
 
     @contextlib.contextmanager
     def claim(self, cell: Storable) -> Iterator[bool]:
@@ -173,7 +190,6 @@ class Store:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, _Record)
+    except UserError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else None
