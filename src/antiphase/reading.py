@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from antiphase.errors import UserError, first_line, invalid
@@ -195,17 +194,3 @@ def as_rows(content: bytes, name: object, fix: str = _COMPLETE) -> "pl.DataFrame
         return pl.read_parquet(io.BytesIO(content))
     except (Exception, pl.exceptions.PanicException) as error:  # a panic of polars is no Exception
         raise unreadable(name, error, fix) from None
-
-
-def home(path: str | os.PathLike[str]) -> Path:
-    """Return a path with ``~`` and ``~user`` replaced.
-
-    Raises:
-        UserError: there is no such home directory.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UserError(
-            f"{path}: the home directory is not known; set HOME, or give a path without ~"
-        ) from None

@@ -50,6 +50,14 @@ def run() -> None:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except RuntimeError as error:  # of Path.expanduser
+        if "home directory" not in str(error):
+            raise
+        _complain(
+            "the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
+        )
     except OSError as error:
         if error.errno not in _UNUSABLE:
             raise
@@ -57,8 +65,6 @@ def run() -> None:
         _complain(f"{where}: {error.strerror}; give another path")
     except Exit as error:
         sys.exit(error.exit_code)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -104,10 +104,10 @@ def read_frame(path: Path) -> pl.DataFrame:
     return read_rows(path, _AGAIN, found[1] if found else "")
 
 
-def write_frame(path: Path, frame: pl.DataFrame) -> None:
+def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
     """Write rows to one file, whole or not at all."""
-    with replacing(path) as temporary:
-        frame.write_parquet(temporary)
+    with replacing(path) as temporary, temporary.open("wb") as file:  # polars takes no name that is not UTF-8
+        frame.write_parquet(file, **how)
 
 
 def write_cell(stem: Path, frame: pl.DataFrame) -> None:

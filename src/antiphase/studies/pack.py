@@ -16,8 +16,9 @@ import numpy as np
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.files import replacing, write_text
+from antiphase.files import write_text
 from antiphase.reading import as_json, read_rows
+from antiphase.runs.journal import write_frame
 from antiphase.studies.identity import described, identity
 from antiphase.studies.provenance import core_seconds, source_commit
 from antiphase.studies.spec import Cell, closure
@@ -34,6 +35,7 @@ _SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 _JSON = ("what", "versions", "warnings")
 _RESTORE = "restore the file"
+_SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "statistics": False}
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,7 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
         before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
         _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file)
     whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
-    with replacing(pack.root / CELLS_FILE) as temporary:
-        whole.write_parquet(temporary, compression="zstd", compression_level=19, statistics=False)
+    write_frame(pack.root / CELLS_FILE, whole, **_SMALL)
     pack._read.clear()
     write_text(pack.root / README, _readme(whole))
     return len(records)
@@ -176,8 +177,7 @@ def _write(rows: pl.DataFrame, path: Path) -> None:
         for column in rows
         if column.dtype.is_integer() or (column.dtype == pl.Float64 and column.name not in _EXACT)
     )
-    with replacing(path) as temporary:
-        rows.write_parquet(temporary, compression="zstd", compression_level=19, statistics=False)
+    write_frame(path, rows, **_SMALL)
 
 
 def _widened(rows: pl.DataFrame) -> pl.DataFrame:

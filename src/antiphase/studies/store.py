@@ -14,14 +14,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import polars as pl
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from antiphase.errors import UserError
-from antiphase.files import digest, replacing, write_json
+from antiphase.files import digest, write_json
 from antiphase.reading import read_json, read_rows
+from antiphase.runs.journal import write_frame
 from antiphase.studies.identity import described, identity
 
 DONE_FILE = "done.json"
@@ -29,10 +30,10 @@ ROWS_FILE = "rows.parquet"
 WORK_FOLDER = "work"  # partial results of a measurement
 
 
-class _Record(TypedDict):
+class _Record(BaseModel):
     """What ``done.json`` has to hold."""
 
-    __pydantic_config__ = ConfigDict(extra="allow", allow_inf_nan=False)  # type: ignore[misc]
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     files: dict[str, str]
     seconds: float
@@ -135,8 +136,7 @@ class Store:
         """Write the rows, then the record that marks the cell as finished."""
         folder = self.folder(cell)
         if rows is not None:
-            with replacing(folder / ROWS_FILE) as temporary:
-                rows.write_parquet(temporary)
+            write_frame(folder / ROWS_FILE, rows)
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         own = [path for path in paths if path.parts[0] != WORK_FOLDER and path.suffix != ".part"]
         files = {str(path): self._digest(folder / path) for path in own}
@@ -190,6 +190,6 @@ class Store:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return read_json(path, _Record)
+        return read_json(path, _Record).model_dump()
     except UserError:
         return None

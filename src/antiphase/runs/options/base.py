@@ -56,9 +56,8 @@ class Options(BaseModel):
             _STORED.reset(token)
 
     def typed(self, name: str) -> bool:
-        """Whether the caller gave a field, not a file, and not with its default."""
-        default = type(self).model_fields[name].default
-        return name in self.model_fields_set - self._stored and getattr(self, name) != default
+        """Whether the caller gave a field, and no file did."""
+        return name in self.model_fields_set - self._stored
 
     _stored: frozenset[str] = PrivateAttr(default_factory=_STORED.get)
 

@@ -94,7 +94,8 @@ class SenseOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> "SenseOptions":
         for name, parts in _USERS.items():
-            if self.typed(name) and not set(parts) & set(self.parts):
+            at_default = getattr(self, name) == type(self).model_fields[name].default
+            if self.typed(name) and not at_default and not set(parts) & set(self.parts):
                 option = name.replace("_", "-")
                 raise UserError(
                     f"--{option}: is of {' and '.join(parts)} alone; add it to --parts or leave --{option} out"
