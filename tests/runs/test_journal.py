@@ -53,3 +53,29 @@ def test_damaged_warnings_are_named(tmp_path, content):
     (tmp_path / "warnings-0.json").write_bytes(content)
     with pytest.raises(UserError, match=r"warnings-0.json: .*; delete .* and its images are attacked again"):
         Journal(tmp_path, SCHEMA).warnings()
+
+
+@pytest.mark.parametrize("position", [4, 0.3, 0.5, 0.7, -6])
+def test_a_flipped_bit_is_noticed(tmp_path, position):
+    journal = _kept(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[int(position * len(content)) if isinstance(position, float) else position] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"0-000001-.*: cannot be read \(it is damaged: .*; delete it and"):
+        journal.rows()
+
+
+def test_rows_of_before_there_were_digests_are_read_and_replaced(tmp_path):
+    ROWS.write_parquet(tmp_path / "0-000003.parquet")
+    journal = Journal(tmp_path, SCHEMA)
+    assert journal.rows().equals(ROWS)
+    assert journal.next == 4
+    journal.compact(ROWS)
+    assert [path.name[:9] for path in tmp_path.iterdir()] == ["0-000004-"]
+    assert Journal(tmp_path, SCHEMA).rows().equals(ROWS)
+
+
+@pytest.mark.parametrize("name", ["lr[0.1]", "~", "a?b*", "caf\udce9"])
+def test_a_folder_of_any_name_holds_rows(tmp_path, name):
+    assert _kept(tmp_path / name).rows().equals(ROWS)

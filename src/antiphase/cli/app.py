@@ -52,12 +52,6 @@ def run() -> None:
         sys.exit(1)
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except RuntimeError as error:  # of Path.expanduser
-        if "home directory" not in str(error):
-            raise
-        _complain(
-            "the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
-        )
     except OSError as error:
         if error.errno not in _UNUSABLE:
             raise
@@ -65,6 +59,12 @@ def run() -> None:
         _complain(f"{where}: {error.strerror}; give another path")
     except Exit as error:
         sys.exit(error.exit_code)
+    except RuntimeError as error:  # of Path.expanduser
+        if "home directory" not in str(error):
+            raise
+        _complain(
+            "the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
+        )
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -24,8 +24,10 @@ def recorded(run: Path) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: the directory holds no finished run that says with which options it was made.
     """
-    options = read_json(run / RECORD, fix=_FINISHED).get("options")
-    command = held_by(run)
+    try:
+        options, command = read_json(run / RECORD).get("options"), held_by(run)
+    except UserError:
+        options = command = None
     if not isinstance(options, dict) or command is None:
         raise UserError(f"run {shown(str(run))}: no {RECORD} with options in it; {_FINISHED}")
     if options.pop("independent", False):  # the name of nested="off" in runs stored before November 2026
