@@ -8,8 +8,10 @@ import torch
 from PIL import Image
 
 from antiphase.cli.groups import MODULES
+from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.runs import doctor
+from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.rerun import compared, recorded
 from tests.models.vlm.tiny import tiny_language, tiny_tokenizer
 
@@ -188,6 +190,89 @@ def test_a_number_that_differs_is_named(tmp_path):
     }
     assert [one["equal"] for one in found["other"]] == [False, True]
     assert (found["short"][0]["equal"], found["short"][0]["rows"]) == (False, [3, 2])
+
+
+def test_rows_that_cannot_be_read_are_one_line(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        pl.DataFrame({"sample": [1, 2]}).write_parquet(tmp_path / name / "rows.parquet")
+    whole = (tmp_path / "one" / "rows.parquet").read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"rows"):
+        (tmp_path / "one" / "rows.parquet").write_bytes(damaged)
+        for way in (("one", "two"), ("two", "one")):
+            with pytest.raises(
+                UserError, match=r"one/rows.parquet: cannot be read \(.*\); expected the directory"
+            ):
+                compared(*(tmp_path / name for name in way))
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("attack", {"model": ["python:evil.py:f"]}),
+        ("audit", {"model": ["specimen:vit-0"], "against": [" python:evil.py:f"]}),
+        ("evaluate", {"models": "specimen:vit-0,python:evil.py:f"}),
+        ("train-vlm", {"stage": "1", "data": "emoji-objects", "tower": "python:evil.py:f"}),
+    ],
+)
+def test_a_run_is_repeated_with_its_code_only_if_that_is_said(folder, run_cli, command, options):
+    (folder / "evil.py").write_text("import os\nos.mkdir('RAN')\ndef f(): raise RuntimeError")
+    (folder / "old").mkdir()
+    (folder / "old" / ".antiphase").write_text(command)
+    (folder / "old" / "run.json").write_text(json.dumps({"options": options}))
+    code, out, err = run_cli("rerun", "old")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run 'old': python:evil.py:f runs code; read that code, then add --run-code" in err
+    assert not (folder / "RAN").exists()
+    if command == "attack":
+        assert run_cli("rerun", "old", "--run-code")[0] == 2
+        assert (folder / "RAN").exists()
+
+
+def test_a_repetition_writes_nowhere_else(folder, run_cli):
+    (folder / "old").mkdir()
+    (folder / "old" / ".antiphase").write_text("sense")
+    record = {"options": {"model": ["specimen:none"], "write_adapter": "elsewhere.py"}}
+    (folder / "old" / "run.json").write_text(json.dumps(record))
+    run_cli("rerun", "old")
+    assert not (folder / "elsewhere.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--tasks retrieval --shots 3", "shots"),
+        ("--tasks retrieval --seeds 3", "seeds"),  # its default
+        ("--tasks few-shot --captions first", "captions"),
+        ("--tasks few-shot --objective squared", "objective"),
+        ("--tasks retrieval --train-limit 3", "train-limit"),
+        ("--tasks zero-shot --suffix x", "suffix"),
+        ("--tasks mmvp --data emoji-mmvp --limit 5", "limit"),
+        ("--tasks few-shot --data digits --templates 7", "templates"),
+        ("--data digits --queries 3 --captions first", "captions"),  # known once the data are loaded
+    ],
+)
+def test_an_option_of_other_tasks_is_refused_if_it_is_typed(folder, run_cli, words, option):
+    data = [] if "--data" in words else ["--data", "digits"]
+    code, out, err = run_cli("evaluate", "specimen:vit-0", *data, *words.split(), "--out", "other", "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"--{option}: has no effect on " in err
+    assert not (folder / "other").exists()
+
+
+def test_a_file_of_options_may_hold_those_of_other_tasks(folder, answer):
+    (folder / "shared.toml").write_text('shots = 2\ncaptions = "first"\n')
+    assert answer("evaluate", *TINY["evaluate"].split(), "--config", "shared.toml")["results"]
+    assert SenseOptions.from_file({"radius": 0.1}, model="m").radius == 0.1
+    with pytest.raises(UserError, match="--radius: is of lipschitz alone"):
+        SenseOptions.from_file({"radius": 0.1}, model="m", radius=0.2)
+
+
+@pytest.mark.parametrize("eps", [".1,.1", "1/255,2/510", "0.5, 1/2", "1,1.0"])
+def test_a_budget_given_twice_is_one_line(run_cli, eps):
+    code, out, err = run_cli("sense", "specimen:vit-0", "--eps", eps)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "given twice; give each number once" in err
 
 
 def test_the_older_name_of_an_option_is_read(tmp_path):

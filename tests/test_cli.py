@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import sys
+import types
 
 import polars as pl
 import pytest
@@ -255,3 +257,62 @@ def test_eps_are_numbers_or_fractions():
     for text in ("", "1//2", "1/0", "one", "1/255/2", "inf", "1e-999999999"):
         with pytest.raises(UserError, match="fraction"):
             parse_eps(text)
+
+
+def test_an_interrupt_while_modules_load_is_one_line(monkeypatch, run_cli):
+    monkeypatch.setitem(sys.modules, "antiphase.cli.app", _Interrupted("app"))
+    code, out, err = run_cli("audit")
+    assert (code, out, err) == (130, "", "antiphase: interrupted; resume with the same command\n")
+
+
+class _Interrupted(types.ModuleType):
+    """A module whose import is interrupted."""
+
+    def __getattr__(self, name):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("look", "specimen:vit-0", "x.png", "--text", "a\x1b[2J\u202eb", "--out", "\x1b[2J\u202e"),
+        ("audit", "specimen:\x1b[31m"),
+        ("audit", "./\u2066\x9b2J"),
+        ("sense", "specimen:vit-0", "--device", "\x1b]0;x\x07"),
+        ("attack", "specimen:vit-0", "--data", "folder:\x1b[2J\u202e"),
+        ("study", "show", "\x1b[2J\u202e"),
+    ],
+)
+def test_an_error_reaches_the_terminal_escaped(run_cli, words):
+    code, out, err = run_cli(*words)
+    assert code == 2
+    assert not set("\x1b\x9b\x07\u202e\u2066") & set(out + err)
+
+
+@pytest.mark.parametrize("out", ["runs/lr[0.1]", "~/x", "a?b", "caf\udce9"])
+def test_a_directory_of_any_name_is_written_and_resumed(tmp_path, monkeypatch, run_cli, out):
+    monkeypatch.chdir(tmp_path)
+    words = ("attack", "specimen:vit-0", "--attack", "fgsm", "--limit", "2", "-q", f"--out={out}")
+    for _ in range(2):
+        code, _, err = run_cli(*words)
+        assert (code, err) == (0, "")
+    assert (tmp_path / out / "rows.parquet").exists()
+
+
+@pytest.mark.parametrize("place", ["folder:~nosuchuser/x", "npz:~nosuchuser/x.npz", "parquet:~nosuchuser/x"])
+def test_a_home_that_is_not_known_is_one_line(run_cli, place):
+    code, out, err = run_cli("attack", "specimen:vit-0", "--data", place)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_machine_without_a_home_is_one_line(monkeypatch, run_cli):
+    def unknown(_):
+        raise KeyError
+
+    for name in ("HOME", "ANTIPHASE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    code, out, err = run_cli("attack", "specimen:vit-0", "--limit", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "HOME" in err
+    assert "ANTIPHASE_DATA" in err

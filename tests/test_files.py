@@ -91,6 +91,18 @@ def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
     assert _names(tmp_path) == ["folder"]
 
 
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "link"):
+        with (
+            pytest.raises(UserError, match=f"{name}: is no regular file; expected"),
+            replacing(tmp_path / name),
+        ):
+            pass
+    assert _names(tmp_path) == ["link", "pipe"]
+
+
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_permissions_follow_the_umask(tmp_path, umask, mask, mode):
     umask(mask)

@@ -28,11 +28,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     deleted when another first writes to the same directory.
 
     Raises:
-        UserError: ``path`` is a directory.
+        UserError: ``path`` is a directory, a device or a pipe.
     """
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path}: is a directory; expected the name of a file")
+    if path.exists() and not path.is_file():
+        what = "is a directory" if path.is_dir() else "is no regular file"
+        raise UserError(f"{path}: {what}; expected the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     _tidy(path.parent)
     try:

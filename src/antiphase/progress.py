@@ -4,9 +4,14 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from antiphase.terminal import console, safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -22,10 +27,10 @@ class StatusBar:
     say: Callable[[str], None]
 
 
-def stderr_console() -> Console:
+def stderr_console() -> "Console":
     """Return the console of progress bars; in a notebook it is no terminal, so that rich draws nothing there."""
-    in_notebook = Console().is_jupyter
-    return Console(stderr=True, force_jupyter=False, force_terminal=False if in_notebook else None)
+    in_notebook = console().is_jupyter
+    return console(err=True, force_jupyter=False, force_terminal=False if in_notebook else None)
 
 
 @contextlib.contextmanager
@@ -38,30 +43,28 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
         shown: whether there is a bar; lines are written in any case.
         done: units that were done before.
     """
-    if shown and Console().is_jupyter:
+    if shown and console().is_jupyter:
         from tqdm.auto import tqdm
 
-        with tqdm(total=total, desc=title, initial=done, leave=False) as drawn:
+        with tqdm(total=total, desc=safe(title), initial=done, leave=False) as drawn:
 
             def show(completed: float, note: str) -> None:
                 drawn.set_postfix_str(note, refresh=False)
                 drawn.update(completed - drawn.n)
 
-            yield StatusBar(show, lambda line: drawn.write(line, file=sys.stderr))
+            yield StatusBar(show, lambda line: drawn.write(safe(line), file=sys.stderr))
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
     )  # fmt: skip
-    console = stderr_console()
+    place = stderr_console()
     # a bar leaves an empty line where it cannot be erased
-    with Progress(
-        *columns, console=console, disable=not (shown and console.is_terminal), transient=True
-    ) as bar:
+    with Progress(*columns, console=place, disable=not (shown and place.is_terminal), transient=True) as bar:
         task = bar.add_task(title, total=total, completed=done, note="")  # type: ignore[arg-type]
         yield StatusBar(
             lambda completed, note: bar.update(task, completed=completed, note=note),
-            lambda line: bar.console.print(line, highlight=False),
+            bar.console.print,
         )
 
 

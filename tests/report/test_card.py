@@ -8,10 +8,12 @@ import polars as pl
 import pytest
 from huggingface_hub import ModelCard
 from jsonschema import Draft202012Validator
+from markdown_it import MarkdownIt
 from scipy import stats
 
 import antiphase as ap
 from antiphase.errors import UserError
+from antiphase.report.card.markdown import card_markdown
 from antiphase.report.card.model import SCHEMA, RobustnessCard, schema
 from antiphase.report.card.reading import read_card
 
@@ -106,6 +108,33 @@ def test_the_page_is_a_model_card_of_the_hub(audited):
     for at, eps in zip(card.models[0].rates, ("1/255", "4/255"), strict=True):
         assert found["robust_accuracy", f"Robust accuracy, FGSM (L∞), ε = {eps}"] == at.robust_accuracy.value
     assert "| vit-0 | twin | softmax |" in page.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<img src=x onerror=alert(1)>",
+        "[a](javascript:b)",
+        "a|b`c`*d*",
+        "x\n# y\n- z",
+        "\x1b[2J\u202e<b>",
+        "&lt;b>~~c~~",
+    ],
+)
+def test_the_page_shows_names_as_they_are(audited, name):
+    content = json.loads((audited / "card.json").read_text())
+    before = card_markdown(RobustnessCard.model_validate(content)).split("---\n", 2)[2]
+    content["name"] = content["data"]["dataset"] = content["hardware"] = name
+    content["models"][0]["architecture"] = content["attack"]["settings"]["nested"] = name
+    content["warnings"] = [name]
+    page = card_markdown(RobustnessCard.model_validate(content)).split("---\n", 2)[2]
+    assert not set("\x1b\u202e") & set(page)
+    html = MarkdownIt("commonmark").enable("table").render(page)
+    whole = MarkdownIt("commonmark").enable("table").render(before)
+    assert "<img" not in html
+    assert [html.count(tag) for tag in ("<h1", "<h2", "<td", "<a ", "<code", "<em")] == [
+        whole.count(tag) for tag in ("<h1", "<h2", "<td", "<a ", "<code", "<em")
+    ] or html.count("<code") == whole.count("<code") - 1
 
 
 def test_a_card_is_confirmed(audited, run_cli, tmp_path):

@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.runs.folders import MARKER, check_holder, run_folder
+from antiphase.runs.folders import LOCK, MARKER, check_holder, run_folder
 
 
 def test_a_run_takes_its_own_directory_again(tmp_path):
@@ -109,3 +111,56 @@ def test_a_disk_that_takes_no_file_is_named_and_left_as_it_was(tmp_path, monkeyp
     with pytest.raises(UserError, match=os.strerror(code)):
         run_folder(tmp_path / "run", "audit").__enter__()
     assert not list(tmp_path.iterdir())
+
+
+def _names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_second_process_is_refused_and_named_the_first(tmp_path):
+    with run_folder(tmp_path / "run", "audit"):
+        with pytest.raises(UserError, match=rf"run': process {os.getpid()} on .* is writing it; wait"):
+            run_folder(tmp_path / "run", "audit").__enter__()
+        assert _names(tmp_path / "run") == {MARKER, LOCK}
+        with run_folder(tmp_path / "other", "audit"):
+            pass
+    assert _names(tmp_path / "run") == {MARKER}
+    with run_folder(tmp_path / "run", "audit"):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "process 1 on elsewhere", "\xff"])
+def test_the_lock_of_a_killed_process_does_not_block(tmp_path, text):
+    (tmp_path / LOCK).write_text(text)
+    with run_folder(tmp_path, "audit"):
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+    assert _names(tmp_path) == {MARKER}
+
+
+def test_a_killed_process_releases_its_lock(tmp_path):
+    code = "import os, sys; from pathlib import Path; from antiphase.runs.folders import run_folder; "
+    code += "held = run_folder(Path(sys.argv[1]), 'audit'); held.__enter__(); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
+    assert LOCK in _names(tmp_path)
+    with run_folder(tmp_path, "audit"):
+        pass
+
+
+def test_only_the_first_process_of_torchrun_locks(tmp_path, monkeypatch):
+    with run_folder(tmp_path, "train"):
+        monkeypatch.setenv("RANK", "1")
+        with run_folder(tmp_path, "train"):
+            pass
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(UserError, match="is writing it"):
+            run_folder(tmp_path, "train").__enter__()
+
+
+def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("antiphase.runs.folders.fcntl.flock", refuse)
+    with run_folder(tmp_path, "audit"):
+        pass
+    assert _names(tmp_path) == {MARKER}

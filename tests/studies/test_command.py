@@ -303,6 +303,8 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
         (("power", "table-1", "--rows", "nowhere"), "rows 'nowhere': no such directory; expected one written by"),
         (("run", "broken.py"), "broken.py: SyntaxError: "),
         (("run", "raises.py"), "raises.py: raised ZeroDivisionError: division by zero (raises.py, line 2)"),
+        (("run", "figure-2a", "--profile", "smoke", "--device", "nonsense"), "device 'nonsense' cannot be used"),
+        (("run", "figure-2a", "--profile", "smoke", "--dry-run", "--device", "cuda:99"), "device 'cuda:99' cannot be"),
         (("new", "My Study"), "name 'My Study': expected small letters"),
     ],
 )  # fmt: skip

@@ -245,3 +245,36 @@ def test_processes_of_torchrun_share_every_cell(store):
     together(2, TOYS, store.root, "2", "0")
     assert all(store.done(cell) for cell in cells(2))
     assert set(log(store).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seconds", None),
+        ("work", "x"),
+        ("versions", []),
+        ("hardware", 1),
+        ("warnings", [1]),
+        ("files", {"a": 1}),
+    ],
+)
+def test_a_record_with_a_wrong_field_is_damage_and_the_cell_runs_again(store, field, value):
+    cell = cells(1)[-1]
+    run([cell], store)
+    path = store.folder(cell) / "done.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({name: each for name, each in record.items() if name != field}))
+    assert "cannot be read" in store.damage(cell)
+    path.write_text(json.dumps(record | {field: value}))
+    assert store.record(cell) is None
+    assert make_plan([cell], store).damaged
+    run([cell], store)
+    assert store.damage(cell) is None
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, '{"seconds": ' + "9" * 5_000 + "}", "NaN", "[]"])
+def test_a_record_that_is_no_record_is_damage(store, text):
+    cell = cells(1)[-1]
+    run([cell], store)
+    (store.folder(cell) / "done.json").write_text(text)
+    assert "cannot be read" in store.damage(cell)

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from antiphase.runs.options.training import TrainOptions
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.runs.processes import this_process
 from antiphase.studies.options import RunOptions
+from antiphase.terminal import say
 
 Chosen = TypeVar("Chosen", bound=Options)
 
@@ -283,7 +283,7 @@ def _command(name: str, chosen: Options, left_out: tuple[str, ...] = ()) -> str:
 
 
 def _teller(quiet: bool) -> Callable[[str], None] | None:
-    return None if quiet else lambda line: print(line, file=sys.stderr)
+    return None if quiet else lambda line: say(line, err=True)
 
 
 for _function, _options in (

@@ -11,6 +11,7 @@ from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
 from antiphase.errors import UserError
 from antiphase.evaluation.statistics import paired_difference
+from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.runs.stored import read_json
@@ -29,7 +30,7 @@ def _line(result: Result) -> str:
 
 def _figure(folder: Path) -> Figure:
     summary = read_json(folder / "summary.json", ("models", "smoothing"))
-    return curve_figure(pl.read_parquet(folder / "rows.parquet"), summary)
+    return curve_figure(read_rows(folder / "rows.parquet"), summary)
 
 
 def _differences(one: Result, two: Result) -> pl.DataFrame:

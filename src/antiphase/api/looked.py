@@ -14,6 +14,7 @@ from antiphase.api.result import Result
 from antiphase.errors import UserError
 from antiphase.evaluation.statistics import jackknife, paired_difference
 from antiphase.files import replacing
+from antiphase.reading import as_json, read_json
 from antiphase.report.runs.look import figure_bytes, looked_figure
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.runs.look import Looked, MapColumn
@@ -39,7 +40,7 @@ def looked_result(found: Looked) -> Result:
 
 
 def _read(folder: Path) -> Looked:
-    stored = json.loads((folder / "maps.json").read_text(encoding="utf-8"))
+    stored = read_json(folder / "maps.json")
     with np.load(folder / "shown.npz") as held:
         images = [held[name].astype(np.float64) / 255 for name in held.files if name.startswith("image")]
         masks = [held[name] for name in held.files if name.startswith("mask")]
@@ -53,14 +54,14 @@ def _read(folder: Path) -> Looked:
 
 
 def _line(result: Result) -> str:
-    stored = json.loads(result.files["maps.json"])
+    stored = as_json(result.files["maps.json"], "maps.json")
     count = len(stored["images"])
     texts = ", ".join(stored["texts"][:3])
     return f"{listed(stored['models'])} on {count} image{'s' * (count > 1)} for {texts}"
 
 
 def _sheets(folder: Path) -> list[Sheet]:
-    metrics = json.loads((folder / "maps.json").read_text(encoding="utf-8"))["metrics"]
+    metrics = read_json(folder / "maps.json")["metrics"]
     rows = tuple(
         (
             Field(row["model"], kind="name"), Field(row["method"]), Field(row["text"]), Field(str(row["image"])),
@@ -90,7 +91,7 @@ def _differences(one: Result, two: Result) -> pl.DataFrame:
         raise UserError(
             f"compare: {len(names[0])} models and {len(names[1])}; expected as many in both results"
         )
-    images = [json.loads(each.files["maps.json"])["images"] for each in (one, two)]
+    images = [as_json(each.files["maps.json"], "maps.json")["images"] for each in (one, two)]
     found = []
     for model, against in zip(*names, strict=True):
         mine, theirs = frames[0].filter(model=model), frames[1].filter(model=against)

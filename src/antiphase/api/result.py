@@ -1,7 +1,5 @@
 """The result of a command: the files of its run, held in memory."""
 
-import io
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase.api.kind import KINDS, Kind
 from antiphase.errors import UserError, shown
 from antiphase.files import replacing
+from antiphase.reading import as_json, as_json_lines, as_rows
 from antiphase.registry import find
 from antiphase.runs.folders import held_by, run_folder
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEIGHTS = "model.safetensors"
-_READERS = {".parquet": "read_parquet", ".jsonl": "read_ndjson"}
+_READERS = {".parquet": as_rows, ".jsonl": lambda content, name: pl.DataFrame(as_json_lines(content, name))}
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 
@@ -69,15 +68,13 @@ class Result:
         Raises:
             UserError: there is no such table.
         """
-        import polars as pl
-
         names = self.tables
         name = table or (self._kind.frame if self._kind.frame in names else names[0])
         if name not in names:
             raise UserError(f"table {shown(name)}: expected one of {', '.join(names)}")
         for suffix, reader in _READERS.items():
             if name + suffix in self.files:
-                return getattr(pl, reader)(io.BytesIO(self.files[name + suffix]))
+                return reader(self.files[name + suffix], name + suffix)
         raise AssertionError(name)
 
     def plot(self) -> "Figure":
@@ -141,7 +138,7 @@ class Result:
             raise UserError(
                 f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
             )
-        return json.loads(self.files[name])
+        return as_json(self.files[name], name)
 
     def _write(self, folder: Path) -> None:
         for name, content in self.files.items():
@@ -184,7 +181,7 @@ def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
 
 def _kind_of(command: str, files: Mapping[str, bytes]) -> Kind:
     kind: Kind = find(KINDS, command, "kind of result")
-    return kind.instead(json.loads(files.get("summary.json", b"{}"))) or kind
+    return kind.instead(as_json(files.get("summary.json", b"{}"), "summary.json")) or kind
 
 
 def open_result(directory: str | Path) -> Result:

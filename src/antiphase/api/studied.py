@@ -14,6 +14,7 @@ from antiphase.api.kind import Kind
 from antiphase.api.pairing import nothing_paired
 from antiphase.api.result import Result, read_result
 from antiphase.errors import UserError
+from antiphase.reading import read_json
 from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.forest import forest_figure, forest_lines
 from antiphase.report.studies.site import write_site
@@ -84,7 +85,7 @@ def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
 
 
 def _studies(folder: Path) -> list[Study]:
-    choice = json.loads((folder / _CHOICE).read_text(encoding="utf-8"))
+    choice = read_json(folder / _CHOICE)
     return results_of(StudyOptions(**choice, rows=folder))
 
 

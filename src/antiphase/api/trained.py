@@ -1,6 +1,5 @@
 """Results of ``antiphase train``, ``train-clip`` and ``train-vlm``."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from antiphase.api.kind import Kind
 from antiphase.api.pairing import nothing_paired
 from antiphase.api.result import Result
+from antiphase.reading import as_json_lines
 from antiphase.report.style.figures import STYLE
 from antiphase.report.style.sheets import Field, Sheet
 
@@ -22,8 +22,8 @@ _METRICS = "metrics.jsonl"
 _NOT_DRAWN = ("epoch", "learning_rate", "images_per_second")
 
 
-def _epochs(text: str | bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+def _epochs(content: bytes) -> list[dict[str, Any]]:
+    return as_json_lines(content, _METRICS)
 
 
 def _numbers(epoch: Mapping[str, Any]) -> dict[str, float]:
@@ -40,7 +40,7 @@ def _line(result: Result) -> str:
 
 
 def _sheets(folder: Path) -> list[Sheet]:
-    rows = [_numbers(row) for row in _epochs((folder / _METRICS).read_text(encoding="utf-8"))]
+    rows = [_numbers(row) for row in _epochs((folder / _METRICS).read_bytes())]
     columns = tuple(rows[-1])
     cells = tuple(
         tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns) for row in reversed(rows)
@@ -51,7 +51,7 @@ def _sheets(folder: Path) -> list[Sheet]:
 
 def _figure(folder: Path) -> Figure:
     """Draw each metric over the epochs, one panel each."""
-    rows = [_numbers(row) for row in _epochs((folder / _METRICS).read_text(encoding="utf-8"))]
+    rows = [_numbers(row) for row in _epochs((folder / _METRICS).read_bytes())]
     names = [name for name in rows[-1] if name not in _NOT_DRAWN]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.0, 1.9 * len(names) + 0.4), layout="constrained")

@@ -15,6 +15,7 @@ from antiphase.report.card.writer import card_of_run, write_card
 from antiphase.report.runs.page import write_report
 from antiphase.runs.folders import run_folder
 from antiphase.runs.given import PREFIX
+from antiphase.runs.loading import check_code
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
 from antiphase.runs.options.verify import VerifyOptions
 
@@ -99,18 +100,14 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
     """Return the options of the audit, with this machine's place and device."""
     kind = AttackOptions if card.command == "attack" else AuditOptions
     mine = {"out": out, "device": options.device, "quiet": options.quiet, "sense_limit": 0}
-    found = kind(**{**card.options, **mine})
+    found = kind.from_file(card.options, **mine)
     models = [spec.strip() for spec in (*found.model, *found.against)]
     if held := [one for one in (*models, found.data or "") if one.startswith(PREFIX)]:
         raise UserError(
             f"card {shown(str(options.card))}: {held[0]} was an object of a Python session and cannot be loaded again; "
             "expected models and data given by name"
         )
-    code = [one for one in models if one.startswith("python:")]
-    if code and not options.run_code:
-        raise UserError(
-            f"card {shown(str(options.card))}: {code[0]} runs code; read that code, then add --run-code"
-        )
+    check_code(found, options.run_code, f"card {shown(str(options.card))}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import shlex
 import sys
 import traceback
@@ -13,6 +14,7 @@ from typer.exceptions import Exit, TyperException
 from antiphase.cli.groups import lazy_group
 from antiphase.errors import Failures, UserError, shown
 from antiphase.heap import keep_freed_memory
+from antiphase.terminal import prepare_streams, say
 from antiphase.torchrun import rank_and_count
 
 # what is wrong with a path that somebody gave
@@ -33,18 +35,25 @@ app = typer.Typer(
 app.info.cls = lazy_group(app)
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line."""
     keep_freed_memory()
+    prepare_streams()
     try:
         rank_and_count()
         code = app(prog_name="antiphase", standalone_mode=False)
+        sys.stdout.flush()
     except Failures as error:
         _complain(*str(error).splitlines())
     except UserError as error:
         _complain(str(error))
     except TyperException as error:
         _complain(_usage(error))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except OSError as error:
         if error.errno not in _UNUSABLE:
             raise
@@ -52,9 +61,12 @@ def main() -> None:
         _complain(f"{where}: {error.strerror}; give another path")
     except Exit as error:
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("antiphase: interrupted; resume with the same command", file=sys.stderr)
-        sys.exit(130)
+    except RuntimeError as error:  # of Path.expanduser
+        if "home directory" not in str(error):
+            raise
+        _complain(
+            "the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
+        )
     else:
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -81,10 +93,10 @@ def _usage(error: TyperException) -> str:
 
 def _complain(*lines: str) -> None:
     if logging.getLogger("antiphase").isEnabledFor(logging.INFO):  # --verbose
-        traceback.print_exc()
+        say(traceback.format_exc(), err=True)
     for before, line in zip(("antiphase:", *("  -" for _ in lines)), lines, strict=False):
         words = (word if len(word) <= _LONGEST_WORD else f"{word[:50]}…{word[-50:]}" for word in line.split())
-        print(before, *words, file=sys.stderr)
+        say(before, *words, err=True)
     sys.exit(2)
 
 
@@ -92,7 +104,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"antiphase {version('antiphase')}")
+        say(f"antiphase {version('antiphase')}")
         raise Exit
 
 

@@ -1,16 +1,15 @@
 """``antiphase quickstart``, ``audit`` and ``attack``: what they print, and their examples."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
+from antiphase.reading import read_json
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.runs.options.training import TrainOptions
+from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
     from antiphase.runs.attack_pope import PopeAttack
@@ -45,7 +44,7 @@ def _train(kind: str, options: QuickstartOptions) -> str:
     from antiphase.runs.train import run
 
     out, epochs = options.out / kind, options.epochs or 3
-    Console(stderr=True).print(f"training {kind} for {epochs} epochs into {out}", highlight=False)
+    say(f"training {kind} for {epochs} epochs into {out}", err=True)
     run(
         TrainOptions(
             model=kind, data="fashion-mnist", out=out, epochs=epochs, seed=options.seed, quiet=options.quiet
@@ -117,15 +116,15 @@ def _show(summary: dict[str, Any], out: Path) -> Answer:
     if "pope" in summary:
         from antiphase.report.runs.pope_page import console_table
 
-        Console().print(console_table(summary["pope"]))
+        console().print(console_table(summary["pope"]))
     else:
-        Console().print(console_report(read_run(out)))
+        console().print(console_report(read_run(out)))
     for at in summary.get("norms", []):
         found = "is not reached" if at["eps"] is None else f"at ε = {at['eps']:.4g} (from {at['low']:.4g})"
-        print(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")
-    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+        say(f"{at['model']}: ASR of {at['level'] * 100:.0f} % {found}")
+    record = read_json(out / "run.json")
     for warning in record["warnings"]:
-        print(f"warning: {warning}")
-    print(f"report: {report}   ({record['seconds']:.0f} s)")
+        say(f"warning: {warning}")
+    say(f"report: {report}   ({record['seconds']:.0f} s)")
     paths = {"out": str(out), "report": str(report)} | ({} if card is None else {"card": str(card)})
     return summary | {"warnings": record["warnings"]} | paths

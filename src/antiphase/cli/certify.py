@@ -2,12 +2,11 @@
 
 import time
 
-from rich.console import Console
-
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.certify import CertifyOptions
+from antiphase.terminal import console, say
 
 
 @command(app, CertifyOptions)
@@ -36,16 +35,15 @@ def certify(options: CertifyOptions) -> Answer:
         from antiphase.runs.processes import this_process
 
         began = time.monotonic()
-        console = Console(stderr=True, highlight=False)
-        _, summary = run(options, typed_command(), announce=console.print)
+        _, summary = run(options, typed_command(), announce=console(err=True).print)
         if not this_process().first:
             return None
         report = write_certified_report(options.out)
         tables = estimated_tables(summary["estimated"]) if "estimated" in summary else []
-        Console().print(certificate_table(summary), *tables)
+        console().print(certificate_table(summary), *tables)
         if note := summary.get("estimated", {}).get("note"):
-            print(f"note: {note}")
+            say(f"note: {note}")
         for warning in summary["warnings"]:
-            print(f"warning: {warning}")
-        print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
+            say(f"warning: {warning}")
+        say(f"report: {report}   ({time.monotonic() - began:.0f} s)")
         return summary | {"out": str(options.out), "report": str(report)}

@@ -17,8 +17,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError, first_line, shown
+from antiphase.reading import read_text
 from antiphase.runs.options.base import Options, Typed
+from antiphase.terminal import say
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -49,12 +51,17 @@ def command(app: typer.Typer, options: type[Options], name: str | None = None) -
 
     def register(body: Body) -> Body:
         def call(*, context: typer.Context, config: Any, verbose: bool, as_json: bool, **values: Any) -> None:
-            given = options(**{key: value for key, value in values.items() if _typed(context, key)})
+            source = {key: context.get_parameter_source(key) for key in values}
+            typed, stored = (
+                {key: value for key, value in values.items() if getattr(source[key], "name", "") == name}
+                for name in ("COMMANDLINE", "DEFAULT_MAP")
+            )
+            given = options.from_file(stored, **typed)
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 found = body(given)
             # under torchrun one process answers
             if as_json and found is not None and os.environ.get("RANK", "0") == "0":
-                print(json.dumps(_finite(found), indent=2, allow_nan=False))
+                say(json.dumps(_finite(found), indent=2, allow_nan=False))
             if isinstance(found, Refusal):
                 raise typer.Exit(1)
 
@@ -119,10 +126,11 @@ def _configured(path: Path, fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
         UserError: it cannot be read, or has something that is no option.
     """
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"config {shown(str(path))}: cannot be read ({why}); expected a TOML file") from None
+        read = tomllib.loads(read_text(path, "expected a TOML file"))
+    except (ValueError, RecursionError) as error:
+        known = isinstance(error, UserError)
+        why = error if known else f"{path}: cannot be read ({first_line(error)}); expected a TOML file"
+        raise UserError(f"config {why}") from None
     found: dict[str, Any] = {}
     for name, value in read.items():
         key = name.replace("-", "_")
@@ -134,12 +142,6 @@ def _configured(path: Path, fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
         joined = isinstance(value, list) and _shown(fields[key]).text is not None
         found[key] = ",".join(map(str, value)) if joined else value
     return found
-
-
-def _typed(context: typer.Context, key: str) -> bool:
-    """Return whether a parameter is on the command line."""
-    source = context.get_parameter_source(key)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
 from antiphase.runs.options.rerun import DoctorOptions
+from antiphase.terminal import console
 
 
 @command(app, DoctorOptions)
@@ -30,7 +30,7 @@ def doctor(_: DoctorOptions) -> Answer:
     table.add_column(overflow="fold")
     for line in _lines(found):
         table.add_row(*line)
-    Console(highlight=False, markup=False).print(table)
+    console().print(table)
     return found
 
 

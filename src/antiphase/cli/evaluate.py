@@ -1,11 +1,10 @@
 """``antiphase evaluate``: what it prints, and its examples."""
 
-from rich.console import Console
-
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.evaluate import EvaluateOptions
+from antiphase.terminal import console, say
 
 
 @command(app, EvaluateOptions)
@@ -40,8 +39,7 @@ def evaluate(options: EvaluateOptions) -> Answer:
         if not this_process().first:
             return None
         page = write_evaluation_page(options.out)
-        console = Console()
         for table in console_tables(summary):
-            console.print(table)
-        print(f"report: {page}")
+            console().print(table)
+        say(f"report: {page}")
         return summary | {"out": str(options.out), "report": str(page)}

@@ -6,6 +6,7 @@ from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.export import ExportOptions
+from antiphase.terminal import say
 
 
 @command(app, ExportOptions)
@@ -29,5 +30,5 @@ def export(options: ExportOptions) -> Answer:
             found["out"] = str(write_model(model, options.out, layout=options.layout))
         if options.push is not None:
             found["pushed"] = str(push(model, options.push, private=not options.public))
-        print(*found.values(), sep="\n")
+        say(*found.values(), sep="\n")
         return found

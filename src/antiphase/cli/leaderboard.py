@@ -3,6 +3,7 @@
 from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
 from antiphase.runs.options.verify import LeaderboardOptions
+from antiphase.terminal import say
 
 
 @command(app, LeaderboardOptions)
@@ -23,6 +24,6 @@ def leaderboard(options: LeaderboardOptions) -> Answer:
     out = options.folder / "leaderboard.html" if options.out is None else options.out
     page = write_leaderboard(cards, left_out, out)
     for line in left_out:
-        print(f"left out: {line}")
-    print(f"leaderboard of {len(cards)} card{'' if len(cards) == 1 else 's'}: {page}")
+        say(f"left out: {line}")
+    say(f"leaderboard of {len(cards)} card{'' if len(cards) == 1 else 's'}: {page}")
     return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": entries(cards)}

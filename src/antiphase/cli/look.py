@@ -1,10 +1,9 @@
 """``antiphase look``: what it draws and prints, and its examples."""
 
-import sys
-
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.options.look import LookOptions
+from antiphase.terminal import console, say
 
 
 @command(app, LookOptions)
@@ -37,11 +36,9 @@ def look(options: LookOptions) -> Answer:
         temporary.write_bytes(data)
         maps = found.write(options.out)
     for one in found.stored["left_out"]:
-        print(f"{one['model']}: no column for {one['method']} ({one['why']})", file=sys.stderr)
+        say(f"{one['model']}: no column for {one['method']} ({one['why']})", err=True)
     if rows := found.stored["metrics"]:
-        from rich.console import Console
-
-        Console().print(mask_table(rows))
-    print(f"figure: {options.out}   maps: {maps}")
+        console().print(mask_table(rows))
+    say(f"figure: {options.out}   maps: {maps}")
     written = {"figure": str(options.out), "maps": str(maps)}
     return {key: value for key, value in found.stored.items() if key != "maps"} | written

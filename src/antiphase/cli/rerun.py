@@ -9,6 +9,7 @@ from antiphase.cli.command import Answer, command
 from antiphase.cli.groups import MODULES
 from antiphase.errors import UserError, shown
 from antiphase.runs.options.rerun import RerunOptions
+from antiphase.terminal import say
 
 _AS = {"quickstart": "audit"}  # a quickstart stores the options of its audit
 _REPEATED = ("audit", "attack", "sense", "certify", "evaluate", "train", "train-clip", "train-vlm")
@@ -27,6 +28,7 @@ def rerun(options: RerunOptions) -> Answer:
 
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
+    from antiphase.runs.loading import check_code
     from antiphase.runs.rerun import RECORD, compared, recorded
 
     name, stored = recorded(options.run)
@@ -41,13 +43,16 @@ def rerun(options: RerunOptions) -> Answer:
     stored |= {"out": str(out), "quiet": options.quiet}
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
+    stored.pop("write_adapter", None)  # it would write elsewhere
     body = getattr(importlib.import_module(f"antiphase.cli.{MODULES[name][0]}"), name.replace("-", "_"))
-    body(inspect.signature(body, eval_str=True).parameters["options"].annotation(**stored))
+    repeated = inspect.signature(body, eval_str=True).parameters["options"].annotation.from_file(stored)
+    check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
+    body(repeated)
     found = compared(options.run, out)
     for one in found:
-        print(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
+        say(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
     equal = all(one["equal"] for one in found)
-    print(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
+    say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
     return {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": found}
 
 

@@ -2,12 +2,11 @@
 
 import time
 
-from rich.console import Console
-
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.sense import SenseOptions
+from antiphase.terminal import console, say
 
 
 @command(app, SenseOptions)
@@ -31,7 +30,7 @@ def sense(options: SenseOptions) -> Answer:
         from antiphase.runs.adapter_skeleton import write_skeleton
 
         done = write_skeleton(options)
-        print(done)
+        say(done)
         return {
             "adapter": str(options.write_adapter) if options.write_adapter.exists() else None,
             "said": done,
@@ -42,15 +41,14 @@ def sense(options: SenseOptions) -> Answer:
         from antiphase.runs.sense import run
 
         began = time.monotonic()
-        summary = run(options, typed_command(), announce=Console(stderr=True, highlight=False).print)
+        summary = run(options, typed_command(), announce=console(err=True).print)
         if not this_process().first:
             return None
         report = write_sense_report(options.out)
-        console = Console()
         for part, table in (("alignment", sense_table), ("lipschitz", lipschitz_table)):
             if part in summary:
-                console.print(table(summary))
+                console().print(table(summary))
         for warning in summary.get("warnings", []):
-            print(f"warning: {warning}")
-        print(f"report: {report}   ({time.monotonic() - began:.0f} s)")
+            say(f"warning: {warning}")
+        say(f"report: {report}   ({time.monotonic() - began:.0f} s)")
         return summary | {"out": str(options.out), "report": str(report)}

@@ -1,11 +1,9 @@
 """``antiphase study``: what its commands print, and their examples."""
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from antiphase.cli.app import app
@@ -24,6 +22,7 @@ from antiphase.studies.options import (
     RunOptions,
     StudyOptions,
 )
+from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
     from antiphase.studies.results import Result
@@ -46,7 +45,7 @@ def list_(_: ListOptions) -> Answer:
     found = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
     for row in found:
         table.add_row(*row)
-    Console().print(table)
+    console().print(table)
     return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in found]
 
 
@@ -68,17 +67,17 @@ def show(options: StudyOptions) -> Answer:
     found = []
     for one in chosen.studies:
         plan, cells = chosen.plan(one), []
-        print(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
+        say(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
         settings = shown_settings(one, chosen.profile)
         for name, value in settings.items():
-            print(f"{name}: {value}")
-        print()
+            say(f"{name}: {value}")
+        say()
         missing = {identity(cell) for cell in plan.missing}
         for cell in plan.cells:
             mark = "·" if identity(cell) in missing else "✓" if chosen.store.done(cell) else " "
-            print(f"{mark} {cell.table}-{identity(cell)}  {cell.label}")
+            say(f"{mark} {cell.table}-{identity(cell)}  {cell.label}")
             cells.append({"cell": f"{cell.table}-{identity(cell)}", "label": cell.label, "done": mark == "✓"})
-        print(f"\n{describe(plan)}")
+        say(f"\n{describe(plan)}")
         found.append(
             {
                 "study": one.name, "paper": one.paper, "artefact": one.label, "title": one.title, "text": one.text,
@@ -110,7 +109,7 @@ def run(options: RunOptions) -> Answer:
     """
     from antiphase.studies.launch import run
 
-    return run(options, print, lambda line: print(line, file=sys.stderr))
+    return run(options, say, lambda line: say(line, err=True))
 
 
 @command(study, AnyStudyOptions)
@@ -144,10 +143,10 @@ def status(options: AnyStudyOptions) -> Answer:
             }
         )  # fmt: skip
         for why in plan.damaged.values():
-            print(f"damaged: {why}", file=sys.stderr)
+            say(f"damaged: {why}", err=True)
         for cell in running:
-            print(f"running: {cell.label}", file=sys.stderr)
-    Console().print(table)
+            say(f"running: {cell.label}", err=True)
+    console().print(table)
     return found
 
 
@@ -169,7 +168,7 @@ def rows(options: RowsOptions) -> Answer:
         write_rows(frame, options.out)
         return {"out": str(options.out), "rows": len(frame)}
     for key, frame in found.items():
-        print(f"{key}: {len(frame):,} rows\n{shown_rows(frame, Console().width)}")
+        say(f"{key}: {len(frame):,} rows\n{shown_rows(frame, console().width)}")
     return {key: plain_rows(frame) for key, frame in found.items()}
 
 
@@ -198,9 +197,9 @@ def claims(options: ClaimsOptions) -> Answer:
     _check_some(results, options)
     if options.into is not None:
         replace_claims(results, options.into)
-        print(options.into)
+        say(options.into)
     else:
-        Console().print(console_claims(results))
+        console().print(console_claims(results))
     return [plain_claims(result) for result in results]
 
 
@@ -220,7 +219,7 @@ def pack(options: PackOptions) -> Answer:
 
     found = {}
     for name, count in pack_studies(options):
-        print(f"{name}: {count} cells added to {options.to}")
+        say(f"{name}: {count} cells added to {options.to}")
         found[name] = count
     return {"to": str(options.to), "cells_added": found}
 
@@ -243,7 +242,7 @@ def power(options: PowerOptions) -> Answer:
     results = results_of(options, partial=True)
     _check_some(results, options)
     found = powers(results)
-    Console().print(console_power(found))
+    console().print(console_power(found))
     return [plain_power(each) for each in found]
 
 
@@ -281,7 +280,7 @@ def report(options: ReportOptions) -> Answer:
     if options.readme is not None and options.markdown is not None:
         replace_findings(results, options.readme, options.markdown.parent)
         written["readme"] = str(options.readme)
-    print(*written.values(), sep="\n")
+    say(*written.values(), sep="\n")
     return written
 
 
@@ -298,5 +297,5 @@ def new(options: NewOptions) -> Answer:
     from antiphase.studies.new import write_study
 
     path = str(write_study(options.name))
-    print(path)
+    say(path)
     return {"file": path}

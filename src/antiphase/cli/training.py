@@ -9,6 +9,7 @@ from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
 from antiphase.runs.folders import run_folder
 from antiphase.runs.options.training import TrainOptions
+from antiphase.terminal import say
 
 
 @command(app, TrainOptions)
@@ -52,5 +53,5 @@ def trained(
         last = run(options, typed_command())[-1]
     if os.environ.get("RANK", "0") != "0":
         return None
-    print(f"{said(last)} after {last['epoch']} epoch{'s' * (last['epoch'] > 1)}; {options.out}")
+    say(f"{said(last)} after {last['epoch']} epoch{'s' * (last['epoch'] > 1)}; {options.out}")
     return last | {"out": str(options.out)}

@@ -4,12 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from antiphase.cli.app import app
 from antiphase.cli.command import Answer, Refusal, command
 from antiphase.runs.options.verify import VerifyOptions
+from antiphase.terminal import console, say
 
 
 @command(app, VerifyOptions)
@@ -35,10 +35,10 @@ def verify(options: VerifyOptions) -> Answer:
             table.add_column(title, justify="right", overflow="fold")
         for one in found.differences:
             table.add_row(one.field, _text(one.card), _text(one.measured))
-        Console(highlight=False, markup=False).print(table)
+        console().print(table)
     for note in found.notes if not found.confirmed else ():
-        print(f"note: {note}")
-    print(repr(found))
+        say(f"note: {note}")
+    say(repr(found))
     answer = {
         "card": str(options.card), "name": found.card.name, "confirmed": found.confirmed, "reason": found.reason,
         "numbers": found.numbers, "differences": [asdict(one) for one in found.differences],

@@ -1,6 +1,5 @@
 """Conversations in tar files in webdataset's layout: a JSON file and an image under each key."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from antiphase.data.llava_records import LlavaRecords, checked_records
 from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards, members_by_key
 from antiphase.data.tar_members import read_index
 from antiphase.errors import UserError
+from antiphase.reading import parse_json
 
 
 def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
@@ -59,7 +59,7 @@ def _records(tar: Path, folder: Path) -> list[dict[str, Any]]:
                     raise UserError(f"{tar}: {key} has no .json; correct or download it again")
                 file.seek(index[kinds["json"]].offset)
                 try:
-                    said = json.loads(file.read(index[kinds["json"]].size))
+                    said = parse_json(file.read(index[kinds["json"]].size))
                 except ValueError as error:
                     raise UserError(
                         f"{tar}: {key}.json is not valid JSON ({error}); correct or download it again"

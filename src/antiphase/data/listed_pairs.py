@@ -1,14 +1,13 @@
 """Build pairs from a list of image files and captions."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from antiphase import reading
 from antiphase.data.folders import missing_files
-from antiphase.data.members import regular
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
@@ -76,15 +75,8 @@ def _image_folder(name: str, places: Sequence[Path], files: Sequence[str], fix: 
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; UserError if it is missing or invalid."""
-    regular(path)
-    try:
-        with path.open(encoding="utf-8") as file:
-            return json.load(file)
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): give an existing, readable file") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): download it again") from error
+    """Read a JSON file of any size; UserError if it is missing or invalid."""
+    return reading.read_json(path, None, "download it again, or give an existing file", most=2**40)
 
 
 def damaged(path: Path, what: str, error: Exception) -> UserError:

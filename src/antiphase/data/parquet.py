@@ -1,7 +1,6 @@
 """Image data sets in the hub's layout: Parquet files with a column of encoded images and one of labels."""
 
 import glob
-import json
 import os
 import re
 import warnings
@@ -16,6 +15,7 @@ from antiphase.data.images import FileImages
 from antiphase.data.parquet_cells import IMAGE_COLUMNS, scan
 from antiphase.data.pixels_and_labels import class_numbers
 from antiphase.errors import UserError, first_line
+from antiphase.reading import parse_json
 
 _LABELS = ("label", "labels", "fine_label")
 _SHARD = re.compile(r"(^|[-_.])(\d+(-of-\d+)?|[0-9a-f]{8,})(?=$|[-_.])")  # its number, or a hash
@@ -96,7 +96,7 @@ def _labels(name: str, path: Path) -> list[int]:
 def _class_names(path: Path) -> tuple[str, ...] | None:
     """Return the names in the hub's metadata of the schema; None if there are none."""
     try:
-        features = json.loads(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
+        features = parse_json(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
         names = next(features[column].get("names") for column in _LABELS if column in features)
     except (KeyError, TypeError, StopIteration, ValueError, pl.exceptions.PolarsError):
         return None

@@ -4,7 +4,6 @@ Source: "Evaluating Object Hallucination in Large Vision-Language Models", Li et
 ``main.py`` and ``utils.py`` of https://github.com/RUCAIBox/POPE, whose rules :func:`pope_questions` follows.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from antiphase.data.pairs import FilePairs, PairSet
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.files import digest
+from antiphase.reading import parse_json
 from antiphase.streams import generator, key
 
 SAMPLINGS = ("random", "popular", "adversarial")
@@ -245,7 +245,7 @@ def read_pope(file: Path, sampling: str) -> list[PopeQuestion]:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
+            told = parse_json(line)
             index, image, text, label = (told[name] for name in _KEYS)
             if not (isinstance(index, int) and isinstance(image, str) and isinstance(text, str)):
                 raise TypeError("not of the expected types")

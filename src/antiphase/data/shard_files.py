@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import json
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from antiphase.data.members import regular
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.progress import progress_bar
+from antiphase.reading import parse_json
 
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
 CAPTION_SUFFIX = "txt"
@@ -200,7 +200,7 @@ def _read_counts(path: Path, field: str | None) -> dict[str, int]:
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): make it readable") from error
     try:
-        value = json.loads(text)
+        value = parse_json(text)
         if not isinstance(value, dict):
             raise TypeError(f"it is a {type(value).__name__}")
         counts = {str(key): value[key] for key in (value if field is None else [field])}
@@ -274,7 +274,7 @@ def split_dotted(key: str, members: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 def _kept_counts(kept: Path) -> dict[str, Any]:
     try:
-        entries = json.loads(kept.read_text(encoding="utf-8"))["shards"].items()
+        entries = parse_json(kept.read_text(encoding="utf-8"))["shards"].items()
         return {name: entry for name, entry in entries if len(entry) == 3}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or invalid: count again
         return {}

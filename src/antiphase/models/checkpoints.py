@@ -1,6 +1,5 @@
 """Weights on disk: a safetensors file next to its recipe."""
 
-import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing, write_json
+from antiphase.reading import read_json
 
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
@@ -54,17 +54,12 @@ def read_recipe(directory: Path) -> dict[str, Any]:
         UserError: if it is missing or not a JSON object, or its seed or data are of another type.
     """
     path = directory / RECIPE_FILE
-    try:
-        recipe = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"{directory}: no {RECIPE_FILE} found; expected a directory written by antiphase train, train-clip, "
             "train-vlm or export"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a recipe ({error}); restore it from a backup or train again") from None
-    if not isinstance(recipe, dict):
-        raise UserError(f"{path}: not a recipe (not a JSON object); restore it from a backup or train again")
+        )
+    recipe = read_json(path, fix="restore it from a backup or train again")
     seed, data = recipe.get("seed"), recipe.get("data")
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
         raise UserError(f"{path}: seed {shown(seed)}: expected an integer of at least 0; train again")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +29,10 @@ from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.runs.cache import missing
 from antiphase.runs.features import FeatureStore
-from antiphase.runs.journal import read_frame, write_frame
+from antiphase.runs.journal import read_frame, write_cell, write_frame
 from antiphase.runs.processes import Process
 from antiphase.runs.record import run_record, short_names
+from antiphase.terminal import say
 
 Tasks = Mapping[str, Collection[str] | None]
 
@@ -41,7 +41,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class _Cell:
-    """One task of one model on one data set."""
+    """One task of one model on one data set; ``path`` is that of its rows, without digest and suffix."""
 
     task: EvaluationTask
     model: nn.Module
@@ -93,7 +93,7 @@ def evaluate_models(
             warm(cell.task, cell.model, cell.source, protocol, store)
     alone = dataclasses.replace(store, process=Process(), progress=store.progress and store.process.first)
     for cell in store.process.share(todo):
-        write_frame(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
+        write_cell(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
     store.process.wait()
     rows = _collect(cells)
     twins = dict(zip(names[: len(models)], names[len(models) :], strict=True)) if against else {}
@@ -103,7 +103,7 @@ def evaluate_models(
     at_chance = _at_chance(summary["results"], sources)
     if store.process.first:
         for line in at_chance:
-            print(f"antiphase: warning: {line}", file=sys.stderr)
+            say(f"antiphase: warning: {line}", err=True)
         write_frame(out / "rows.parquet", rows)
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
@@ -157,13 +157,13 @@ def _cells(
             if why := task.too_small(source, protocol):
                 if tasks is not None:
                     raise UserError(why)
-                print(f"antiphase: left out: {why}", file=sys.stderr)
+                say(f"antiphase: left out: {why}", err=True)
                 continue
             told = _identity(task, source, protocol)
             for model, title, own, fit in zip(models, names, prints, able, strict=True):
                 if fit:
                     identity = digest(str(_VERSION), task.name, own, *told, _precision(task, precision))
-                    yield _Cell(task, model, title, source, out / "cells" / f"{identity[:16]}.parquet")
+                    yield _Cell(task, model, title, source, out / "cells" / identity[:16])
 
 
 def _precision(task: EvaluationTask, wanted: Precision) -> Precision:
@@ -237,9 +237,10 @@ def _check(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[Source
 
 
 def _stored(path: Path) -> pl.DataFrame | None:
-    if not path.exists():
+    files = sorted(path.parent.glob(f"{path.name}*.parquet"))  # one of before has no digest in its name
+    if not files:
         return None
-    rows = read_frame(path)
+    rows = read_frame(files[-1])
     return rows if dict(rows.schema) == ROW_SCHEMA else None
 
 

@@ -1,11 +1,11 @@
 """Data sets by name as an evaluation takes them. Imports are local, so that the command line's --help is quick."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import NoSuchSplit, UserError
+from antiphase.terminal import say
 
 if TYPE_CHECKING:
     from antiphase.data import ImageSet, PairSet
@@ -150,7 +150,7 @@ def load_source(
         if learned:
             raise
         lost = " and ".join(f"no {task.name}" for task in all_tasks() if task.learns)
-        print(f"antiphase: {lost} on {name}: {error}", file=sys.stderr)
+        say(f"antiphase: {lost} on {name}: {error}", err=True)
         train = validation = None
     return Source(test.subset(limit, 0), train, validation)
 

@@ -1,53 +1,94 @@
 """The directory of a run: writable, not another command's, and left as it was if nothing comes of the run."""
 
 import contextlib
-import json
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from antiphase.errors import UserError, shown
 from antiphase.files import room, write_text
+from antiphase.reading import read_bytes, read_json
 
 MARKER = ".antiphase"  # holds the name of the command
+LOCK = ".lock"  # holds the process that writes; the system releases it however the process ends
 _BEGINNING = (MARKER, "recipe.json")  # what is written before a training saves anything
 
 
 @contextlib.contextmanager
 def run_folder(out: Path, command: str) -> Iterator[None]:
-    """Make the directory of a run, or take that of an earlier run of the same command.
+    """Make the directory of a run, or take that of an earlier run of the same command, and lock it.
 
-    A run that fails before it has written anything leaves no directory behind.
+    A run that fails before it has written anything leaves no directory behind. Of the processes of torchrun the first
+    holds the lock for all.
 
     Args:
         out: the directory.
         command: which command writes it, such as ``"audit"``.
 
     Raises:
-        UserError: the directory cannot be written or holds the run of another command, or the disk is full.
+        UserError: the directory cannot be written, holds the run of another command or is being written by another
+            process, or the disk is full.
     """
     missing: list[Path] = []
-    try:
-        missing += [folder for folder in (out, *out.parents) if not folder.exists()]
-        before = [] if missing else os.listdir(out)
-        check_holder(out, command)
-        write_text(out / MARKER, f"{command}\n")
-    except OSError as error:
-        _remove(missing)
-        raise UserError(
-            f"out {shown(str(out))}: cannot be written ({error.strerror}); give another directory"
-        ) from None
-    try:
-        with room(out):
-            yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # under torchrun another process may have cleaned up already
-            if set(os.listdir(out)) <= {*before, *_BEGINNING}:
-                for name in _BEGINNING:
-                    if name not in before:
-                        (out / name).unlink(missing_ok=True)
-                _remove(missing)
-        raise
+    with contextlib.ExitStack() as held:
+        try:
+            missing += [folder for folder in (out, *out.parents) if not folder.exists()]
+            before = [] if missing else os.listdir(out)
+            check_holder(out, command)
+            if os.environ.get("RANK", "0") == "0":
+                held.enter_context(_locked(out))
+            write_text(out / MARKER, f"{command}\n")
+        except OSError as error:
+            held.close()
+            _remove(missing)
+            raise UserError(
+                f"out {shown(str(out))}: cannot be written ({error.strerror}); give another directory"
+            ) from None
+        try:
+            with room(out):
+                yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # under torchrun another process may have cleaned up already
+                if set(os.listdir(out)) <= {*before, *_BEGINNING, LOCK}:
+                    for name in _BEGINNING:
+                        if name not in before:
+                            (out / name).unlink(missing_ok=True)
+                    held.close()
+                    _remove(missing)
+            raise
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Hold the lock of a directory, which is made if missing.
+
+    Raises:
+        UserError: naming the process that holds it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    while True:
+        with (out / LOCK).open("a+", encoding="utf-8", errors="replace") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UserError(
+                    f"out {shown(str(out))}: {file.read(200).strip() or 'another process'} is writing it; wait "
+                    "until it has ended, or give another directory"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            with contextlib.suppress(FileNotFoundError):  # whoever held it before may have deleted the file
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(out / LOCK)):
+                    file.truncate(0)
+                    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+                    file.flush()
+                    try:
+                        yield
+                    finally:
+                        (out / LOCK).unlink(missing_ok=True)
+                    return
 
 
 def check_holder(out: Path, command: str) -> None:
@@ -66,7 +107,7 @@ def check_holder(out: Path, command: str) -> None:
 def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none that is known."""
     if (out / MARKER).exists():
-        return (out / MARKER).read_text(encoding="utf-8", errors="replace").strip()[:20]
+        return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
     # runs of before there were markers
     if (out / "log.jsonl").exists() and (out / "cells").exists():
         return "study run"
@@ -79,10 +120,9 @@ def held_by(out: Path) -> str | None:
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except UserError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _remove(folders: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from antiphase.errors import UserError
 from antiphase.files import replacing
+from antiphase.reading import parse_json
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def read_gallery(path: Path) -> AttackGallery:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            header = {name: json.loads(value) for name, value in file.metadata().items()}
+            header = {name: parse_json(value) for name, value in file.metadata().items()}
             models = tuple(header["models"])
 
             def of_models(name: str) -> tuple[np.ndarray, ...]:

@@ -1,6 +1,7 @@
 """Rows stored on disk as they are made, so that a killed measurement can resume."""
 
-import json
+import hashlib
+import io
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -9,10 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError
 from antiphase.files import replacing, write_json
+from antiphase.reading import read_json, read_rows
 
-_NAME = re.compile(r"[0-9]+-[0-9]+\.parquet")  # writer and number
+_NAME = re.compile(r"[0-9]+-[0-9]+(-[0-9a-f]{16})?\.parquet")  # writer, number, digest
+_DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")
+_AGAIN = "delete it and its rows are made again"
 _FLUSH_SECONDS = 2.0  # how much work a kill may cost
 
 
@@ -29,7 +33,7 @@ class Journal:
         self.directory, self.schema, self.writer = directory, schema, writer
         self.pending: list[pl.DataFrame] = []
         self.flushed = time.monotonic()
-        numbers = [path.stem.split("-") for path in self._files()]
+        numbers = [path.stem.split("-")[:2] for path in self._files()]
         self.next = max((int(number) for who, number in numbers if int(who) == writer), default=0) + 1
 
     def rows(self) -> pl.DataFrame:
@@ -43,8 +47,7 @@ class Journal:
             frame = read_frame(path)
             if dict(frame.schema) != dict(frames[0].schema):
                 raise UserError(
-                    f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; delete it and its "
-                    "rows are made again"
+                    f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; {_AGAIN}"
                 )
             frames.append(frame)
         return pl.concat(frames).unique(maintain_order=True)  # a kill while compacting leaves rows twice
@@ -58,7 +61,7 @@ class Journal:
     def flush(self) -> None:
         """Write what is pending as one file."""
         if self.pending:
-            write_frame(self.directory / f"{self.writer}-{self.next:06d}.parquet", pl.concat(self.pending))
+            write_cell(self.directory / f"{self.writer}-{self.next:06d}", pl.concat(self.pending))
             self.next += 1
             self.pending = []
         self.flushed = time.monotonic()
@@ -92,34 +95,32 @@ class Journal:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """Return the rows of one file.
+    """Return the rows of one file of a cell; the digest in its name, which those of before had not, is checked.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or is damaged.
     """
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = first_line(error)
-        raise UserError(f"{path}: cannot be read ({reason}); delete it and its rows are made again") from None
+    found = _DIGEST.search(path.name)
+    return read_rows(path, _AGAIN, found[1] if found else "")
 
 
-def write_frame(path: Path, frame: pl.DataFrame) -> None:
+def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
     """Write rows to one file, whole or not at all."""
-    with replacing(path) as temporary:
-        frame.write_parquet(temporary)
+    with replacing(path) as temporary, temporary.open("wb") as file:  # polars takes no name that is not UTF-8
+        frame.write_parquet(file, **how)
+
+
+def write_cell(stem: Path, frame: pl.DataFrame) -> None:
+    """Write rows to ``STEM-DIGEST.parquet``, whole or not at all, where the digest is that of its bytes."""
+    content = io.BytesIO()
+    frame.write_parquet(content)
+    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
+    with replacing(stem.with_name(f"{stem.name}-{digest}.parquet")) as temporary:
+        temporary.write_bytes(content.getvalue())
 
 
 def _read_warnings(file: Path) -> list[str]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
-        raise UserError(
-            f"{file}: expected a list of warnings in JSON; delete {file.parent} and its images are attacked again"
-        )
-    return found
+    return read_json(file, list[str], f"delete {file.parent} and its images are attacked again")
 
 
 def _described(frame: pl.DataFrame) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Sequence, Sized
 from dataclasses import replace
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError, first_line, shown
 from antiphase.runs.given import given
+from antiphase.runs.options.base import Options
 from antiphase.runs.processes import this_process
+from antiphase.terminal import say
 
 if TYPE_CHECKING:
     import torch
@@ -169,6 +170,26 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
     return with_card(model, replace(card, attention=kind, lambdas=lambdas))
 
 
+def check_code(options: Options, allowed: bool, whose: str) -> None:
+    """Refuse stored options that run code, unless that was allowed.
+
+    Args:
+        options: read from a file.
+        allowed: whether ``--run-code`` was given.
+        whose: the file, for the message.
+
+    Raises:
+        UserError: naming the code.
+    """
+    values = options.model_dump(mode="json").values()
+    words = [
+        str(word).strip() for value in values for word in (value if isinstance(value, list) else [value])
+    ]
+    code = next((word for word in words if word.startswith("python:")), None)
+    if code is not None and not allowed:
+        raise UserError(f"{whose}: {code} runs code; read that code, then add --run-code")
+
+
 _said: set[str] = set()
 
 
@@ -177,7 +198,7 @@ def _warn_of_code(specs: Sequence[str]) -> None:
     for place in dict.fromkeys(spec.split(":")[1] for spec in specs if spec.startswith("python:")):
         file = os.path.abspath(place)
         if file not in _said and this_process().first:
-            print(f"antiphase: runs the code in {place}", file=sys.stderr)
+            say(f"antiphase: runs the code in {place}", err=True)
         _said.add(file)
 
 

@@ -1,20 +1,21 @@
 """A run read back: the command and the options that it was made with, and whether another one has its numbers."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from antiphase.errors import UserError, shown
-from antiphase.runs.folders import MARKER
+from antiphase.reading import read_json, read_json_lines, read_rows
+from antiphase.runs.folders import held_by
 
 RECORD = "run.json"
 _ROWS = "*.parquet"
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
+_FINISHED = "expected the directory of a finished run"
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:
@@ -24,12 +25,11 @@ def recorded(run: Path) -> tuple[str, dict[str, Any]]:
         UserError: the directory holds no finished run that says with which options it was made.
     """
     try:
-        command = (run / MARKER).read_text(encoding="utf-8").strip()
-        options = dict(json.loads((run / RECORD).read_text(encoding="utf-8"))["options"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"run {shown(str(run))}: no {RECORD} with options in it; expected the directory of a finished run"
-        ) from None
+        options, command = read_json(run / RECORD).get("options"), held_by(run)
+    except UserError:
+        options = command = None
+    if not isinstance(options, dict) or command is None:
+        raise UserError(f"run {shown(str(run))}: no {RECORD} with options in it; {_FINISHED}")
     if options.pop("independent", False):  # the name of nested="off" in runs stored before November 2026
         options["nested"] = "off"
     return command, options
@@ -45,7 +45,7 @@ def compared(run: Path, again: Path) -> list[dict[str, Any]]:
         the largest difference of each.
     """
     found = [
-        _frames(one.name, pl.read_parquet(one), pl.read_parquet(again / one.name))
+        _frames(one.name, read_rows(one, _FINISHED), read_rows(again / one.name, _FINISHED))
         if (again / one.name).is_file()
         else {"file": one.name, "equal": False, "columns": {}}
         for one in sorted(run.glob(_ROWS))
@@ -59,8 +59,8 @@ def compared(run: Path, again: Path) -> list[dict[str, Any]]:
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != _SPEED} for line in lines]
+    lines = read_json_lines(path, _FINISHED)
+    return [{key: value for key, value in line.items() if key != _SPEED} for line in lines]
 
 
 def _frames(name: str, one: pl.DataFrame, other: pl.DataFrame) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Training of a CLIP by its options."""
 
-import sys
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ from antiphase.models import CLIP
 from antiphase.runs.loading import check_compiler, find_device
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.record import write_training_record
+from antiphase.terminal import say
 from antiphase.training.clip_recipe import make_clip_recipe
 from antiphase.training.contrastive import train_clip
 from antiphase.training.recipe import fastest_precision
@@ -70,7 +70,7 @@ def _held_out(options: TrainClipOptions, indexed: bool) -> list[PairSet]:
         if not isinstance(one, PairSet):
             raise UserError(f"{name}: shards are a stream to train on; hold out another source")
         if name == options.data and one.fingerprint() == load_pairs(name, progress=False).fingerprint():
-            print(f"{name} has no test split of its own: nothing is held out", file=sys.stderr)
+            say(f"{name} has no test split of its own: nothing is held out", err=True)
             continue
         found.append(one)
     return found

@@ -6,13 +6,13 @@ executor: its processes share every cell.
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from antiphase.errors import UserError, first_line
+from antiphase.terminal import say
 
 _GRACE_SECONDS = 20.0
 
@@ -93,9 +93,8 @@ class Slurm:
                 jobs = [executor.submit(run) for _ in range(workers)]
         except (RuntimeError, NameError, ValueError, OSError) as error:
             raise UserError(f"--executor slurm: {first_line(error)}") from None
-        print(
-            f"jobs {', '.join(job.job_id for job in jobs)}; follow them with antiphase study status",
-            file=sys.stderr,
+        say(
+            f"jobs {', '.join(job.job_id for job in jobs)}; follow them with antiphase study status", err=True
         )
         if self.wait:
             for job in jobs:

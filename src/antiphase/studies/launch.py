@@ -37,7 +37,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         from antiphase.training.tracking import check_trackers
 
         check_trackers(options.track)
-    chosen, process = select(options), this_process()
+    chosen, device, process = select(options), find_device(options.device), this_process()
     cells = chosen.cells
     store = Store(options.store, None if options.rows is None else Pack(options.rows))
     if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
@@ -69,7 +69,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
         lab = Lab(
             store,
-            find_device(options.device),
+            device,
             options.batch_size,
             progress=bars,
             process=process,

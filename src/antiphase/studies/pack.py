@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from antiphase.errors import UserError, first_line
-from antiphase.files import replacing, write_text
+from antiphase.errors import UserError
+from antiphase.files import write_text
+from antiphase.reading import as_json, read_rows
+from antiphase.runs.journal import write_frame
 from antiphase.studies.identity import described, identity
 from antiphase.studies.provenance import core_seconds, source_commit
 from antiphase.studies.spec import Cell, closure
@@ -32,6 +34,8 @@ _SCHEMA: dict[str, Any] = {
     "versions": pl.String, "warnings": pl.String, "study": pl.String, "command": pl.String, "commit": pl.String,
 }  # fmt: skip
 _JSON = ("what", "versions", "warnings")
+_RESTORE = "restore the file"
+_SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "statistics": False}
 
 
 @dataclass(frozen=True)
@@ -68,22 +72,29 @@ class Pack:
             return None
         if file not in self._read:
             whole = _parquet(self.root / file)
+            if "cell" not in whole.columns:
+                raise UserError(f"{self.root / file}: has no column cell; {_RESTORE}")
             self._read[file] = whole.partition_by(
                 "cell", as_dict=True, include_key=False, maintain_order=True
             )
+        if (own,) not in self._read[file]:
+            raise UserError(f"{self.root / file}: has no rows of cell {own}; {_RESTORE}")
         return _widened(self._read[file][(own,)])
 
     @property
     def cells(self) -> pl.DataFrame:
         """The records of all cells; those that are no measurement have no file."""
         path = self.root / CELLS_FILE
-        return _parquet(path) if path.exists() else pl.DataFrame(schema=_SCHEMA)
+        found = _parquet(path) if path.exists() else pl.DataFrame(schema=_SCHEMA)
+        if dict(found.schema) != _SCHEMA:
+            raise UserError(f"{path}: expected the columns {', '.join(_SCHEMA)}; {_RESTORE}")
+        return found
 
     @property
     def _records(self) -> dict[str, dict[str, Any]]:
         if CELLS_FILE not in self._read:
             self._read[CELLS_FILE] = {
-                row["cell"]: row | {name: json.loads(row[name]) for name in _JSON}
+                row["cell"]: row | {name: as_json(row[name], self.root / CELLS_FILE, None) for name in _JSON}
                 for row in self.cells.iter_rows(named=True)
             }
         return self._read[CELLS_FILE]
@@ -129,8 +140,7 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
         before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
         _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file)
     whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
-    with replacing(pack.root / CELLS_FILE) as temporary:
-        whole.write_parquet(temporary, compression="zstd", compression_level=19, statistics=False)
+    write_frame(pack.root / CELLS_FILE, whole, **_SMALL)
     pack._read.clear()
     write_text(pack.root / README, _readme(whole))
     return len(records)
@@ -167,8 +177,7 @@ def _write(rows: pl.DataFrame, path: Path) -> None:
         for column in rows
         if column.dtype.is_integer() or (column.dtype == pl.Float64 and column.name not in _EXACT)
     )
-    with replacing(path) as temporary:
-        rows.write_parquet(temporary, compression="zstd", compression_level=19, statistics=False)
+    write_frame(path, rows, **_SMALL)
 
 
 def _widened(rows: pl.DataFrame) -> pl.DataFrame:
@@ -177,10 +186,7 @@ def _widened(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parquet(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}); restore the file") from None
+    return read_rows(path, _RESTORE)
 
 
 def _readme(cells: pl.DataFrame) -> str:

@@ -81,5 +81,5 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
         raise UserError(
             f"{out}: column {nested[0]} does not fit a CSV; expected a name that ends in .parquet"
         )
-    with replacing(out) as temporary:
-        (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(temporary)
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(file)

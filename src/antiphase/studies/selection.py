@@ -1,7 +1,6 @@
 """The studies that the options name, under their profile, with the store of their cells."""
 
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from antiphase.studies.registry import find_studies
 from antiphase.studies.results import Result
 from antiphase.studies.spec import Cell, Profile, Study, profile
 from antiphase.studies.store import Reader, Store
+from antiphase.terminal import say
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def select(options: StudyOptions) -> Selection:
 def reading(options: Any) -> Any:
     """Return the options of a command that reads: without a store, and if no rows are named, with those of results/."""
     if options.rows is None and options.store == STORE and not STORE.exists() and RESULTS.is_dir():
-        print(f"there is no {STORE} here: rows are read from {RESULTS}", file=sys.stderr)
+        say(f"there is no {STORE} here: rows are read from {RESULTS}", err=True)
         return options.model_copy(update={"rows": RESULTS})
     return options
 

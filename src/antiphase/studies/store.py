@@ -17,13 +17,31 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
+from pydantic import BaseModel, ConfigDict
 
-from antiphase.files import PRIVATE, digest, replacing, write_json
+from antiphase.errors import UserError
+from antiphase.files import PRIVATE, digest, write_json
+from antiphase.reading import read_json, read_rows
+from antiphase.runs.journal import write_frame
 from antiphase.studies.identity import described, identity
 
 DONE_FILE = "done.json"
 ROWS_FILE = "rows.parquet"
 WORK_FOLDER = "work"  # partial results of a measurement
+
+
+class _Record(BaseModel):
+    """What ``done.json`` has to hold."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    files: dict[str, str]
+    seconds: float
+    work: float
+    whole: bool
+    hardware: str
+    versions: dict[str, str]
+    warnings: list[str]
 
 
 class Storable(Protocol):
@@ -118,8 +136,7 @@ class Store:
         """Write the rows, then the record that marks the cell as finished."""
         folder = self.folder(cell)
         if rows is not None:
-            with replacing(folder / ROWS_FILE) as temporary:
-                rows.write_parquet(temporary)
+            write_frame(folder / ROWS_FILE, rows)
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         own = [
             path for path in paths if path.parts[0] != WORK_FOLDER and not path.parts[0].startswith(PRIVATE)
@@ -132,7 +149,7 @@ class Store:
     def rows(self, cell: Storable) -> pl.DataFrame | None:
         """Return the rows of a finished cell, or None for a training."""
         path = self.folder(cell) / ROWS_FILE
-        return pl.read_parquet(path) if path.exists() else None
+        return read_rows(path) if path.exists() else None
 
     @contextlib.contextmanager
     def claim(self, cell: Storable) -> Iterator[bool]:
@@ -175,7 +192,6 @@ class Store:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, _Record).model_dump()
+    except UserError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else None

@@ -18,6 +18,7 @@ from antiphase.errors import UserError
 from antiphase.files import replacing, write_text
 from antiphase.models import checkpoints
 from antiphase.progress import status_bar
+from antiphase.reading import as_json, read_json_lines
 from antiphase.training.sharding import divided, is_sharded
 
 STATE_FILE = "state.safetensors"
@@ -235,7 +236,7 @@ def _load(task: Task, path: Path) -> _Standing:
             slots.setdefault(int(index), {})[slot] = tensor
     state = task.optimizer.state_dict()
     task.optimizer.load_state_dict({"state": slots, "param_groups": state["param_groups"]})
-    return _Standing(**json.loads(metadata["standing"]))
+    return as_json(metadata["standing"], path, _Standing, "delete it to restart training")
 
 
 def _like(task: Task) -> Callable[[str], Tensor | None]:
@@ -268,4 +269,4 @@ def finished(recipe: dict[str, Any], out: Path) -> list[dict[str, Any]] | None:
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
     """Return the log of a run, one entry per epoch."""
-    return [json.loads(line) for line in (out / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(out / METRICS_FILE, "delete the directory to train again")

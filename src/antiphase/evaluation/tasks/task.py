@@ -123,6 +123,7 @@ class EvaluationTask:
         stands_for: whether a metric, on a data set, is the one that figures show and headlines quote first.
         fields: names of the :class:`Protocol` fields that the rows depend on.
         resolved: protocol fields whose meaning depends on the data set, as values for the identity of stored rows.
+        resolves: the names of these fields.
         too_small: says why a data set that it serves has too few classes or images; None if it has enough.
         reads_text: whether the model has to encode text.
         answers: whether the model has to answer questions about images in words.
@@ -147,6 +148,7 @@ class EvaluationTask:
     stands_for: Callable[[str, str], bool] = lambda data, metric: True
     fields: tuple[str, ...] = ()
     resolved: Callable[[Source, Protocol], dict[str, Any]] = lambda source, protocol: {}
+    resolves: tuple[str, ...] = ()
     too_small: Callable[[Source, Protocol], str | None] = lambda source, protocol: None
     reads_text: bool = False
     answers: bool = False

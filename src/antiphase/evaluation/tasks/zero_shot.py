@@ -80,6 +80,7 @@ TASK = EvaluationTask(
     heading=_heading,
     stands_for=accuracy_stands_for,
     resolved=_prompts,
+    resolves=("templates",),
     reads_text=True,
     paper_data=IMAGENET_SETS,
 )

@@ -1,5 +1,6 @@
 """A card as a page for a hub: front matter as Hugging Face's model cards have it, then tables."""
 
+import re
 from collections.abc import Sequence
 
 from antiphase.budgets import eps_label
@@ -11,7 +12,10 @@ from antiphase.report.style.wording import (
     percent,
     points_interval,
 )
+from antiphase.terminal import safe
 
+_MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word
+_PLAIN = re.compile(r"[\w:/.,#?=+@ -]+")
 _METRICS = {
     "asr": "ASR",
     "asr_correct": "ASR, correctly classified only",
@@ -24,12 +28,12 @@ def card_markdown(card: RobustnessCard) -> str:
 
     The front matter has each model's numbers as a ``model-index``, which the hub shows; twins are in the tables only.
     """
-    attack = card.attack
+    attack, version = card.attack, _escaped(card.versions["antiphase"])
     lines = [
-        f"# Robustness of {card.name}",
+        f"# Robustness of {_escaped(card.name)}",
         "",
-        f"Attacked with {attack_label(attack.name, attack.norm)} on {card.data.n:,} images of `{card.data.dataset}` "
-        f"({card.data.split}) by [antiphase](https://github.com/antiphase/antiphase) {card.versions['antiphase']}. "
+        f"Attacked with {_label(attack.name, attack.norm)} on {card.data.n:,} images of {_code(card.data.dataset)} "
+        f"({_escaped(card.data.split)}) by [antiphase](https://github.com/antiphase/antiphase) {version}. "
         "Numbers are per cent with 95 % intervals over the images; ε is in units of the [0, 1] pixel range.",
         "",
         *_models(card),
@@ -93,7 +97,8 @@ def _models(card: RobustnessCard) -> list[str]:
     )
     rows = [
         (
-            _linked(model), "twin" if model.role == "twin" else "", model.attention, model.architecture or "–",
+            _linked(model), "twin" if model.role == "twin" else "", _escaped(model.attention),
+            _escaped(model.architecture or "–"),
             "–" if model.parameters is None else f"{model.parameters:,}",
             "–" if model.seed is None else str(model.seed), lambda_range(model.lam), _rate(model.clean_accuracy),
         )
@@ -104,7 +109,7 @@ def _models(card: RobustnessCard) -> list[str]:
 
 def _linked(model: Model) -> str:
     name = _escaped(model.name)
-    return f"[{name}]({model.link})" if model.link else name
+    return f"[{name}]({model.link})" if model.link and not re.search(r"[\s()<>]", model.link) else name
 
 
 def _rates(card: RobustnessCard, metric: str) -> list[str]:
@@ -118,7 +123,7 @@ def _rates(card: RobustnessCard, metric: str) -> list[str]:
                 at.eps: getattr(at, metric) for at in model.rates if (at.attack, at.norm) == (attack, norm)
             }
             rows.append((_escaped(model.name), *(_rate(found.get(eps)) for eps in budgets)))
-        lines += [*_table((attack_label(attack, norm), *map(eps_label, budgets)), rows), ""]
+        lines += [*_table((_label(attack, norm), *map(eps_label, budgets)), rows), ""]
     return lines
 
 
@@ -127,7 +132,7 @@ def _differences(card: RobustnessCard) -> list[str]:
         return []
     rows = [
         (
-            f"{_escaped(one.model)} − {_escaped(one.against)}", attack_label(one.attack, one.norm), eps_label(one.eps),
+            f"{_escaped(one.model)} − {_escaped(one.against)}", _label(one.attack, one.norm), eps_label(one.eps),
             points_interval(one.difference, one.low, one.high), p_text(one.p_value),
         )
         for one in card.differences
@@ -137,7 +142,7 @@ def _differences(card: RobustnessCard) -> list[str]:
     if card.mean_differences:
         means = [
             (
-                f"{_escaped(one.family)} − {_escaped(one.against_family)}", attack_label(one.attack, one.norm),
+                f"{_escaped(one.family)} − {_escaped(one.against_family)}", _label(one.attack, one.norm),
                 eps_label(one.eps), points_interval(one.difference, one.low, one.high), str(one.seeds),
             )
             for one in card.mean_differences
@@ -153,19 +158,33 @@ def _bullets(card: RobustnessCard) -> list[str]:
         for name, found in card.attack.settings.items()
     ]
     versions = ", ".join(f"{name} {version}" for name, version in card.versions.items())
-    lines = [*settings, f"data, SHA-256: `{card.data.fingerprint}`"]
+    lines = [*map(_escaped, settings), f"data, SHA-256: `{card.data.fingerprint}`"]
     lines += [f"weights of {_escaped(model.name)}, SHA-256: `{model.weights}`" for model in card.models]
-    lines += [f"versions: {versions}", f"hardware: {card.hardware}"]
-    return [f"- {line}" for line in lines + [f"**Note:** {warning}" for warning in card.warnings]]
+    lines += [f"versions: {_escaped(versions)}", f"hardware: {_escaped(card.hardware)}"]
+    return [f"- {line}" for line in lines] + [f"- **Note:** {_escaped(warning)}" for warning in card.warnings]
 
 
 def _rate(rate: Rate | None) -> str:
     return "–" if rate is None else f"{percent(rate.value)} [{percent(rate.low)}, {percent(rate.high)}]"
 
 
+def _label(attack: str, norm: str) -> str:
+    return _escaped(attack_label(attack, norm))
+
+
 def _escaped(text: str) -> str:
-    """Keep a name from ending a cell or starting a tag."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
+    r"""Return text that Markdown shows as it is, in one line.
+
+    >>> print(_escaped("<b>|[a](b)|\\n# _c_ d_e"))
+    &lt;b>\|\[a\](b)\| # \_c\_ d_e
+    """
+    text = _MARKS.sub(r"\\\g<0>", safe(" ".join(text.split())))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """Return text as code, or escaped if it could end the code or a cell."""
+    return f"`{text}`" if _PLAIN.fullmatch(text) else _escaped(text)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.files import write_text
+from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure, write_figure
 from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.style.families import families
@@ -28,7 +29,7 @@ def write_certified_report(directory: Path) -> Path:
     """
     summary = read_json(directory / "summary.json", ("models", "smoothing"))
     run = read_json(directory / "run.json", RUN_KEYS)
-    figure = curve_figure(pl.read_parquet(directory / "rows.parquet"), summary)
+    figure = curve_figure(read_rows(directory / "rows.parquet"), summary)
     write_figure(figure, directory)
     first, sigma = summary["models"][0], summary["smoothing"]["sigma"]
     smoothed = first["smoothed_accuracy"]

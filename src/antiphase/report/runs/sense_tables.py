@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from antiphase import reading
 from antiphase.budgets import eps_label
-from antiphase.errors import UserError, first_line
 from antiphase.evaluation import layers as sensitivity
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.evaluation.twins import places
@@ -44,10 +44,9 @@ def read_rows(directory: Path) -> dict[str, pl.DataFrame]:
         path = directory / f"{part}.parquet"
         if path.exists():
             try:
-                found[part] = pl.read_parquet(path).select(*schema)
-            except (OSError, pl.exceptions.PolarsError) as error:
-                reason = first_line(error)
-                raise UserError(f"{path} cannot be read ({reason}): run it again") from error
+                found[part] = reading.read_rows(path, "run it again").select(*schema)
+            except pl.exceptions.PolarsError as error:
+                raise reading.unreadable(path, error, "run it again") from None
     return found
 
 

@@ -1,6 +1,5 @@
 """The files of a run directory, read and checked."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.errors import UserError, first_line
+from antiphase import reading
+from antiphase.errors import UserError
 from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
 from antiphase.report.style.families import Family, families
 from antiphase.runs.gallery import AttackGallery, read_gallery
 
+_FIX = "expected the folder of a finished run"
 RUN_KEYS = (
     "command",
     "settings",
@@ -117,10 +118,7 @@ def read_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         UserError: if it cannot be read or lacks a key.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    content = reading.read_json(path, fix=_FIX)
     missing = [key for key in keys if key not in content]
     if missing:
         raise UserError(f"{path} has no {missing[0]!r}: expected the file of a finished run; run it again")
@@ -133,10 +131,7 @@ def read_attack_rows(path: Path) -> pl.DataFrame:
     Raises:
         UserError: The file cannot be read, lacks a column, or is empty.
     """
-    try:
-        rows = pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise _unreadable(path, error) from error
+    rows = reading.read_rows(path, _FIX)
     missing = [name for name in ROW_SCHEMA if name not in rows.columns]
     if missing:
         raise UserError(
@@ -145,8 +140,3 @@ def read_attack_rows(path: Path) -> pl.DataFrame:
     if rows.is_empty():
         raise UserError(f"{path} has no rows: expected the rows of a finished run; run it again")
     return rows
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = first_line(error)
-    return UserError(f"{path} cannot be read ({reason}): expected the folder of a finished run")

@@ -123,7 +123,7 @@ class AuditOptions(Options):
             if self.suffix:
                 raise UserError("suffix: is for questions; leave it out, or give --data pope or emoji-pope")
             return self
-        names = [name for name in _NOT_OF_QUESTIONS if name in self.model_fields_set and getattr(self, name)]
+        names = [name for name in _NOT_OF_QUESTIONS if self.typed(name) and getattr(self, name)]
         for name in names + ["objective"] * (self.objective == "cosine"):
             option = f"--{name.replace('_', '-')}"
             raise UserError(

@@ -1,10 +1,11 @@
 """What every model of options shares: validation whose errors are one line, and how the command line shows a field."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from antiphase.errors import UserError, invalid, shown
 
@@ -31,6 +32,7 @@ class Typed:
 
 
 _MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
+_STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset())  # names of fields from a file
 
 
 class Options(BaseModel):
@@ -44,6 +46,21 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
+
+    @classmethod
+    def from_file(cls, stored: Mapping[str, Any], /, **values: Any) -> Self:
+        """Return options of which some were read from a file, which may hold some that have no use here."""
+        token = _STORED.set(frozenset(stored) - frozenset(values))
+        try:
+            return cls(**{**stored, **values})
+        finally:
+            _STORED.reset(token)
+
+    def typed(self, name: str) -> bool:
+        """Whether the caller gave a field, and no file did."""
+        return name in self.model_fields_set - self._stored
+
+    _stored: frozenset[str] = PrivateAttr(default_factory=_STORED.get)
 
     def __init__(self, **values: Any) -> None:
         try:

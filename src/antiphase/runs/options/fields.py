@@ -10,6 +10,7 @@ from antiphase.runs.options.base import Typed
 from antiphase.runs.options.read import (
     at_least_one,
     directory,
+    each_once,
     eps_text,
     read_eps,
     read_models,
@@ -22,7 +23,12 @@ MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
 # kinds of values
 Words = Annotated[tuple[str, ...], BeforeValidator(read_words), Typed(text=",".join, metavar="A,B,…")]
 Models = Annotated[tuple[str, ...], BeforeValidator(read_models), Typed(text=",".join, metavar="MODEL,…")]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(read_eps), Typed(text=eps_text, metavar="X,…")]
+Numbers = Annotated[
+    tuple[float, ...],
+    BeforeValidator(read_eps),
+    AfterValidator(each_once),
+    Typed(text=eps_text, metavar="X,…"),
+]
 Number = Annotated[float, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 OptionalNumber = Annotated[float | None, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 Directory = Annotated[Path, BeforeValidator(directory), Typed(check=directory, metavar="DIRECTORY")]

@@ -52,6 +52,18 @@ def read_eps(value: Any, info: ValidationInfo) -> Any:
     return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
 
 
+def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    """Return the numbers.
+
+    Raises:
+        UserError: one of them is given twice.
+    """
+    for at, number in enumerate(numbers):
+        if number in numbers[:at]:
+            raise UserError(f"{info.field_name} {eps_text(number)}: given twice; give each number once")
+    return numbers
+
+
 def read_one_eps(value: Any, info: ValidationInfo) -> Any:
     """Read one number from text; leave a number as it is.
 

@@ -24,6 +24,9 @@ class RerunOptions(Options):
             description="Directory of the repetition. If not given: the name of the run with -again after it."
         ),
     ] = None
+    run_code: Annotated[
+        bool, Field(description="Run the code of python: models that the run names. Read it first.")
+    ] = False
     quiet: Quiet = False
 
 

@@ -95,7 +95,7 @@ class SenseOptions(Options):
     def _check(self) -> "SenseOptions":
         for name, parts in _USERS.items():
             at_default = getattr(self, name) == type(self).model_fields[name].default
-            if name in self.model_fields_set and not at_default and not set(parts) & set(self.parts):
+            if self.typed(name) and not at_default and not set(parts) & set(self.parts):
                 option = name.replace("_", "-")
                 raise UserError(
                     f"--{option}: is of {' and '.join(parts)} alone; add it to --parts or leave --{option} out"

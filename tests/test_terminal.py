@@ -1,0 +1,76 @@
+"""What others wrote reaches a terminal as text, never as a command to it."""
+
+import io
+import sys
+import warnings
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from antiphase.progress import status_bar
+from antiphase.terminal import console, prepare_streams, safe, say
+
+HOSTILE = "a\x1b[2Jb\u202ec\u2066d\x07"
+SHOWN = r"a\x1b[2Jb\u202ec\u2066d\x07"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HOSTILE, SHOWN),
+        ("caf\udce9 \ud800", r"caf\xe9 \ud800"),
+        ("\x9b31m\r\u200f\u2028\x7f", r"\x9b31m\x0d\u200f\u2028\x7f"),
+        ("two\nlines\tε λ 👩‍🚀 שלום", "two\nlines\tε λ 👩‍🚀 שלום"),
+    ],
+)
+def test_what_a_terminal_obeys_is_escaped(text, shown):
+    assert safe(text) == shown
+    assert safe(shown) == shown
+
+
+def test_words_and_tables_are_printed_escaped(capsys):
+    table = Table(HOSTILE)
+    table.add_row(f"[/b]{HOSTILE}:smile:")
+    table.add_row(Text(HOSTILE))
+    say(HOSTILE, 1, sep="|")
+    console().print(table)
+    console(err=True).print(HOSTILE)
+    printed, error = capsys.readouterr()
+    assert printed.startswith(f"{SHOWN}|1\n")
+    assert f"[/b]{SHOWN}:smile:" in printed
+    assert error == f"{SHOWN}\n"
+    assert not set("\x1b\u202e\u2066\x07") & set(printed)
+
+
+def test_a_progress_bar_shows_its_title_escaped(monkeypatch):
+    drawn = io.StringIO()
+    monkeypatch.setattr("antiphase.progress.stderr_console", lambda: console(file=drawn, force_terminal=True))
+    with status_bar(f"[/b]{HOSTILE}", 2, shown=True) as bar:
+        bar.show(1, HOSTILE)
+        bar.say(HOSTILE)
+    assert SHOWN in drawn.getvalue()
+    assert all(mark not in drawn.getvalue() for mark in ("\x1b[2J", "\u202e", "\u2066", "\x07"))
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1"])
+def test_an_encoding_without_a_character_shows_its_escape(monkeypatch, encoding):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    prepare_streams()
+    say("ε = 1/255 │")
+    sys.stdout.flush()
+    assert raw.getvalue() == b"\\u03b5 = 1/255 \\u2502\n"
+
+
+def test_python_warnings_are_escaped(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    prepare_streams()
+    assert SHOWN in warnings.formatwarning(UserWarning(HOSTILE), UserWarning, "file.py", 1)
+
+
+def test_a_closed_output_is_no_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    prepare_streams()
+    say("nobody reads this")
+    sys.stdout.close()
