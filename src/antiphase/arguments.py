@@ -171,7 +171,9 @@ def _checked(name: str, value: Any, kinds: tuple[_Kind, ...], sizes: dict[str, A
             raise UserError(f"{name} {_given(value, must)}: expected {kind.described(must)}")
     if kind.words == "a number" and isinstance(value, int) and abs(value) >= 2**63:
         return float(value)  # torch takes no such integer
-    for axis, size in _axes(kind.array, value.shape) if kind.array else ():
+    if not isinstance(value, Tensor | np.ndarray) or not kind.array:
+        return value
+    for axis, size in _axes(kind.array, value.shape):
         known, first = sizes.setdefault(axis, (size, name))
         if known != size:
             words = f"{axis.lstrip('*')} {known}"
@@ -233,10 +235,8 @@ def _allowed(hint: Any) -> tuple[_Kind, ...]:
         inner = " or ".join(kind.words for kind in _allowed(parts[0])) if len({*parts} - {...}) == 1 else ""
         words = f"a {_LISTS[origin]}" + (f", each {inner}" if inner else "")
         return (_Kind(words, lambda value: _holds(origin, parts, value)),)
-    return (
-        _PLAIN.get(origin)
-        or _Kind(_WORDS.get(origin, origin.__name__), lambda value: isinstance(value, origin)),
-    )
+    words = _WORDS.get(origin) or str(origin.__name__)
+    return (_PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin)),)
 
 
 def _array_words(hint: Any) -> str:
