@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.api.kind import KINDS, Kind
+from antiphase.arguments import validated
 from antiphase.errors import UserError, shown
 from antiphase.files import replacing
 from antiphase.registry import find
@@ -187,6 +188,7 @@ def _kind_of(command: str, files: Mapping[str, bytes]) -> Kind:
     return kind.instead(json.loads(files.get("summary.json", b"{}"))) or kind
 
 
+@validated
 def open_result(directory: str | Path) -> Result:
     """Read the directory of a run: of any command, or of :meth:`Result.save`.
 
