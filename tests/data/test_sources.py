@@ -112,13 +112,13 @@ def test_an_unknown_split_is_one_line_with_the_choices(name, split, choices):
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        ({"limit": 0}, "limit 0 must be at least 1"),
-        ({"limit": -5}, "limit -5 must be at least 1"),
-        ({"image_size": 0}, "image_size 0 must be at least 1"),
-        ({"num_classes": 0}, "num_classes 0 must be at least 1"),
-        ({"channels": 2}, "channels 2 must be 1 "),
-        ({"channels": 0}, "channels 0 must be 1 "),
-        ({"seed": -1}, "seed -1 must be 0 or more"),
+        ({"limit": 0}, "limit 0: expected an integer of at least 1"),
+        ({"limit": -5}, "limit -5: expected an integer of at least 1"),
+        ({"image_size": 0}, "image_size 0: expected an integer of at least 1"),
+        ({"num_classes": 0}, "num_classes 0: expected an integer of at least 1"),
+        ({"channels": 2}, "channels 2: expected 1 or 3"),
+        ({"channels": 0}, "channels 0: expected 1 or 3"),
+        ({"seed": -1}, "seed -1: expected an integer from 0"),
         (
             {"image_size": 32},
             r"digits has images of shape \(1, 8, 8\) .*, not \(1, 32, 32\), .*use image_size 8",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.api.kind import KINDS, Kind
+from antiphase.arguments import validated
 from antiphase.errors import UserError, shown
 from antiphase.files import replacing
 from antiphase.reading import as_json, as_json_lines, as_rows
@@ -184,6 +185,7 @@ def _kind_of(command: str, files: Mapping[str, bytes]) -> Kind:
     return kind.instead(as_json(files.get("summary.json", b"{}"), "summary.json")) or kind
 
 
+@validated
 def open_result(directory: str | Path) -> Result:
     """Read the directory of a run: of any command, or of :meth:`Result.save`.
 

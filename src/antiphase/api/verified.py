@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from antiphase.arguments import validated
 from antiphase.errors import UserError, shown
 from antiphase.report.card.comparing import Disagreement, count_numbers, disagreements
 from antiphase.report.card.model import RobustnessCard
@@ -53,6 +54,7 @@ class Verification:
         return f"not confirmed: {fields}{more} of {self.card.name} differ"
 
 
+@validated
 def verify(card: str | Path, **options: Any) -> Verification:
     """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
 

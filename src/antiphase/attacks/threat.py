@@ -3,18 +3,21 @@
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from antiphase.arguments import ANY_NUMBER, OWN_WORDS, Must, validated
 from antiphase.errors import UserError, shown
 
 Norm = Literal["linf", "l2"]
+_BUDGET = Must("of at least 0, in units of the pixel range", lambda eps: eps >= 0)
 _LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
 _ROUNDING = 1e-6  # of x + δ in float32, for pixels up to 1
 
 
+@validated
 @dataclass(frozen=True)
 class Threat:
     """Allow all images with ‖x' − x‖ ≤ ε and every pixel within the bounds.
@@ -30,16 +33,10 @@ class Threat:
     """
 
     norm: Norm = "linf"
-    eps: float = 8 / 255
-    bounds: tuple[float, float] = (0.0, 1.0)
+    eps: Annotated[float, _BUDGET, ANY_NUMBER] = 8 / 255
+    bounds: Annotated[tuple[float, float], OWN_WORDS] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        if self.norm not in ("linf", "l2"):
-            raise UserError(f"norm {shown(self.norm)}: expected 'linf' or 'l2'")
-        if not isinstance(self.eps, Real) or isinstance(self.eps, bool) or not self.eps >= 0:
-            raise UserError(
-                f"eps {shown(self.eps)}: expected a number of at least 0, in units of the pixel range"
-            )
         try:
             low, high = map(_number, self.bounds)
         except (TypeError, ValueError):

@@ -6,12 +6,14 @@ Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used by *Underst
 Differential Attention through the Lens of Adversarial Robustness* (2025), Section 3.2.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.attention.backends.choice import BackendName, attend
 from antiphase.attention.backends.views import Parts
+from antiphase.attention.maps import check_broadcast
 
 
 @validated
@@ -44,6 +46,8 @@ def differential_attention(
         ValueError: for a backend that does not exist or cannot take the inputs, heads that do not match λ, or
             a mask of integers.
     """
+    if mask is not None:
+        check_broadcast("mask", mask, torch.Size([*q1.shape[:3], k1.shape[2]]))
     return attend(_two_branches, lam, mask, backend, q1, k1, q2, k2, v)
 
 

@@ -36,6 +36,7 @@ def softmax_maps(
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if mask is None:
         return masked_softmax(scores)
+    check_broadcast("mask", mask, scores.shape)
     bias, dead = open_dead_rows(mask, scores.dtype)
     return masked_softmax(scores, bias).masked_fill(dead, 0.0)
 
@@ -69,7 +70,18 @@ def combine(
     """
     if not isinstance(lam, Tensor):
         return torch.sub(positive, negative, alpha=lam)
+    check_broadcast("lam", per_head(lam), positive.shape)
     return torch.addcmul(positive, negative, per_head(lam), value=-1)  # allocates only the result
+
+
+def check_broadcast(name: str, given: Tensor, shape: torch.Size) -> None:
+    """Refuse a tensor that does not broadcast to the shape of the maps."""
+    try:
+        torch.broadcast_shapes(given.shape, shape)
+    except RuntimeError:
+        raise UserError(
+            f"{name} of shape {tuple(given.shape)}: expected one that fits {tuple(shape)}"
+        ) from None
 
 
 def open_dead_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Bool[Tensor, "... queries 1"]]:

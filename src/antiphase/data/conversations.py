@@ -18,6 +18,7 @@ from antiphase.files import digest
 from antiphase.streams import generator
 
 
+@validated
 @dataclass(frozen=True, eq=False)
 class Conversation:
     """Questions and answers about one image, or about none.

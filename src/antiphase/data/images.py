@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from rich.progress import Progress
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.data.decoding import Square, decode, describe_transform
 from antiphase.data.members import file_size
 from antiphase.errors import UserError
@@ -41,14 +42,12 @@ class ImageSet(ABC):
     name: str
     split: str
     class_names: tuple[str, ...]
-    ids: Int64[Tensor, " n"]
-    labels: Int64[Tensor, " n"]
+    ids: Int64[Tensor, " samples"]
+    labels: Int64[Tensor, " samples"]
     skipped: tuple[str, ...] = ()
     prompts: tuple[tuple[str, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.ids.shape != self.labels.shape:
-            raise ValueError(f"{len(self.ids)} ids but {len(self.labels)} labels")
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(outside):
             raise UserError(
@@ -118,6 +117,7 @@ class ImageSet(ABC):
 
 
 @final
+@validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayImages(ImageSet):
     """Images held in memory.
@@ -126,16 +126,14 @@ class ArrayImages(ImageSet):
         pixels: uint8 in 0..255, or float32 in [0, 1].
     """
 
-    pixels: UInt8[Tensor, "n c h w"] | Float[Tensor, "n c h w"]
+    pixels: UInt8[Tensor, "samples c h w"] | Float[Tensor, "samples c h w"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.pixels) != len(self):
-            raise ValueError(f"{len(self.pixels)} images but {len(self)} labels")
         if self.pixels.dtype == torch.uint8:
             return
         if self.pixels.dtype != torch.float32:
-            raise TypeError(f"pixels of type {self.pixels.dtype}: expected uint8 or float32")
+            raise UserError(f"pixels of type {self.pixels.dtype}: expected uint8 or float32")
         outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # includes NaN
         if len(outside):
             raise UserError(
@@ -165,6 +163,7 @@ class ArrayImages(ImageSet):
 
 
 @final
+@validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
     """Image files, decoded on demand, resized and cropped to squares of one size.
@@ -186,7 +185,7 @@ class FileImages(ImageSet):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.files) != len(self):
-            raise ValueError(f"{len(self.files)} files but {len(self)} labels")
+            raise UserError(f"{len(self.files)} files but {len(self)} labels")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from antiphase.arguments import OWN_WORDS, validated
+from antiphase.arguments import OWN_WORDS, Count, Seed, validated
 from antiphase.data.folders import choose_split
 from antiphase.data.given import array_images, dataset_images
 from antiphase.data.images import FileImages, ImageSet
@@ -26,12 +26,12 @@ def load_data(
     *,
     class_names: Annotated[Sequence[str] | None, OWN_WORDS] = None,
     split: str = "test",
-    image_size: int | None = None,
-    channels: int | None = None,
-    num_classes: int | None = None,
+    image_size: Count | None = None,
+    channels: Literal[1, 3] | None = None,
+    num_classes: Count | None = None,
     root: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    seed: int | None = None,
+    limit: Count | None = None,
+    seed: Seed | None = None,
     skip_bad: bool = False,
     progress: bool = True,
 ) -> ImageSet:
@@ -65,7 +65,6 @@ def load_data(
     >>> load_data(np.zeros((2, 3, 5, 5)), [1, 0])
     <ArrayImages array (test): 2 images of 3×5×5, 2 classes>
     """
-    _check(image_size, channels, num_classes, limit, seed)
     if isinstance(source, str):
         if labels is not None or class_names is not None:
             raise UserError(f"{source}: has its own labels and class names; leave them out")
@@ -116,18 +115,6 @@ def _given(
         f"data {shown(source)}: expected the name of a source, such as 'digits' or 'folder:PATH', or images: an array, "
         "a tensor, a map-style Dataset or a DataLoader"
     )
-
-
-def _check(
-    image_size: int | None, channels: int | None, num_classes: int | None, limit: int | None, seed: int | None
-) -> None:
-    for label, value in (("image_size", image_size), ("num_classes", num_classes), ("limit", limit)):
-        if value is not None and value < 1:
-            raise UserError(f"{label} {value} must be at least 1")
-    if channels not in (None, 1, 3):
-        raise UserError(f"channels {channels} must be 1 (grey) or 3 (RGB)")
-    if seed is not None and seed < 0:
-        raise UserError(f"seed {seed} must be 0 or more")
 
 
 def _check_agreement(

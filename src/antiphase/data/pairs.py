@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from antiphase.arguments import validated
 from antiphase.data.decoding import decode_whole
 from antiphase.data.members import file_size
 from antiphase.data.objects import ImageObjects
@@ -88,7 +89,7 @@ class PairSet(ABC):
 
     def __post_init__(self) -> None:
         if len(self.captions) != len(self.ids):
-            raise ValueError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
+            raise UserError(f"{len(self.ids)} ids but captions for {len(self.captions)}")
         if not len(self.ids):
             raise UserError(
                 f"{self.name} ({self.split}): no pairs found; expected at least one captioned image"
@@ -170,6 +171,7 @@ class PairSet(ABC):
 
 
 @final
+@validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayPairs(PairSet):
     """Pairs held in memory, with images of one size."""
@@ -187,6 +189,7 @@ class ArrayPairs(PairSet):
 
 
 @final
+@validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FilePairs(PairSet):
     """Image files with captions, decoded on demand.

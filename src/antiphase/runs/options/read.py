@@ -49,6 +49,8 @@ def read_eps(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, Iterable):
         return value
     name = info.field_name or "eps"
+    if not isinstance(value, Iterable):
+        raise UserError(f"{name} {shown(value)}: expected one or more numbers, such as 8/255")
     return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
 
 
