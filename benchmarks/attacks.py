@@ -5,7 +5,7 @@ that a busy machine slows both; the ratio is that of the fastest rounds. The oth
 dependencies: pyautoattack, foolbox; torchattacks where installed. Our search asks the model for its logits only
 (``antiphase.attention.outputs_only``), the others call it as anybody would; --outputs-only lets them do the same.
 
-    uv run python benchmarks/attacks.py --publish              # attacks.json and the table of docs/commands.md, minutes on 2 cores
+    uv run python benchmarks/attacks.py --publish              # attacks.json and the table of docs/commands.md
     uv run python benchmarks/attacks.py                        # everything, about an hour on 2 cores
     uv run python benchmarks/attacks.py apgd-ce pgd --images 100
     uv run python benchmarks/attacks.py autoattack --eps 8/255 --precision bf16

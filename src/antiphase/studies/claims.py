@@ -253,5 +253,10 @@ def _below(check: Check) -> float:
 
 def _above(check: Check) -> float:
     """Return the one-sided p-value of "the difference is at most 0"; 1 if it cannot be judged."""
-    turned = replace(check, estimate=check.estimate and replace(check.estimate, value=-check.estimate.value))
-    return _below(turned)
+    return _below(turned(check))
+
+
+def turned(check: Check) -> Check:
+    """Return the check of the opposite: a difference of the other sign."""
+    one = check.estimate
+    return replace(check, estimate=one and replace(one, value=-one.value, low=-one.high, high=-one.low))
