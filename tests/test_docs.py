@@ -24,7 +24,7 @@ from antiphase.sensitivity import adapters
 from tests import needs
 
 SMALLER = (  # what the pages do with more images, in tests
-    (r"\blimit=\d+", "limit=8"), (r"range\(\d\d+\)", "range(8)"), (r":500\]", ":20]"), (r"samples=1000", "samples=20"),
+    (r"\blimit=\d+", "limit=4"), (r"range\(\d\d+\)", "range(4)"), (r":500\]", ":4]"), (r"samples=1000", "samples=20"),
     (r"\b(epochs|samples)=5\b", r"\1=1"), (r"steps=20\b", "steps=2"), (r"episodes=500", "episodes=20"),
     (r"study run my-study.py --seeds 8", "study run my-study.py --profile smoke"),
     (r"study report my-study.py", "study report my-study.py --profile smoke"),
@@ -33,7 +33,7 @@ SMALLER = (  # what the pages do with more images, in tests
 FEWER = {
     "train": "--epochs 1 --limit 16", "train-clip": "--epochs 1 --limit 16 --batch-size 8", "quickstart": "--limit 4",
     "audit": "--limit 4", "attack": "--limit 2", "sense": "--limit 2", "certify": "--limit 2 --samples 20",
-    "evaluate": "--limit 40",
+    "evaluate": "--limit 40 --train-limit 40 --episodes 10 --seeds 1 --iterations 20",
 }  # fmt: skip
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n+)?"
@@ -52,7 +52,7 @@ def MyTransformer(seed): return vit(32, in_channels=3, num_classes=10)
 """,
     "docs/resume.md": """
 import antiphase as ap
-ap.audit("specimen:diffvit-0", eps="1/255", limit=4, out="antiphase-audit", quiet=True)
+ap.audit("specimen:diffvit-0", eps="1/255", limit=2, sense_limit=0, out="antiphase-audit", quiet=True)
 """,
 }
 VERDICTS = ("holds", "contradicted", "absent", "undecided")
