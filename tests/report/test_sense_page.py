@@ -246,3 +246,11 @@ def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
     title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
     assert title.startswith(answer)
     assert ("fewer than 8 decide nothing" in lead) == (seeds == 3)
+
+
+def test_parts_of_an_earlier_run_are_not_drawn(lineup, tmp_path):
+    (model, *_), data = lineup[0], load_data("digits", limit=2)
+    for parts in (("alignment", "depth"), ("alignment",)):
+        sense_all([model], [], data, QUICK, tmp_path, parts=parts, progress=False)
+    assert "way through the depth" not in write_sense_report(tmp_path).read_text(encoding="utf-8")
+    assert set(read_rows(tmp_path)) == {"alignment"}
