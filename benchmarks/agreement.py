@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rounds import provenance
 from torch import Tensor, nn
 
 import antiphase as ap
@@ -70,6 +71,7 @@ def main() -> None:
                     standing = run(stage, model, images, labels, standing, threat, int(seed), precision)
                 seconds = round(time.perf_counter() - began, 1)
                 line = {**cell, "stage": stage, "standing": standing.tolist(), "seconds": seconds}
+                line |= provenance({name: model}, ("pyautoattack",))
                 with options.into.open("a") as file:
                     file.write("\n" + json.dumps(line) + "\n")  # not behind a line that was cut off
                 print(json.dumps({**line, "standing": len(standing)}), flush=True)

@@ -5,6 +5,7 @@ that a busy machine slows both; the ratio is that of the fastest rounds. The oth
 dependencies: pyautoattack, foolbox; torchattacks where installed. Our search asks the model for its logits only
 (``antiphase.attention.outputs_only``), the others call it as anybody would; --outputs-only lets them do the same.
 
+    uv run python benchmarks/attacks.py --publish              # attacks.json and the table of docs/commands.md
     uv run python benchmarks/attacks.py                        # everything, about an hour on 2 cores
     uv run python benchmarks/attacks.py apgd-ce pgd --images 100
     uv run python benchmarks/attacks.py autoattack --eps 8/255 --precision bf16
@@ -18,11 +19,13 @@ import importlib.util
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
+from rounds import provenance
 from torch import Tensor, nn
 
 import antiphase as ap
@@ -30,7 +33,16 @@ from antiphase.attacks import Threat, apgd, autoattack, fab, pgd, square, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attention import outputs_only
 from antiphase.heap import keep_freed_memory
+from antiphase.models.zoo import fingerprint
+from antiphase.report.studies.written import replace_marked
 
+PUBLISHED = Path(__file__).with_name("attacks.json")
+PAGE = Path(__file__).parents[1] / "docs/commands.md"
+SHOWN = (  # what the page shows: command lines of this script
+    ["pgd", "apgd-ce", "--images", "100", "--rounds", "3"],
+    ["autoattack", "--images", "40"],
+)
+TITLES = {"pgd": "PGD-20", "apgd-ce": "APGD-CE", "autoattack": "AutoAttack"}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 Timed = Callable[[], float]  # does the work; returns the robust accuracy or the share that stands
 
@@ -57,8 +69,28 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--publish", action="store_true", help=f"the comparisons of docs/commands.md, into {PUBLISHED.name}"
+    )
     options = parser.parse_args()
     keep_freed_memory()  # as the commands do
+    if options.publish:
+        publish(parser)
+    else:
+        measure(options)
+
+
+def publish(parser: argparse.ArgumentParser) -> None:
+    """Measure what the page shows, write it as JSON, and put the table into the page."""
+    lines = [line for words in SHOWN for line in measure(parser.parse_args(words))]
+    models = {line["model"]: ap.load_model(line["model"]) for line in lines}
+    record = provenance(models, ("pyautoattack", "foolbox", "torchattacks")) | {"measured": lines}
+    PUBLISHED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    replace_marked(PAGE, "speed", speed_table(record))
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the chosen comparisons; return one line for each."""
     model = ap.load_model(options.model).eval().requires_grad_(False).to(options.device)
     data = ap.data.load_data(options.data, limit=options.images, seed=0)
     images = data.images(range(len(data))).to(options.device)
@@ -71,17 +103,19 @@ def main() -> None:
             compile=True,
         )  # fmt: skip
         print(json.dumps({"compiled in": round(time.perf_counter() - began, 1)}), flush=True)
+    lines = []
     for name in options.what:
         for eps in [float(Fraction(text)) for text in options.eps.split(",")]:
             compare, single = COMPARISONS[name]
             with outputs_only() if options.outputs_only else contextlib.nullcontext():
-                run(name, compare(model, images, labels, eps, options), eps, options)
+                lines.append(run(name, compare(model, images, labels, eps, options), eps, options))
             if single:
                 break
+    return lines
 
 
-def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.Namespace) -> None:
-    """Time every contestant in turn and print the ratios to ours."""
+def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Time every contestant in turn; print and return the ratios to ours."""
     seconds: dict[str, float] = {}
     standing: dict[str, float] = {}
     clock = CLOCKS[options.clock]
@@ -93,12 +127,46 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
     ours = next(iter(contestants))
     line: dict[str, Any] = {
         "what": name, "model": options.model, "device": options.device, "clock": options.clock,
-        "eps": f"{eps * 255:g}/255", "images": options.images, "threads": torch.get_num_threads(),
+        "eps": f"{eps * 255:g}/255", "images": options.images, "data": options.data, "rounds": options.rounds,
+        "precision": options.precision, "queries": options.queries, "threads": torch.get_num_threads(),
         "seconds": {who: round(value, 2) for who, value in seconds.items()},
         "standing": {who: round(value, 4) for who, value in standing.items()},
         "times faster": {who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours},
     }  # fmt: skip
     print(json.dumps(line, ensure_ascii=False), flush=True)
+    return line
+
+
+def speed_table(record: Mapping[str, Any]) -> str:
+    """Return the table of a record of ``--publish`` in Markdown, with what it was measured with below."""
+    head = ("attack", "ε", "compared with", "times as fast", "robust accuracy, ours and theirs")
+    rows = [head, ("---",) * len(head)]
+    for line in record["measured"]:
+        ours, *_ = line["seconds"]
+        for who, times in line["times faster"].items():
+            left = " and ".join(f"{100 * line['standing'][each]:.1f} %" for each in (ours, who))
+            version = record["versions"].get(who, "")
+            rows.append(
+                (
+                    TITLES.get(line["what"], line["what"]),
+                    line["eps"],
+                    f"{who} {version}".strip(),
+                    f"{times:.1f}",
+                    left,
+                )
+            )
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    models = ", ".join(f"`{name}`" for name in record["models"])
+    about = (
+        f"Ratio of the fastest rounds, all in float32, of {models} on {record['hardware']}; torch "
+        f"{record['versions']['torch']}, commit {record['commit']}, {record['date']}."
+    )
+    return "\n".join([*lines, "", about, ""])
+
+
+def changed_models(record: Mapping[str, Any]) -> list[str]:
+    """Return the models of a record whose weights or code are no longer those that were measured."""
+    return [name for name, digest in record["models"].items() if fingerprint(ap.load_model(name)) != digest]
 
 
 def ours_name(options: argparse.Namespace) -> str:

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from rounds import ratio, take_turns
+from rounds import provenance, ratio, take_turns
 from torch import Tensor, nn
 
 from antiphase.heap import keep_freed_memory
@@ -124,6 +124,7 @@ def show(setting: str, precision: str, what: str, found: dict[str, list[float]])
     print(
         json.dumps(
             {"setting": setting, "precision": precision, "what": what, "median": medians, "ratio": ratios}
+            | provenance()
         )
     )
     sys.stdout.flush()

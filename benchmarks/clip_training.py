@@ -18,7 +18,7 @@ import numpy as np
 import open_clip
 import torch
 from accelerate import Accelerator
-from rounds import ratio, take_turns
+from rounds import provenance, ratio, take_turns
 from torch import Tensor, nn
 
 from antiphase.heap import keep_freed_memory
@@ -53,7 +53,8 @@ def main() -> None:
         for one, two in (("diffclip", "clip"), ("diffclip-vision", "clip"), ("clip", "open_clip"))
     }
     medians = {name: round(float(np.median(each)), 3) for name, each in seconds.items()}
-    print(json.dumps(vars(options) | {"seconds": medians, "ratios": ratios}))
+    made_with = provenance(packages=("open_clip",))
+    print(json.dumps(vars(options) | {"seconds": medians, "ratios": ratios} | made_with))
 
 
 def random_share(batch: int, count: int) -> Share:

@@ -24,6 +24,7 @@ import numpy as np
 import sklearn
 import torch
 import torch.nn.functional as F
+from rounds import provenance
 from sklearn.neighbors import NearestCentroid
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -56,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with threadpool_limits(options.threads):
         found = few_shot(options) if options.what == "fewshot" else retrieval(options)
-    print(json.dumps(vars(options) | found))
+    print(json.dumps(vars(options) | found | provenance()))
     if found.get("peak GB", 0.0) > LIMIT:
         raise SystemExit(f"peak of {found['peak GB']} GB: expected {LIMIT:g} or less")
 

@@ -1,9 +1,18 @@
 """Contestants that take turns, and the ratio of what they took: what slows the machine slows neighbours alike."""
 
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import nn
+
+from antiphase.models.zoo import fingerprint
+from antiphase.runs.loading import find_device
+from antiphase.runs.record import environment_record
 
 
 def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -28,3 +37,17 @@ def ratio(one: list[float], two: list[float]) -> dict[str, float | list[float]]:
         "interval": [round(float(x), 3) for x in ends],
         "fastest": round(min(one) / min(two), 3),
     }
+
+
+def provenance(models: Mapping[str, nn.Module] | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a measurement was made with: commit, machine, versions, and the SHA-256 of each model."""
+    record = environment_record(find_device("auto"))
+    names = packages_distributions()
+    record["versions"] |= {name: version(names[name][0]) for name in packages if name in names}
+    here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": False}
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **here).stdout.strip()
+    return {
+        "commit": f"{head}{'+' if changed else ''}", "date": time.strftime("%Y-%m-%d"), **record,
+        "models": {name: fingerprint(model) for name, model in (models or {}).items()},
+    }  # fmt: skip

@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from rounds import provenance
 from scipy import stats
 from torch import Tensor, nn
 
@@ -62,10 +63,11 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()  # as the commands do
     found: dict[str, Line] = {}
+    made_with = provenance({options.model: ap.load_model(options.model)} if options.model else None)
     for name in options.what.split(","):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             found[name] = alone.submit(MEASUREMENTS[name], options, found).result()
-        print(json.dumps({"what": name} | found[name], ensure_ascii=False), flush=True)
+        print(json.dumps({"what": name} | found[name] | made_with, ensure_ascii=False), flush=True)
 
 
 def passes(options: Options, found: dict[str, Line]) -> Line:

@@ -1,10 +1,13 @@
-"""Time a start: ``python benchmarks/startup.py [--rounds 5]`` prints the median seconds of new processes."""
+"""Time a start: ``python benchmarks/startup.py [--rounds 5]`` prints the median seconds of new processes as JSON."""
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import time
+
+from rounds import provenance
 
 CASES = {
     "python": ["-c", "pass"],
@@ -31,5 +34,5 @@ if __name__ == "__main__":
     for _ in range(rounds + 1):  # the first round compiles and fills the disk's cache
         for name, words in CASES.items():
             taken[name].append(seconds(words))
-    for name, each in taken.items():
-        print(f"{name:24} {statistics.median(each[1:]):.2f} s")
+    medians = {name: round(statistics.median(each[1:]), 2) for name, each in taken.items()}
+    print(json.dumps({"rounds": rounds, "seconds": medians} | provenance()))

@@ -5,24 +5,70 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer.main
 from PIL import Image
 
 from antiphase.cli.app import app
-from antiphase.models import clip, diffclip, write_model
+from antiphase.models import clip, diffclip, diffvit, load_model, vit, write_model
+from antiphase.models.checkpoints import save
+from antiphase.models.zoo import fingerprint
 from antiphase.sensitivity import adapters
+from tests import needs
 
-SMALLER = {  # what the pages do with more images, in tests
-    "limit=200": "limit=4", "limit=50": "limit=4", "limit=20": "limit=8", "limit=8": "limit=8", "limit=2": "limit=2",
-    "range(500)": "range(20)", ":500]": ":20]", "range(30)": "range(2)", "range(20)": "range(8)",
+SMALLER = (  # what the pages do with more images, in tests
+    (r"\blimit=\d+", "limit=4"), (r"range\((\d\d+|[5-9])\)", "range(4)"), (r":500\]", ":4]"),
+    (r"samples=1000", "samples=20"),
+    (r"\b(epochs|samples)=5\b", r"\1=1"), (r"steps=20\b", "steps=2"), (r"episodes=500", "episodes=20"),
+    (r"study run my-study.py --seeds 8", "study run my-study.py --profile smoke"),
+    (r"study report my-study.py", "study report my-study.py --profile smoke"),
+)  # fmt: skip
+# settings of commands that come last, so that they replace those on the page
+FEWER = {
+    "train": "--epochs 1 --limit 16", "train-clip": "--epochs 1 --limit 16 --batch-size 8", "quickstart": "--limit 4",
+    "audit": "--limit 4", "attack": "--limit 2", "sense": "--limit 2", "certify": "--limit 2 --samples 20",
+    "evaluate": "--limit 40 --train-limit 40 --episodes 10 --seeds 1 --iterations 20",
 }  # fmt: skip
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>[^\n]*) -->\n+)?"
+    r'(?:^```python(?: title="(?P<title>[^\n]*)")?\n(?P<python>.*?)^```'
+    r"|(?P<shell>(?:^    (?:antiphase|uv|pip|git|torchrun)\b[^\n]*\n)+))",
+    re.MULTILINE | re.DOTALL,
+)
+BEFORE = {  # what a page's reader has in the file that its blocks go into
+    "docs/own-study.md": """
+from torch import nn
+from antiphase.attacks import pgd
+from antiphase.models import vit
+from antiphase.studies import Attack, Own, TrainVit, given
+seed, model = 0, TrainVit(model="vit", data="digits", seed=0)
+def MyTransformer(seed): return vit(32, in_channels=3, num_classes=10)
+""",
+    "docs/resume.md": """
+import antiphase as ap
+ap.audit("specimen:diffvit-0", eps="1/255", limit=2, sense_limit=0, out="antiphase-audit", quiet=True)
+""",
+}
 VERDICTS = ("holds", "contradicted", "absent", "undecided")
+MODEL = """
+from antiphase import models
+
+def build(depth=1):
+    return models.diffvit(28, depth=depth, dim=16, num_heads=2, num_classes=10, in_channels=1)
+
+def diffvit():
+    return build()
+
+def vit():
+    return models.vit(28, depth=1, dim=16, num_heads=2, num_classes=10, in_channels=1)
+"""
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
@@ -30,6 +76,7 @@ PAGES = [
     ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+RUN = [page for page in PAGES if page.name not in ("CONTRIBUTING.md", "SECURITY.md")]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
@@ -93,6 +140,53 @@ def test_citation_and_address_are_of_this_project():
     assert f"version: {project['version']}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def benchmark(monkeypatch):
+    """The script that measures attacks against other libraries'."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    spec = importlib.util.spec_from_file_location("benchmark_attacks", ROOT / "benchmarks/attacks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_speed_is_of_the_models_of_today(benchmark):
+    _, _, rest = benchmark.PAGE.read_text(encoding="utf-8").partition("<!-- speed -->\n")
+    shown = rest.partition("<!-- /speed -->")[0]
+    if not benchmark.PUBLISHED.exists():
+        assert shown == ""
+        return
+    record = json.loads(benchmark.PUBLISHED.read_text(encoding="utf-8"))
+    assert benchmark.changed_models(record) == [], "measure again: benchmarks/attacks.py --publish"
+    assert shown == benchmark.speed_table(record)
+
+
+def test_a_record_of_speed_is_told_from_one_of_another_model(benchmark):
+    line = {
+        "what": "apgd-ce", "model": "specimen:diffvit-0", "eps": "2/255", "seconds": {"ours": 2.0, "pyautoattack": 5.0},
+        "standing": {"ours": 0.5, "pyautoattack": 0.51}, "times faster": {"pyautoattack": 2.5},
+    }  # fmt: skip
+    digests = {name: fingerprint(load_model(name)) for name in ("specimen:diffvit-0", "specimen:vit-0")}
+    record = {
+        "models": digests, "measured": [line], "versions": {"torch": "2.9", "pyautoattack": "0.2"},
+        "hardware": "a CPU", "commit": "abc", "date": "today",
+    }  # fmt: skip
+    assert benchmark.changed_models(record) == []
+    record["models"] = {name: digests["specimen:diffvit-0"] for name in digests}
+    assert benchmark.changed_models(record) == ["specimen:vit-0"]
+    table = benchmark.speed_table(record)
+    assert "| APGD-CE | 2/255 | pyautoattack 0.2 | 2.5 | 50.0 % and 51.0 % |" in table
+    assert "torch 2.9, commit abc, today" in table
+
+
+def test_no_speed_is_typed():
+    """Figures of speed go out of date with every model and machine: a table is made from what was measured."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").partition("<!-- speed -->")
+        text = text[0] + text[2].partition("<!-- /speed -->")[2]
+        assert not re.findall(r"[^.]*\d[^.\n]* times (?:as fast|faster)[^.]*", text), page
+
+
 def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
@@ -116,34 +210,109 @@ def test_the_readme_counts_claims_as_the_findings_do():
     assert all(each.strip() in readme for each in told)
 
 
-def test_the_python_of_the_readme_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    names = {}
-    exec(code.replace("50", "4"), names)
-    assert len(names["result"].success) == 4
-    assert capsys.readouterr().out.startswith(str(names["result"].asr))
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """The folder of a reader who follows a page: small models, pictures and files under the names of the pages."""
+    folder = tmp_path_factory.mktemp("reader")
+    runs = folder / "runs"
+    for name, build in (("clip", clip), ("diffclip", diffclip)):
+        vision = {"image_size": 64, "dim": 24, "depth": 1, "num_heads": 2, "patch_size": 32}
+        text = {"dim": 16, "depth": 1, "num_heads": 2}
+        write_model(build(seed=0, vision=vision, text=text, embed_dim=12), runs / name)
+    sizes = {"depth": 1, "dim": 16, "num_heads": 2, "num_classes": 10}
+    for name, build in (("vit", vit), ("diffvit", diffvit)):
+        for seed in range(3):
+            model = build(8, **sizes)
+            save(
+                model,
+                {"model": model.config.model_dump(mode="json"), "seed": seed, "data": "digits"},
+                runs / f"{name}-{seed}",
+            )
+    shutil.copytree(runs / "vit-0", runs / "mine")
+    (folder / "model.py").write_text(MODEL, encoding="utf-8")
+    (folder / "run").mkdir()
+    sizes |= {"in_channels": 1}
+    for name, build, depth in (
+        ("diffvit.pt", diffvit, 1), ("vit.pt", vit, 1), ("best.pt", diffvit, 1), ("run/best.pt", diffvit, 4),
+    ):  # fmt: skip
+        torch.save(build(28, **sizes | {"depth": depth}).state_dict(), folder / name)
+    for label in range(10):
+        (folder / f"PHOTOS/{label}").mkdir(parents=True)
+        Image.fromarray(np.full((28, 28), 20 * label, np.uint8)).save(folder / f"PHOTOS/{label}/a.png")
+    Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(folder / "desk.jpg")
+    return folder
+
+
+def blocks(page):
+    """Yield the notes and blocks of code and commands of a page that runs, in their order."""
+    text = page.read_text(encoding="utf-8")
+    if re.match(r"---\nrun: true\n", text):
+        return  # the site runs it when it is built
+    for block in BLOCK.finditer(text):
+        if not (block["note"] or "").startswith("not run: "):
+            yield block
+
+
+def follow(page, folder, monkeypatch, run_cli=None):
+    """Do what a page says, in the order of the page; its commands too if they can be run."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(adapters, "_ADAPTERS", dict(adapters._ADAPTERS))
+    name = page.relative_to(ROOT).as_posix()
+    names = {"__name__": "page"}
+    exec(BEFORE.get(name, ""), names)
+    for block in blocks(page):
+        need = re.match(r"needs: (\w+)", block["note"] or "")
+        if need and getattr(needs, need[1]).args[0]:
+            continue
+        code = block["python"] or block["shell"]
+        for longer, shorter in SMALLER:
+            code = re.sub(longer, shorter, code)
+        if block["title"]:  # a file to save
+            (folder / block["title"]).write_text(code, encoding="utf-8")
+        elif block["python"]:
+            exec(compile(code, name, "exec"), names)
+        elif run_cli is not None:
+            for line in code.splitlines():
+                _type(line, run_cli)
+    return names
+
+
+def _type(line, run_cli):
+    words = shlex.split(re.sub(r"^.*uv run ", "", line), comments=True)
+    assert words[0] == "antiphase", f"{line}: say in a comment why it is not run"
+    if words[1].startswith("train") and "--out" in words:
+        shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
+    more = shlex.split(FEWER.get(words[1], "")) if not {"--write-adapter", "--help"} & {*words} else []
+    code, _, err = run_cli(*words[1:], *more)
+    assert code == 0, f"{line}: {err}"
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        "first-audit", "own-attention", "own-attack", "resume",
-        "concepts/alignment", "concepts/lipschitz", "concepts/intervals",
-    ],
-)  # fmt: skip
-def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(adapters, "_ADAPTERS", dict(adapters._ADAPTERS))
-    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-    names = {"__name__": "page"}
-    for title, code in re.findall(r'^```python(?: title="(.*)")?\n(.*?)^```', text, re.MULTILINE | re.DOTALL):
-        if title:  # a file to save
-            (tmp_path / title).write_text(code, encoding="utf-8")
-            continue
-        code = re.sub(r"\blimit=\d+|range\(\d\d+\)|:500\]", lambda found: SMALLER[found.group()], code)
-        exec(compile(code, page, "exec"), names)
+    "page", [page for page in RUN if any(b["python"] for b in blocks(page))], ids=lambda page: page.name
+)
+def test_the_python_of_a_page_runs(page, reader, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(reader, tmp_path / "reader")
+    names = follow(page, folder, monkeypatch)
     assert len(names) > 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "page", [page for page in RUN if any(b["shell"] for b in blocks(page))], ids=lambda page: page.name
+)
+def test_a_page_runs_with_its_commands(page, reader, tmp_path, monkeypatch, run_cli):
+    follow(page, shutil.copytree(reader, tmp_path / "reader"), monkeypatch, run_cli)
+
+
+@pages
+def test_what_is_not_run_says_why(page):
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"^ *```(\w+)", text, re.MULTILINE)) <= {"python"}
+    for block in BLOCK.finditer(text):
+        assert not block["note"] or re.match(r"(not run: ..........|needs: \w+$)", block["note"]), block[
+            "note"
+        ]
 
 
 def test_the_notebook_is_kept_without_outputs_and_installs_what_it_needs():
@@ -155,20 +324,3 @@ def test_the_notebook_is_kept_without_outputs_and_installs_what_it_needs():
     assert f"https://colab.research.google.com/github/antiphase/antiphase/blob/main/{path}" in "".join(
         cells[0]["source"]
     )
-
-
-def test_the_commands_as_functions_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, build in (("clip", clip), ("diffclip", diffclip)):
-        vision = {"image_size": 32, "dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16}
-        text = {"dim": 16, "depth": 1, "num_heads": 2}
-        write_model(build(seed=0, vision=vision, text=text, embed_dim=12), tmp_path / "runs" / name)
-    Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save("desk.jpg")
-    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page.partition("## Attacks\n")[0], re.DOTALL)
-    code = re.sub(r"limit=\d+", "limit=4", "".join(blocks)).replace("samples=1000", "samples=20")
-    code = code.replace("epochs=5", "epochs=1")
-    names = {}
-    exec(code.replace("range(20)", "range(4)").replace("steps=20", "steps=2"), names)
-    assert names["result"].frame().shape[0] == 2 * 2 * 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["desk.jpg", "my-audit", "runs"]

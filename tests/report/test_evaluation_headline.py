@@ -73,3 +73,34 @@ def test_several_pairs_and_none():
         "2 models score lower than their twins: −46.7 points [−59.5, −31.0] in diffclip,"
     )
     assert headline(summary())[0] == "What diffclip, clip can do"
+
+
+def test_numbers_are_decided_together_and_by_their_p_too():
+    barely = ("zero-shot", "top-1", True, 0.1, 0.002, 0.198)  # p = 0.046
+    assert headline(summary(barely))[0].startswith("diffclip scores higher than clip")
+    assert headline(summary(barely, UNDECIDED))[0].startswith("No difference shown")
+    not_by_p = summary(MMVP)
+    not_by_p["differences"][0]["p"] = 0.07
+    assert headline(not_by_p)[0].startswith(
+        "No difference shown between diffclip and clip: +20.0 points [10.0"
+    )
+
+
+def test_a_few_training_seeds_leave_it_undecided():
+    told = summary(TOP_1)
+    told["models"] = [
+        {"name": f"{name}-{seed}", "seed": seed, "attention": name}
+        for name in ("diffclip", "clip")
+        for seed in (0, 1)
+    ]
+    (one,) = told["differences"]
+    told["differences"] = [one | {"model": f"diffclip-{seed}", "twin": f"clip-{seed}"} for seed in (0, 1)]
+    assert headline(told)[0].startswith(
+        "2 training seeds leave undecided whether diffclip scores higher than clip: −46.7"
+    )
+
+
+def test_models_of_which_some_differ_are_counted():
+    told = summary(TOP_1, UNDECIDED)
+    told["differences"][1] |= {"model": "other", "twin": "its twin"}
+    assert headline(told)[0].startswith("1 of 2 models score lower than their twins: −46.7")

@@ -6,6 +6,7 @@ import pytest
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.report.runs.headline import headlines
 from antiphase.report.runs.stored import read_run
+from antiphase.report.runs.tables import difference_sheets
 
 N = 200
 TWO = [("diff", "differential", None, 1.0), ("vit", "softmax", None, 1.0)]
@@ -76,10 +77,8 @@ def test_every_attack_of_the_page_is_read(tmp_path, make_run):
     square = rows_of({"diff": [20, 40], "vit": [60, 40]}).with_columns(attack=pl.lit("square"))
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=pl.concat([pgd, square]))
     (headline,) = headlines(read_run(run))
-    assert "Under PGD (L∞) the 95 % interval of the difference includes zero at all 2 ε." in headline.lead
-    assert (
-        "Under Square (L∞) the 95 % interval of the difference lies below zero at 1 of 2 ε" in headline.lead
-    )
+    assert "Under PGD (L∞) the difference is undecided at all 2 ε." in headline.lead
+    assert "Under Square (L∞) the difference lies below zero at 1 of 2 ε" in headline.lead
 
 
 def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run, make_rows):
@@ -110,15 +109,78 @@ def test_lead_has_the_rates_and_p(tmp_path, make_run):
     assert [rate.percent for rate in headline.rates] == ["45.0", "20.5"]
 
 
-def test_pairs_of_seeds_are_averaged(seeds):
-    stored = read_run(seeds)
+def seeds_run(tmp_path, make_run, make_rows, count, fragility=2.0):
+    """Pairs of training seeds, of which all differ alike."""
+    models = [
+        (f"{stem}-{seed}", attention, seed, times * (1 + 0.02 * seed))
+        for stem, attention, times in (("diffvit", "differential", fragility), ("vit", "softmax", 1.0))
+        for seed in range(count)
+    ]
+    pairs = [(f"diffvit-{seed}", f"vit-{seed}") for seed in range(count)]
+    rows = make_rows(models, eps=[k / 255 for k in (0.5, 1, 2)], n=60)
+    return read_run(make_run(tmp_path / str(count), models, pairs, rows=rows))
+
+
+def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
+    stored = seeds_run(tmp_path, make_run, make_rows, 8)
     (headline,) = headlines(stored)
-    mean = stored.mean_comparisons.row(2, named=True)
+    mean = stored.mean_comparisons.row(1, named=True)
+    assert stored.mean_comparisons["decided"].to_list() == [1, 1, 1]
     assert headline.title.startswith(
         f"diffvit is broken more often than vit: {100 * mean['value']:+.1f} points ["
     )
-    assert headline.title.endswith("at ε = 2/255 (3 seeds, 300 images, L∞ PGD-20)")
+    assert headline.title.endswith("at ε = 1/255 (8 seeds, 60 images, L∞ PGD-20)")
     assert "Student’s t" in headline.lead
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_fewer_than_eight_seeds_decide_nothing(tmp_path, make_run, make_rows, count):
+    stored = seeds_run(tmp_path, make_run, make_rows, count, fragility=8.0)
+    (headline,) = headlines(stored)
+    assert stored.mean_comparisons["low"].max() > 0
+    assert headline.title.startswith(
+        f"{count} training seeds leave undecided whether diffvit is broken more often than vit: +"
+    )
+    assert (
+        "Fewer than 8 training seeds decide nothing. Under PGD (L∞) the difference is undecided at all 3 ε"
+        in (headline.lead)
+    )
+
+
+@pytest.mark.parametrize(
+    ("diff", "vit", "answer"),
+    [
+        ([5], [0], "No difference shown"),  # p = 0.062, and Newcombe's interval excludes 0
+        ([6], [0], "diff is broken more often"),  # p = 0.031
+        ([5, 6, 5], [0, 0, 0], "No difference shown"),  # p = 0.031 at one of three
+        ([5, 8, 5], [0, 0, 0], "diff is broken more often"),  # p = 0.0078
+        ([0, 0, 0], [6, 6, 6], "No difference shown"),  # p = 0.031 at each: Holm asks for 0.017 of one
+    ],
+)
+def test_title_and_corrected_p_agree(tmp_path, make_run, diff, vit, answer):
+    rows = rows_of({"diff": diff, "vit": vit}).filter(pl.col("sample") < 24)
+    stored = read_run(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows))
+    (headline,) = headlines(stored)
+    assert headline.title.startswith(answer)
+    (sheet,) = difference_sheets(stored)
+    decided = [cell.kind != "undecided" for cell in sheet.rows[0][1:]]
+    assert any(decided) == answer.startswith("diff")
+    assert stored.comparisons.filter(pl.col("decided") != 0)["p_value"].max() in (None, 0.03125, 0.0078125)
+
+
+def test_an_interval_of_no_width_is_not_printed(tmp_path, make_run, make_rows):
+    """At ε = 1 every image of every seed is broken; with one image no interval is there over images either."""
+    models = [
+        (f"{stem}-{seed}", kind, seed, 9.0)
+        for stem, kind in (("d", "differential"), ("v", "softmax"))
+        for seed in range(2)
+    ]
+    rows = make_rows(models, eps=(1.0,), n=1)
+    stored = read_run(make_run(tmp_path, models, [("d-0", "v-0"), ("d-1", "v-1")], rows=rows))
+    (headline,) = headlines(stored)
+    assert "0.0 points (no interval) at ε = 1 (" in headline.title
+    assert "it is 0.0 points (no interval)" in headline.lead
+    assert [rate.interval for rate in headline.rates] == ["no interval", "no interval"]
 
 
 def test_a_model_alone_claims_nothing_about_attention(alone):

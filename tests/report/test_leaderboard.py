@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from antiphase.report.card.leaderboard import write_leaderboard
+from antiphase.report.card.leaderboard import _TABS, _by_section, _lines, _tables, write_leaderboard
 from antiphase.report.card.reading import read_card
 from antiphase.report.card.writer import write_card
 from tests import needs
@@ -84,3 +84,40 @@ def test_columns_sort_in_a_browser(cards, browser):  # noqa: F811
         assert browser.execute_script(sticky) == "sticky"
         assert browser.get_log("browser") == []
         assert [url for url in requested(browser) if not url.startswith("data:")] == [page.as_uri()]
+
+
+@pytest.mark.parametrize("metric", ["robust_accuracy", "asr"])
+def test_a_model_has_one_row_of_its_worst_attack_and_controls_are_below(cards, metric):
+    """Noise hurts least of all, so that it would rank first; PGD is worse at one ε, Square at the other."""
+    path = cards / "one" / "card.json"
+    told = json.loads(path.read_text())
+    own = {}
+    for model in told["models"]:
+        pgd = model["rates"]
+        own[model["name"]] = {
+            "pgd": pgd,
+            "square": [
+                {**pgd[1], "eps": pgd[0]["eps"]},
+                {**pgd[0], "eps": pgd[1]["eps"]},
+            ],  # worse at the smaller ε
+            "noise": [{**pgd[0], "eps": at["eps"]} for at in pgd],
+        }
+        model["rates"] = [
+            {**at, "attack": name} for name, rates in own[model["name"]].items() for at in rates
+        ]
+    path.write_text(json.dumps(told | {"differences": []}))
+    (section,) = _by_section(list(_lines([read_card(path)]))).values()
+    table = {table.title: table for table in _tables("s", section)}[_TABS[metric][0]]
+    worst = min if metric == "robust_accuracy" else max
+    assert len(table.rows) == len(own)
+    for row in table.rows:
+        (attack, _, _, smaller, larger) = row[1:]
+        assert attack.text == "PGD (L∞), Square (L∞)"
+        rates = [at[metric]["value"] for at in own[row[0].text]["pgd"]]
+        assert (smaller.value, larger.value) == (worst(rates), worst(rates))
+        assert (smaller.notes[-1], larger.notes[-1]) == ("Square (L∞)", "PGD (L∞)")
+    assert [(row[0].text, row[1].text, row[1].notes) for row in table.controls] == [
+        (name, "Noise (L∞)", ("control",)) for name in own
+    ]
+    page = write_leaderboard({path: read_card(path)}, [], cards / "page.html").read_text(encoding="utf-8")
+    assert page.count('<tbody class="controls">') == page.count("<table") == 3

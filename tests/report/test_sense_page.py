@@ -225,3 +225,32 @@ def test_one_layer_is_one_picture_with_a_row_for_each_quantity():
         (point, *_) = axes.containers[0].lines
         assert point.get_xdata() == [value]
         assert list(axes.get_yticks()) == []
+
+
+@pytest.mark.parametrize(
+    ("seeds", "answer"),
+    [
+        (1, "The gradients of A1 and A2 oppose each other in "),
+        (3, "It is undecided"),
+        (8, "The gradients of A1 and A2 oppose"),
+    ],
+)
+def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
+    models = [{"name": f"d-{seed}", "attention": "differential", "seed": seed} for seed in range(seeds)]
+    numbers = {"cosine": -0.5, "below": 0.9, "rho": 1.0, "amplification": 1.4}
+    alignment = [
+        {"model": f"d-{seed}", "layer": 0, "site": "pixels", "metric": metric, "value": value + seed / 1000,
+         "low": value - 0.1, "high": value + 0.1, "n": 64}
+        for seed in range(seeds) for metric, value in numbers.items()
+    ]  # fmt: skip
+    title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
+    assert title.startswith(answer)
+    assert ("fewer than 8 decide nothing" in lead) == (seeds == 3)
+
+
+def test_parts_of_an_earlier_run_are_not_drawn(lineup, tmp_path):
+    (model, *_), data = lineup[0], load_data("digits", limit=2)
+    for parts in (("alignment", "depth"), ("alignment",)):
+        sense_all([model], [], data, QUICK, tmp_path, parts=parts, progress=False)
+    assert "way through the depth" not in write_sense_report(tmp_path).read_text(encoding="utf-8")
+    assert set(read_rows(tmp_path)) == {"alignment"}

@@ -152,15 +152,24 @@ def test_rates_by_hand():
     assert {value for key, value in found.items() if key[3] == 2 and key[1] != "accuracy"} == {0.0}
 
 
-def test_the_rise_is_compared_over_seeds_and_images():
+@pytest.mark.parametrize(
+    ("pairs", "answer"),
+    [
+        (2, "Whether an attack makes d say yes to absent objects more often than s is not decided"),
+        (8, "An attack raises the share of yes to absent objects more for d than for s"),
+    ],
+)
+def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     draw = np.random.default_rng(0)
     rows = [
         _row(f"{kind}-{seed}", image, 0, int(draw.random() < 0.2), bool(draw.random() < share), 0.1)
-        for kind, share in (("d", 0.8), ("s", 0.3)) for seed in (0, 1) for image in range(60)
+        for kind, share in (("d", 0.8), ("s", 0.3)) for seed in range(pairs) for image in range(60)
     ]  # fmt: skip
     frame = pl.DataFrame(rows)
     told = summarise_answers(
-        frame, {kind: [f"{kind}-0", f"{kind}-1"] for kind in "ds"}, [("d-0", "s-0"), ("d-1", "s-1")]
+        frame,
+        {kind: [f"{kind}-{seed}" for seed in range(pairs)] for kind in "ds"},
+        [(f"d-{seed}", f"s-{seed}") for seed in range(pairs)],
     )
     wrong = frame.with_columns(
         before=pl.col("clean_prediction"), after=(pl.col("clean_prediction") == 1) | pl.col("success")
@@ -177,11 +186,12 @@ def test_the_rise_is_compared_over_seeds_and_images():
         if (row["what"], row["metric"], row["sampling"]) == ("move", "false yes", ALL)
     )
     assert move["value"] == pytest.approx(rise["d"] - rise["s"])
-    assert (move["n"], move["seeds"]) == (60, 2)
+    assert (move["n"], move["seeds"]) == (60, pairs)
     assert 0 < move["low"] < move["value"] < move["high"]
     title, lead = pope_headline(told)
-    assert title == "An attack raises the share of yes to absent objects more for d than for s"
-    assert "2 pairs of models and 60 images" in lead
+    assert title == answer
+    assert f"{pairs} pairs of models and 60 images" in lead
+    assert ("fewer than 8 training seeds decide nothing" in lead) == (pairs < 8)
 
 
 def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int64
 from scipy import special, stats
 
 _LARGEST_EXPONENT = 700.0  # exp overflows beyond this
+_NO_WIDTH = 1e-12  # rounding of equal values
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class Estimate:
     low: float
     high: float
     n: int
+
+
+def is_interval(low: float, high: float) -> bool:
+    """Return whether two ends bound anything: they are apart, and one of them is finite.
+
+    >>> is_interval(0.1, 0.4), is_interval(0.0, 0.0), is_interval(-math.inf, math.inf)
+    (True, False, False)
+    """
+    return high - low > _NO_WIDTH and (math.isfinite(low) or math.isfinite(high))
 
 
 def proportion(successes: int, n: int, confidence: float = 0.95) -> Estimate:

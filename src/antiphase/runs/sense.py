@@ -118,6 +118,8 @@ def sense_all(
     doubts = doubts_about(models, twins, data)
     summary |= {"warnings": doubts} if doubts else {}
     if process.first:
+        for part in PARTS:  # of an earlier run with the same --out
+            (out / f"{part.name}.parquet").unlink(missing_ok=True)
         for part, frame in rows.items():
             write_frame(out / f"{part}.parquet", frame)
         settings = {name: value for name, value in asdict(plan).items() if name not in ("eps", "travel")}

@@ -32,12 +32,12 @@ from scipy import stats
 
 from antiphase.errors import UserError
 from antiphase.evaluation.crossed import CrossedEstimate, Spread
+from antiphase.evaluation.decisions import LEAST_SEEDS, holm
 from antiphase.evaluation.power import LEVEL, POWER, power_of, power_within, seeds_until
 from antiphase.evaluation.statistics import Estimate, as_difference
 
 Verdict = Literal["holds", "contradicted", "absent", "undecided", "not judged (smoke)", "not run"]
 Unit = Literal["points", ""]
-LEAST_SEEDS = 8
 MARGINS: dict[Unit, float | None] = {"points": 0.02, "": None}
 """Margin by unit, unless the claim declares its own: 2 points; without a unit, no difference is called absent."""
 RULE = (
@@ -147,7 +147,7 @@ class Claim:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdict of each check."""
-        opposite = _opposite([_below(check) for check in self.checks])
+        opposite = holm([_below(check) for check in self.checks], LEVEL / 2)
         return [self._verdict(check, against) for check, against in zip(self.checks, opposite, strict=True)]
 
     @property
@@ -253,21 +253,10 @@ def _below(check: Check) -> float:
 
 def _above(check: Check) -> float:
     """Return the one-sided p-value of "the difference is at most 0"; 1 if it cannot be judged."""
-    turned = replace(check, estimate=check.estimate and replace(check.estimate, value=-check.estimate.value))
-    return _below(turned)
+    return _below(turned(check))
 
 
-def _opposite(p_values: Sequence[float]) -> list[bool]:
-    """Return which hypotheses Holm's procedure rejects at a one-sided level of 2.5 %.
-
-    >>> _opposite([0.02, 0.001, 0.012])
-    [True, True, True]
-    >>> _opposite([0.02, 0.001, 0.013])
-    [False, True, False]
-    """
-    found = [False] * len(p_values)
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
-        if p_values[place] > LEVEL / 2 / (len(p_values) - rank):
-            break
-        found[place] = True
-    return found
+def turned(check: Check) -> Check:
+    """Return the check of the opposite: a difference of the other sign."""
+    one = check.estimate
+    return replace(check, estimate=one and replace(one, value=-one.value, low=-one.high, high=-one.low))

@@ -8,7 +8,6 @@ from antiphase.errors import UserError
 from antiphase.runs.folders import check_holder
 from antiphase.runs.loading import find_device
 from antiphase.runs.processes import this_process
-from antiphase.studies.claims import LEAST_SEEDS
 from antiphase.studies.collect import training_seeds
 from antiphase.studies.dry_run import dry_run
 from antiphase.studies.executors import Local, Slurm, parse_settings

@@ -26,13 +26,14 @@ def written(value: float | None, digits: int, sign: bool = False) -> str:
 
 
 def bracketed(low: float | None, high: float | None, digits: int) -> str:
-    """Format an interval in brackets; return an empty string if an end is missing.
+    """Format an interval in brackets; return an empty string if an end is missing or nothing is between them.
 
-    >>> bracketed(-1.0, 5.94, 1), bracketed(None, None, 1)
-    ('[−1.0, 5.9]', '')
+    >>> bracketed(-1.0, 5.94, 1), bracketed(None, None, 1), bracketed(0.5, 0.5, 1)
+    ('[−1.0, 5.9]', '', '')
     """
-    missing = low is None or high is None or math.isnan(low) or math.isnan(high)
-    return "" if missing else f"[{written(low, digits)}, {written(high, digits)}]"
+    if low is None or high is None or not low < high:
+        return ""
+    return f"[{written(low, digits)}, {written(high, digits)}]"
 
 
 def supported(value: float | None, low: float | None, high: float | None) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.evaluation.power import POWER, power_of, seeds_until, smallest_difference
-from antiphase.studies.claims import LEAST_SEEDS, Check, Claim, Verdict
+from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
 
 

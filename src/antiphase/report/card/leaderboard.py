@@ -1,14 +1,19 @@
-"""All cards below a folder as one page: a table for each data set and norm, sortable by every column."""
+"""All cards below a folder as one page: a table for each data set and norm, sortable by every column.
+
+A model has one row, with its worst rate over all attacks at each ε. A control, such as noise, is no attack: its
+rows are below the ranking.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from antiphase.budgets import eps_label
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
+from antiphase.registry import ATTACKS, find
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, Rates, RobustnessCard
 from antiphase.report.card.reading import CARD, read_card
 from antiphase.report.style.markup import environment
@@ -52,6 +57,7 @@ class Table:
     formula: str
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]] = field(default_factory=list)
+    controls: list[tuple[Cell, ...]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,8 @@ def entries(cards: dict[Path, RobustnessCard]) -> list[dict[str, Any]]:
                     "name": model.name, "role": model.role, "attention": model.attention,
                     "architecture": model.architecture, "seed": model.seed, "dataset": card.data.dataset,
                     "split": card.data.split, "n": card.data.n, "attack": at.attack,
-                    "autoattack": card.attack.autoattack and at.attack == card.attack.name, "norm": at.norm,
+                    "autoattack": card.attack.autoattack and at.attack == card.attack.name,
+                    "control": _is_control(at.attack), "norm": at.norm,
                     "eps": at.eps, "clean_accuracy": model.clean_accuracy.value, "asr": at.asr.value,
                     "asr_correct": None if at.asr_correct is None else at.asr_correct.value,
                     "robust_accuracy": at.robust_accuracy.value,
@@ -163,11 +170,11 @@ def _tables(name: str, lines: Sequence[_Line]) -> list[Table]:
     tables = []
     for metric in ("robust_accuracy", "asr", "asr_correct"):
         table = Table(f"{name}-{metric}", *_TABS[metric], columns)
-        for line in lines:
-            found = {at.eps: getattr(at, metric) for at in line.rates}
-            rates = (_rate(found.get(eps)) for eps in budgets)
-            table.rows.append((*_described(line), _rate(line.model.clean_accuracy), *rates))
         best = -1.0 if metric == "robust_accuracy" else 1.0
+        for same in _by_model(lines):
+            cells = (_worst(same, metric, eps, best) for eps in budgets)
+            row = (*_described(same), _rate(same[0].model.clean_accuracy), *cells)
+            (table.controls if _is_control(same[0].attack) else table.rows).append(row)
         table.rows.sort(key=lambda row, sign=best: [_sorted(cell, sign) for cell in row[4:]])
         tables.append(table)
     if apart := _differences(name, lines, budgets):
@@ -175,20 +182,49 @@ def _tables(name: str, lines: Sequence[_Line]) -> list[Table]:
     return tables
 
 
+def _is_control(attack: str) -> bool:
+    return attack in ATTACKS and find(ATTACKS, attack, "attack").control is None
+
+
+def _by_model(lines: Sequence[_Line]) -> list[list[_Line]]:
+    """Group what is said of the same weights on the same images; controls are by themselves."""
+    found: dict[Any, list[_Line]] = {}
+    for line in lines:
+        control = line.attack if _is_control(line.attack) else None
+        found.setdefault((line.model.weights, line.card.data.fingerprint, control), []).append(line)
+    return list(found.values())
+
+
+def _worst(same: Sequence[_Line], metric: str, eps: float, sign: float) -> Cell:
+    """Return the worst rate of a model over its attacks, named if there are several."""
+    rates = [
+        (rate, line.attack, line.norm)
+        for line in same
+        for at in line.rates
+        if at.eps == eps and (rate := getattr(at, metric)) is not None
+    ]
+    rate, attack, norm = max(rates, key=lambda one: sign * one[0].value, default=(None, "", ""))
+    cell = _rate(rate)
+    several = rate is not None and len({line.attack for line in same}) > 1
+    return replace(cell, notes=(*cell.notes, attack_label(attack, norm))) if several else cell
+
+
 def _sorted(cell: Cell, sign: float) -> float:
     return 2.0 if cell.value == "" else sign * float(cell.value)  # a rate that is not there comes last
 
 
-def _described(line: _Line) -> tuple[Cell, ...]:
-    model, data = line.model, line.card.data
+def _described(same: Sequence[_Line]) -> tuple[Cell, ...]:
+    model, data = same[0].model, same[0].card.data
     notes = [model.attention, *(["twin"] if model.role == "twin" else [])]
     notes += [model.venue] if model.venue else []
-    label = attack_label(line.attack, line.norm)
-    own = line.card.attack.settings.get(line.attack, {})
-    steps = (f"{own['steps']} steps",) if isinstance(own, dict) and own.get("steps") else ()
+    labels = ", ".join(dict.fromkeys(attack_label(line.attack, line.norm) for line in same))
+    own = same[0].card.attack.settings.get(same[0].attack, {})
+    steps = (
+        (f"{own['steps']} steps",) if len(same) == 1 and isinstance(own, dict) and own.get("steps") else ()
+    )
     return (
         Cell(model.name, model.name, (", ".join(notes),), model.link),
-        Cell(label, label, steps),
+        Cell(labels, labels, ("control",) if _is_control(same[0].attack) else steps),
         Cell(f"{data.n:,}", data.n),
     )
 
@@ -219,8 +255,9 @@ def _differences(name: str, lines: Sequence[_Line], budgets: Sequence[float]) ->
                 Cell(label, label),
                 Cell(f"{card.data.n:,}", card.data.n),
             )
-            table.rows.append((*head, *(_difference(found.get(eps)) for eps in budgets)))
-    return table if table.rows else None
+            row = (*head, *(_difference(found.get(eps)) for eps in budgets))
+            (table.controls if _is_control(attack) else table.rows).append(row)
+    return table if table.rows or table.controls else None
 
 
 def _difference(one: Difference | MeanDifference | None) -> Cell:

@@ -3,8 +3,11 @@
 import re
 from collections.abc import Sequence
 
+import polars as pl
+
 from antiphase.budgets import eps_label
-from antiphase.report.card.model import Model, Rate, RobustnessCard
+from antiphase.evaluation.decisions import with_decisions
+from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, RobustnessCard
 from antiphase.report.style.wording import (
     attack_label,
     lambda_range,
@@ -133,23 +136,31 @@ def _differences(card: RobustnessCard) -> list[str]:
     rows = [
         (
             f"{_escaped(one.model)} − {_escaped(one.against)}", _label(one.attack, one.norm), eps_label(one.eps),
-            points_interval(one.difference, one.low, one.high), p_text(one.p_value),
+            points_interval(one.difference, one.low, one.high), p_text(one.p_value), decided,
         )
-        for one in card.differences
+        for one, decided in zip(card.differences, _decided(card.differences, n=card.data.n), strict=True)
     ]  # fmt: skip
-    head = ("ASR, paired", "Attack", "ε", "Difference", "McNemar")
+    head = ("ASR, paired", "Attack", "ε", "Difference", "McNemar", "Decided (Holm)")
     lines = ["## Difference from the twin", "", *_table(head, rows), ""]
     if card.mean_differences:
         means = [
             (
                 f"{_escaped(one.family)} − {_escaped(one.against_family)}", _label(one.attack, one.norm),
-                eps_label(one.eps), points_interval(one.difference, one.low, one.high), str(one.seeds),
+                eps_label(one.eps), points_interval(one.difference, one.low, one.high), str(one.seeds), decided,
             )
-            for one in card.mean_differences
+            for one, decided in zip(card.mean_differences, _decided(card.mean_differences), strict=True)
         ]  # fmt: skip
-        head = ("Mean over training seeds", "Attack", "ε", "Difference", "Seeds")
+        head = ("Mean over training seeds", "Attack", "ε", "Difference", "Seeds", "Decided (Holm)")
         lines += [*_table(head, means), ""]
     return lines
+
+
+def _decided(differences: Sequence[Difference | MeanDifference], **more: int) -> list[str]:
+    """Say of each difference what the report decides; they come in the order of its tables."""
+    frame = pl.DataFrame([one.model_dump() | more for one in differences])
+    if "seeds" in frame.columns:
+        frame = frame.rename({"difference": "value", "seeds": "n"})
+    return [{1: "higher", -1: "lower", 0: "no"}[sign] for sign in with_decisions(frame)["decided"]]
 
 
 def _bullets(card: RobustnessCard) -> list[str]:

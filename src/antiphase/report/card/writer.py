@@ -68,7 +68,7 @@ def card_of_run(directory: Path) -> RobustnessCard | None:
             "settings": {name: value for name, value in settings.items() if name not in ("attack", "norm", "ε")},
         },
         "models": [_model(model, stored, twins) for model in stored.models],
-        "differences": stored.comparisons.drop("n").to_dicts(),
+        "differences": stored.comparisons.drop("n", "decided").to_dicts(),
         "mean_differences": [
             {"family": one["family"], "against_family": one["against_family"], "attack": one["attack"],
              "norm": one["norm"], "eps": one["eps"], "difference": one["value"], "low": one["low"],

@@ -1,19 +1,23 @@
 """The headline of an evaluation: the answer first, then its number with the interval, then the condition.
 
 The rule. Every difference on the page is read: of all tasks, data sets, settings and metrics of which more is better
-(``scores``), so not POPE's share of yes. It is decided where its 95 % interval excludes zero. The title says on which
-side the decided ones lie, and quotes one of the more frequent side: the first that stands for its task, else the first
-on the page. Where none is decided, it quotes the first that stands for its task. The sentences below give the counts
-and the other decided differences.
+(``scores``), so not POPE's share of yes. Which are decided is told by :mod:`antiphase.evaluation.decisions`, corrected
+for all of them. The title says on which side the decided ones lie, and quotes one of the more frequent side: the first
+that stands for its task, else the first on the page. Where none is decided, it quotes the first that stands for its
+task. The sentences below give the counts and the other decided differences.
 
 The intervals of some tasks are over units that share their images (``dependent_units``: few-shot episodes), so that
 they exclude zero too often: these differences decide the title only if there are no others, and have a sentence of
 their own.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from antiphase.evaluation.decisions import LEAST_SEEDS, decide
+from antiphase.evaluation.families import by_seed
+from antiphase.evaluation.statistics import Estimate
 from antiphase.evaluation.tasks import find_task
 from antiphase.report.evaluation.wording import heading
 from antiphase.report.style.wording import points_interval
@@ -39,12 +43,14 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     dependent = [each for each in differences if each not in apart]
     units = " and ".join(dict.fromkeys(find_task(each["task"]).dependent_units for each in dependent))
     pairs = list(dict.fromkeys((each["model"], each["twin"]) for each in differences))
-    higher, lower = _higher(apart), _lower(apart)
+    higher, lower = _decided(apart)
     shown = max(higher, lower, key=len) or apart
     quoted = next((each for each in shown if each["headline"]), shown[0])
-    who = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
-    elsewhere = f" outside {units}" if _higher(dependent) or _lower(dependent) else ""
-    title = _verdict(*who, len(higher), len(lower), len(apart), elsewhere)
+    who = pairs[0] if len(pairs) == 1 else (_models(pairs, higher + lower), "their twins")
+    elsewhere = f" outside {units}" if any(_decided(dependent)) else ""
+    title = _few_seeds(summary["models"], pairs) or _verdict(
+        *who, len(higher), len(lower), len(apart), elsewhere
+    )
     number = _number(quoted, several=len(pairs) > 1)
     lead = [_counts("Of", apart)]
     for side, found in (("Higher", higher), ("Lower", lower)):
@@ -71,19 +77,47 @@ def _verdict(model: str, twin: str, higher: int, lower: int, total: int, elsewhe
     )
 
 
-def _higher(apart: Sequence[Difference]) -> list[Difference]:
-    return [each for each in apart if each["low"] is not None and each["low"] > 0]
+def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> str:
+    """Return the title where all pairs differ in their training seed alone and are too few for a verdict."""
+    if not 1 < len(pairs) < LEAST_SEEDS or any("seed" not in model for model in models):
+        return ""
+    owner = {name: family for family, names in by_seed(models).items() for name in names}
+    sides = {(owner[model], owner[twin]) for model, twin in pairs}
+    if len(sides) > 1:
+        return ""
+    family, against = sides.pop()
+    return f"{len(pairs)} training seeds leave undecided whether {family} scores higher than {against}"
 
 
-def _lower(apart: Sequence[Difference]) -> list[Difference]:
-    return [each for each in apart if each["high"] is not None and each["high"] < 0]
+def _models(pairs: Sequence[tuple[str, str]], decided: Sequence[Difference]) -> str:
+    """Count the models, or those that a decided difference is of."""
+    count = len({each["model"] for each in decided})
+    return f"{count} of {len(pairs)} models" if 0 < count < len(pairs) else f"{len(pairs)} models"
+
+
+def _decided(apart: Sequence[Difference]) -> tuple[list[Difference], list[Difference]]:
+    """Return the differences that are decided to be above zero, and those below."""
+    estimates = [
+        Estimate(
+            each["difference"],
+            -math.inf if each["low"] is None else each["low"],
+            math.inf if each["high"] is None else each["high"],
+            each["n"],
+        )
+        for each in apart
+    ]
+    signs = decide(estimates, [each["p"] for each in apart])
+    higher, lower = (
+        [each for each, sign in zip(apart, signs, strict=True) if sign == side] for side in (1, -1)
+    )
+    return higher, lower
 
 
 def _counts(begin: str, apart: Sequence[Difference]) -> str:
-    total, higher, lower = len(apart), len(_higher(apart)), len(_lower(apart))
+    total, (higher, lower) = len(apart), map(len, _decided(apart))
     return (
         f"{begin} {total} difference{'' if total == 1 else 's'} {higher} {'is' if higher == 1 else 'are'} above zero, "
-        f"{lower} below, and {total - higher - lower} undecided, with 95 % intervals that include zero."
+        f"{lower} below, and {total - higher - lower} undecided (5 % level, corrected by Holm)."
     )
 
 

@@ -81,7 +81,7 @@ def difference_sheet(summary: Mapping[str, Any], groups: Sequence[Family]) -> Sh
             Field(d["model"], (), colors[d["model"]], "name"),
             Field(d["twin"], kind="word"),
             Field(f"{d['data']}: {heading(d)}", kind="word"),
-            Field(points(d["difference"]), (_range(d, points_range),)),
+            Field(points(d["difference"]), (points_range(d["low"], d["high"]),)),
             Field("–" if d["p"] is None else p_text(d["p"])),
         )
         for d in summary["differences"]
@@ -113,10 +113,6 @@ def _by_model(results: Sequence[Result]) -> dict[tuple[str, str], dict[str, Resu
     return found
 
 
-def _range(row: Result, written: Any) -> str:
-    return "no interval" if row["low"] is None else written(row["low"], row["high"])
-
-
 def _spread(result: Result) -> tuple[str, ...]:
     """Return what is said of the seeds and of the episodes."""
     said = []
@@ -130,14 +126,17 @@ def _spread(result: Result) -> tuple[str, ...]:
 def _cell(result: Result | None) -> Field:
     if result is None:
         return Field("–")
-    return Field(percent(result["value"]), (_range(result, percent_range), *_spread(result)))
+    return Field(percent(result["value"]), (percent_range(result["low"], result["high"]), *_spread(result)))
 
 
 def _console_cell(result: Result | None, apart: Mapping[tuple[str, ...], Result]) -> Text:
     if result is None:
         return Text("–")
-    lines = [(percent(result["value"]), "bold"), (f" [{_range(result, percent_range)}]", "dim")]
+    lines = [
+        (percent(result["value"]), "bold"),
+        (f" [{percent_range(result['low'], result['high'])}]", "dim"),
+    ]
     found = apart.get(tuple(result[key] for key in ("model", "task", "data", "setting", "metric")))
     if found is not None:
-        lines.append((f"\nΔ {points(found['difference'])} [{_range(found, points_range)}]", ""))
+        lines.append((f"\nΔ {points(found['difference'])} [{points_range(found['low'], found['high'])}]", ""))
     return Text.assemble(*lines, *((f"\n{line}", "dim") for line in _spread(result)))

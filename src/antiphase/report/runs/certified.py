@@ -15,7 +15,7 @@ from antiphase.files import replacing, write_text
 from antiphase.report.style.console import ruled_table
 from antiphase.report.style.families import families
 from antiphase.report.style.figures import STYLE, as_pdf, as_png, as_svg, dress
-from antiphase.report.style.wording import percent, points
+from antiphase.report.style.wording import console_interval, number, percent, points
 from antiphase.runs.certify import curve
 
 _CURVE_POINTS = 257
@@ -85,8 +85,8 @@ def certificate_table(summary: dict[str, Any]) -> Table:
         table.add_column(f"{r:g}", justify="right", no_wrap=True)
 
     def cell(at: dict[str, Any], value: str) -> Text:
-        interval = f"\n[{100 * at['low']:.1f} {100 * at['high']:.1f}]".replace("-", "−")
-        return Text.assemble((value, "bold"), (interval, "dim"))
+        interval = console_interval(at["low"], at["high"], lambda end: number(100 * end, 1))
+        return Text.assemble((value, "bold"), (f"\n{interval}", "dim"))
 
     for model in models:
         about = [

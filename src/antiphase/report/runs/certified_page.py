@@ -6,6 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.evaluation.decisions import decide
+from antiphase.evaluation.statistics import Estimate
 from antiphase.files import write_text
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure, write_figure
@@ -13,7 +15,7 @@ from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.style.families import families
 from antiphase.report.style.markup import embedded, environment
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import number, percent, percent_range, points, points_range
+from antiphase.report.style.wording import ends, number, percent, percent_range, points, points_range
 
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 
@@ -64,12 +66,24 @@ def certified_sheets(folder: Path) -> list[Sheet]:
     sheets = [Sheet("certified", "Certified accuracy, %, by L2 radius", columns, tuple(rows), csv)]
     if compared := summary.get("comparisons"):
         title = f"{summary['models'][0]['name']} − {compared[0]['against']}"
-        cells = (Field(points(at["value"]), (points_range(at["low"], at["high"]),)) for at in compared)
+        signs = decide([Estimate(at["value"], at["low"], at["high"], at["n"]) for at in compared])
+        cells = (
+            Field(
+                points(at["value"]), (points_range(at["low"], at["high"]),), kind="" if sign else "undecided"
+            )
+            for at, sign in zip(compared, signs, strict=True)
+        )
         row = (Field(title, kind="name"), *cells)
         columns = ("same images", *(f"{at['radius']:g}" for at in compared))
         csv = pl.DataFrame(compared).write_csv()
         sheets.append(
-            Sheet("difference", "Difference from the twin, points, by L2 radius", columns, (row,), csv)
+            Sheet(
+                "difference",
+                "Difference from the twin, points, by L2 radius; pale: not decided",
+                columns,
+                (row,),
+                csv,
+            )
         )
     return sheets
 
@@ -83,9 +97,8 @@ def _estimated(estimated: Mapping[str, Any] | None) -> Sheet | None:
         cells = []
         for name in _ESTIMATED:
             at = model[name]
-            ends = ("∞" if at[end] is None else number(at[end], 3) for end in ("low", "high"))
             shown = "–" if at["value"] is None else number(at["value"], 3)
-            cells.append(Field(shown, (" to ".join(ends),)))
+            cells.append(Field(shown, (ends(at["low"], at["high"], lambda end: number(end, 3), " to "),)))
             numbers.append(
                 {"model": model["name"], "quantity": name}
                 | {key: at[key] for key in ("value", "low", "high")}

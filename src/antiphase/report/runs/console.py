@@ -12,7 +12,14 @@ from antiphase.budgets import eps_label
 from antiphase.report.runs.headline import headlines
 from antiphase.report.runs.stored import StoredRun
 from antiphase.report.style.console import ruled_table
-from antiphase.report.style.wording import attack_label, p_text, percent, points
+from antiphase.report.style.wording import (
+    attack_label,
+    console_interval,
+    number,
+    p_text,
+    percent,
+    points,
+)
 
 _COLUMNS = 5  # ε that fit next to a name in 80 characters
 
@@ -95,6 +102,9 @@ def _block(rates: pl.DataFrame, differences: pl.DataFrame, eps: Sequence[float])
 def _cell(entry: Mapping[str, Any] | None, written: Callable[[float], str]) -> Text:
     if entry is None:
         return Text("–")
-    interval = f"\n[{100 * entry['low']:.1f} {100 * entry['high']:.1f}]".replace("-", "−")
+    interval = f"\n{console_interval(entry['low'], entry['high'], lambda end: number(100 * end, 1))}"
     p_value = f"\n{p_text(entry['p_value'])}" if entry.get("p_value") is not None else ""
-    return Text.assemble((written(entry["value"]), "bold"), (interval + p_value, "dim"))
+    undecided = entry.get("decided") == 0
+    return Text.assemble(
+        (written(entry["value"]), "dim" if undecided else "bold"), (interval + p_value, "dim")
+    )

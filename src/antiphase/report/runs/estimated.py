@@ -1,6 +1,5 @@
 """Console tables of estimated radii: margin over Lipschitz constant, and the ratio that equation (6) predicts."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphase.report.style.console import ruled_table
-from antiphase.report.style.wording import number
+from antiphase.report.style.wording import console_interval, number
 
 _MODELS = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 _RATIOS = {
@@ -55,6 +54,7 @@ def _cell(row: Mapping[str, Any]) -> Text:
     if row["value"] is None:
         return Text("–")
     digits = 3 if abs(row["value"]) < 10 else 1
-    ends = ((row["low"], -math.inf), (row["high"], math.inf))
-    low, high = (number(open_end if end is None else end, digits) for end, open_end in ends)
-    return Text.assemble((number(row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))
+    return Text.assemble(
+        (number(row["value"], digits), "bold"),
+        (f"\n{console_interval(row['low'], row['high'], lambda end: number(end, digits))}", "dim"),
+    )

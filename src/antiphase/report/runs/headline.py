@@ -1,13 +1,13 @@
 """The headline of a report: the answer first, then its number with the interval, then the condition.
 
 A headline compares two models (or two families, averaged over their training seeds) under the first attack of the run,
-and quotes one ε. It depends on the 95 % intervals of the difference at all ε:
+and quotes one ε. It depends on which differences are decided, see :mod:`antiphase.evaluation.decisions`:
 
-- If some exclude zero, the title says on which side they lie. The quoted ε is the one of them nearest to the middle of
+- If some are, the title says on which side of zero they lie. The quoted ε is the one of them nearest to the middle of
   the list (the smaller of two), not the one with the largest difference.
-- If none does, the title says that no difference is shown, and the quoted ε is the middle one (the lower of two).
+- If none is, the title says what is not decided, and the quoted ε is the middle one (the lower of two).
 
-The sentences below list, for every attack, the ε at which the interval excludes zero.
+The sentences below list, for every attack, the ε at which the difference is decided.
 """
 
 import re
@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.budgets import eps_label
+from antiphase.evaluation.decisions import LEAST_SEEDS
 from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.runs.stored import StoredRun
 from antiphase.report.style.wording import (
@@ -100,7 +101,7 @@ def _of_families(run: StoredRun, family: str, against: str, frame: pl.DataFrame)
         f"The attack changes on average {rates[0].percent} % of the predictions of {family} and "
         f"{rates[1].percent} % of {against}. The interval is Student’s t over the training seeds; over the images, "
         f"with the weights held fixed, it is {points_interval(at['difference'], at['image_low'], at['image_high'])}. "
-        f"{_elsewhere(frame)}Their mean clean accuracies are {clean[0]} % and {clean[1]} %."
+        f"{_too_few(at['n'])}{_elsewhere(frame)}Their mean clean accuracies are {clean[0]} % and {clean[1]} %."
     )
     title = _title(
         family, against, own, f"{at['n']} seeds, {run.accuracy['n'].max():,} images, {_condition(run)}"
@@ -124,8 +125,12 @@ def _without_twin(run: StoredRun) -> Headline:
 
 def _title(model: str, against: str, frame: pl.DataFrame, condition: str) -> str:
     at = _quoted(frame)
-    more, less = _above(frame), _below(frame)
-    if not more and not less:
+    more, less = _decided(frame, 1), _decided(frame, -1)
+    if "p_value" not in frame.columns and at["n"] < LEAST_SEEDS:
+        answer = (
+            f"{at['n']} training seeds leave undecided whether {model} is broken more often than {against}"
+        )
+    elif not more and not less:
         answer = f"No difference shown between {model} and {against}"
     elif more and less:
         answer = (
@@ -138,41 +143,40 @@ def _title(model: str, against: str, frame: pl.DataFrame, condition: str) -> str
     return f"{answer}: {number} at ε = {eps_label(at['eps'])} ({condition})"
 
 
+def _too_few(seeds: int) -> str:
+    return "" if seeds >= LEAST_SEEDS else f"Fewer than {LEAST_SEEDS} training seeds decide nothing. "
+
+
 def _elsewhere(frame: pl.DataFrame) -> str:
-    """List for every attack the ε at which the interval excludes zero; return nothing if there is only one ε."""
+    """List for every attack the ε at which the difference is decided; return nothing if there is only one ε."""
     if len(frame) == 1:
         return ""
     blocks = frame.group_by(["attack", "norm"], maintain_order=True)
     said = [
-        f"Under {attack_label(str(attack), str(norm))} the 95 % interval of the difference {_signs(block)}."
+        f"Under {attack_label(str(attack), str(norm))} the difference {_signs(block)}."
         for (attack, norm), block in blocks
     ]
-    return f"{' '.join(said)} Intervals are not corrected for the number of ε. "
+    return f"{' '.join(said)} Decisions are corrected for the number of ε (Holm), intervals and p-values are not. "
 
 
 def _signs(frame: pl.DataFrame) -> str:
-    sides = [("above", _above(frame)), ("below", _below(frame))]
     said = [
         f"{side} zero at {len(eps)} of {len(frame)} ε ({', '.join(map(eps_label, eps))})"
-        for side, eps in sides
+        for side, eps in (("above", _decided(frame, 1)), ("below", _decided(frame, -1)))
         if eps
     ]
-    return f"lies {' and '.join(said)}" if said else f"includes zero at all {len(frame)} ε"
+    return f"lies {' and '.join(said)}" if said else f"is undecided at all {len(frame)} ε"
 
 
-def _above(frame: pl.DataFrame) -> list[float]:
-    return frame.filter(pl.col("low") > 0)["eps"].sort().to_list()
-
-
-def _below(frame: pl.DataFrame) -> list[float]:
-    return frame.filter(pl.col("high") < 0)["eps"].sort().to_list()
+def _decided(frame: pl.DataFrame, sign: int) -> list[float]:
+    return frame.filter(decided=sign)["eps"].sort().to_list()
 
 
 def _quoted(frame: pl.DataFrame) -> dict[str, Any]:
     """Return the row of the ε that a headline quotes."""
     rows = frame.sort("eps").rows(named=True)
     middle = (len(rows) - 1) // 2
-    decided = [at for at, row in enumerate(rows) if row["low"] > 0 or row["high"] < 0]
+    decided = [at for at, row in enumerate(rows) if row["decided"]]
     return rows[min(decided, key=lambda at: abs(at - middle), default=middle)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from antiphase.evaluation.statistics import jackknife, proportion
+from antiphase.evaluation.statistics import is_interval, jackknife, proportion
 
 
 def mask_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -21,7 +21,9 @@ def mask_table(rows: Sequence[dict[str, Any]]) -> Table:
         hits = proportion(sum(row["pointing_game"] for row in group), len(group))
         values = np.array([[row["average_precision"]] for row in group])
         mean = jackknife(values, lambda means: means[..., 0])
-        spread = f" [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}]" if mean.n > 1 else ""
+        spread = (
+            f" [{max(mean.low, 0):.2f}, {min(mean.high, 1):.2f}]" if is_interval(mean.low, mean.high) else ""
+        )
         table.add_row(
             *key,
             str(len(group)),

@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from antiphase.budgets import eps_label
+from antiphase.evaluation.decisions import LEAST_SEEDS, decide
 from antiphase.evaluation.pope_attack import ALL
+from antiphase.evaluation.statistics import Estimate
 from antiphase.files import replacing, write_text
 from antiphase.report.runs.gallery import cards, has_hard_pixels, magnification
 from antiphase.report.runs.stored import RUN_KEYS, read_json
@@ -80,17 +82,22 @@ def pope_headline(told: Mapping[str, Sequence[Row]]) -> tuple[str, str]:
     row = moves[0]
     model, twin = row["model"], row["twin"]
     low, high = row["low"], row["high"]
-    if low is None or low <= 0 <= high:
+    ends = (-math.inf if low is None else low, math.inf if high is None else high)
+    (sign,) = decide([Estimate(row["value"], *ends, row["n"])], seeds=row["seeds"])
+    few = (
+        f"; fewer than {LEAST_SEEDS} training seeds decide nothing" if 1 < row["seeds"] < LEAST_SEEDS else ""
+    )
+    if not sign:
         title = (
             f"Whether an attack makes {model} say yes to absent objects more often than {twin} is not decided"
         )
     else:
-        more = "more" if row["value"] > 0 else "less"
+        more = "more" if sign > 0 else "less"
         title = f"An attack raises the share of yes to absent objects {more} for {model} than for {twin}"
     seeds = f"{row['seeds']} pairs of models and " if row["seeds"] > 1 else ""
     number = points_interval(row["value"], low, high)
     over = f"95 % interval over {seeds}{row['n']:,} images"
-    return title, f"Difference of the two rises at ε = {eps_label(eps)}: {number} ({over})."
+    return title, f"Difference of the two rises at ε = {eps_label(eps)}: {number} ({over}{few})."
 
 
 def console_table(told: Mapping[str, Sequence[Row]]) -> Table:
@@ -242,4 +249,4 @@ def _attack(name: str) -> str:
 
 
 def _range(row: Row) -> str:
-    return "no interval" if row["low"] is None else percent_range(row["low"], row["high"])
+    return percent_range(row["low"], row["high"])

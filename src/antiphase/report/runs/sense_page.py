@@ -9,6 +9,7 @@ import polars as pl
 from rich.table import Table
 from rich.text import Text
 
+from antiphase.evaluation.decisions import LEAST_SEEDS, decide
 from antiphase.evaluation.layers import within
 from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.files import write_text
@@ -18,7 +19,7 @@ from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.style.console import ruled_table
 from antiphase.report.style.families import Family, families, seed_counts
 from antiphase.report.style.markup import environment
-from antiphase.report.style.wording import number
+from antiphase.report.style.wording import console_interval, ends, number
 from antiphase.sensitivity.estimators import all_estimators
 
 _COLUMNS = {
@@ -69,13 +70,15 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     first = layers[0]
     cosine, share, rho = (alignment[first, metric] for metric in ("cosine", "below", "rho"))
     which = f"layer {first + 1} of {family.name}" if len(layers) > 1 else family.name
-    if cosine.high < 0:
-        title = f"The gradients of A1 and A2 oppose each other in {which}"
-    elif cosine.low > 0:
-        title = f"The gradients of A1 and A2 point in similar directions in {which}"
-    else:
-        title = f"It is undecided whether the gradients of A1 and A2 oppose each other in {which}"
-    over = f", mean of {len(family.models)} seeds" if len(family.models) > 1 else ""
+    seeds = len(family.models)
+    (sign,) = decide([cosine], seeds=seeds)
+    title = {
+        -1: f"The gradients of A1 and A2 oppose each other in {which}",
+        0: f"It is undecided whether the gradients of A1 and A2 oppose each other in {which}",
+        1: f"The gradients of A1 and A2 point in similar directions in {which}",
+    }[sign]
+    few = f"; fewer than {LEAST_SEEDS} decide nothing" if seeds < LEAST_SEEDS else ""
+    over = f", mean of {seeds} seeds{few}" if seeds > 1 else ""
     lead = (
         f"With respect to the pixels, cosθ = {_interval(cosine, 3)}{over}, below 0 for {100 * share.value:.0f} % of "
         f"images and heads; ρ = {_interval(rho, 2)}. The gradient of A1 − λ·A2 is "
@@ -89,8 +92,9 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
         }  # fmt: skip
         most = max(parts, key=lambda name: abs(parts[name]))
         ratio = explained[first, "relative"]
-        low, value, high = (number(math.exp(each), 2) for each in (ratio.low, ratio.value, ratio.high))
-        lead += f" The map is {value} times as sensitive ({low} to {high}) as that of the standard twin; "
+        value = number(math.exp(ratio.value), 2)
+        between = ends(ratio.low, ratio.high, lambda end: number(math.exp(end), 2), " to ")
+        lead += f" The map is {value} times as sensitive ({between}) as that of the standard twin; "
         lead += f"{words[most]} contributes most."
     return title, lead
 
@@ -115,9 +119,8 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple
 
 
 def _interval(estimate: Estimate, digits: int) -> str:
-    numbers = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (number(each, digits) for each in numbers)
-    return f"{value} ({low} to {high})"
+    between = ends(estimate.low, estimate.high, lambda end: number(end, digits), " to ")
+    return f"{number(estimate.value, digits)} ({between})"
 
 
 def sense_table(summary: Mapping[str, Any]) -> Table:
@@ -160,6 +163,7 @@ def _console_cell(row: Mapping[str, Any] | None, scale: float) -> Text:
         return Text("–")
     size = abs(row["value"])
     digits = 0 if scale > 1 else 3 if size < 0.01 else 2 if size < 10 else 1  # five columns fit 80 characters
-    ends = ((row["low"], -math.inf), (row["high"], math.inf))
-    low, high = (number(open_end if end is None else scale * end, digits) for end, open_end in ends)
-    return Text.assemble((number(scale * row["value"], digits), "bold"), (f"\n[{low} {high}]", "dim"))
+    return Text.assemble(
+        (number(scale * row["value"], digits), "bold"),
+        (f"\n{console_interval(row['low'], row['high'], lambda end: number(scale * end, digits))}", "dim"),
+    )

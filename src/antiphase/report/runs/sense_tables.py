@@ -16,7 +16,7 @@ from antiphase.report.runs.layer_figures import Panel, layer_figure, single_laye
 from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import number
+from antiphase.report.style.wording import ends, number
 from antiphase.sensitivity.estimators import all_estimators
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
@@ -268,8 +268,9 @@ def _sheet(
 def _cell(row: dict[str, Any] | None, scale: float) -> Field:
     if row is None:
         return Field("–")
-    value, low, high = (
-        number(scale * row[name], 0 if abs(scale * row[name]) >= 100 else 1 if scale > 1 else 3)
-        for name in ("value", "low", "high")
-    )
-    return Field(value, (f"{low} to {high}",))
+
+    def text(end: float) -> str:
+        size = scale * end
+        return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
+
+    return Field(text(row["value"]), (ends(row["low"], row["high"], text, " to "),))

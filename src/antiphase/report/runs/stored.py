@@ -9,6 +9,7 @@ import polars as pl
 
 from antiphase import reading
 from antiphase.errors import UserError
+from antiphase.evaluation.decisions import with_decisions
 from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
 from antiphase.report.style.families import Family, families
@@ -34,8 +35,9 @@ class StoredRun:
 
     ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``.
     ``mean_results`` and ``mean_comparisons`` average them over training seeds; they are empty if no family has several
-    seeds. ``norms`` holds minimal perturbations, for attacks that look for the nearest adversarial example; ``felled``
-    counts the images that each attack of an ensemble broke.
+    seeds. Both comparisons have a column ``decided``: 1, −1 or 0, see :func:`~antiphase.evaluation.decisions.decide`.
+    ``norms`` holds minimal perturbations, for attacks that look for the nearest adversarial example; ``felled`` counts
+    the images that each attack of an ensemble broke.
     """
 
     models: list[dict[str, Any]]
@@ -81,9 +83,9 @@ def read_run(directory: Path) -> StoredRun:
         families=families(summary["models"]),
         accuracy=clean_accuracy(rows),
         results=results,
-        comparisons=comparisons,
+        comparisons=with_decisions(comparisons),
         mean_results=family_results(results, groups),
-        mean_comparisons=_over_seeds_and_images(comparisons, groups, rows),
+        mean_comparisons=with_decisions(_over_seeds_and_images(comparisons, groups, rows)),
         norms=summary.get("norms", []),
         felled=_felled(rows),
         gallery=read_gallery(gallery) if gallery.exists() else None,

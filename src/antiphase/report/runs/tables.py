@@ -122,7 +122,7 @@ def _rate_cell(entry: Mapping[str, Any] | None) -> Field:
 
 
 def _difference_cell(entry: Mapping[str, Any] | None) -> Field:
-    """Grey the difference out if its interval includes zero."""
+    """Grey the difference out if it is not decided."""
     if entry is None:
         return Field("–")
     notes = [points_range(entry["low"], entry["high"])]
@@ -131,7 +131,7 @@ def _difference_cell(entry: Mapping[str, Any] | None) -> Field:
     if "p_value" in entry:
         notes.append(p_text(entry["p_value"]))
     value = entry["difference"] if "difference" in entry else entry["value"]
-    kind = "undecided" if entry["low"] <= 0 <= entry["high"] else ""
+    kind = "" if entry["decided"] else "undecided"
     return Field(points(value), tuple(notes), kind=kind)
 
 

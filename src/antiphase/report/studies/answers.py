@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from antiphase.report.studies.counts import is_tested, verdicts_said
-from antiphase.report.studies.wording import in_cases, told_apart
-from antiphase.studies.claims import Claim, Verdict
+from antiphase.report.studies.wording import estimate_text, in_cases, told_apart
+from antiphase.studies.claims import Claim, Verdict, turned
 from antiphase.studies.numbers import written
 from antiphase.studies.results import Result
 
@@ -25,7 +25,7 @@ FRAGILE: Mapping[Key, Phrases] = {
     ("table-2", "fragile-at-depth-4"): {
         "holds": "With four layers, DiffViT's ASR is {apart}{at}.",
         "contradicted": "With four layers, DiffViT's ASR is {apart}{at}, so not higher throughout.",
-        "absent": "With four layers, DiffViT's ASR is {apart}{at}, {part}too little to matter.",
+        "absent": "With four layers the difference is small: {each}.",
         "undecided": "With four layers, DiffViT's ASR is {apart}{at}, {part}within the uncertainty.",
     },
 }
@@ -46,7 +46,7 @@ WHY: Mapping[Key, Phrases] = {
         "holds": "The subtraction itself raises it at equal margins, too.",
         "contradicted": "The subtraction itself, at equal margins, does not raise it at every ε: it also lowers it.",
         "absent": "The subtraction itself, at equal margins, changes it {part}too little to matter.",
-        "undecided": "Whether the subtraction itself raises it at equal margins is open.",
+        "undecided": "We cannot yet say whether the subtraction itself causes the rest.",
     },
     ("causes", "angle-raises-asr"): {
         "holds": "Opposed gradients of the two maps, the paper's explanation, raise it.",
@@ -70,8 +70,7 @@ CLIPS: Mapping[Key, Phrases] = {
     },
     ("figure-2b", "clip-fragile-few-classes"): {
         "holds": "Under PGD DiffCLIP is the more fragile one: its ASR is {apart} than CLIP's{at}.",
-        "contradicted": "Under PGD DiffCLIP is more fragile at {higher} of {cases} ε and less so at {lower}: its ASR "
-        "is {apart} than CLIP's{at}.",
+        "contradicted": "Under PGD DiffCLIP is {fragile}; its ASR is lower than CLIP's by {lower}.",
         "absent": "Under PGD DiffCLIP is hardly the more fragile one: its ASR is {apart} than CLIP's{at}.",
         "undecided": "Whether DiffCLIP is the more fragile one under PGD is open: its ASR is {apart} than CLIP's{at}.",
     },
@@ -97,13 +96,29 @@ def answer(results: Sequence[Result], phrases: Mapping[Key, Phrases]) -> str:
             at=_at(claim),
             share=share,
             part="in part " * bool(in_cases(claim)),
-            higher=claim.verdicts.count("holds") or "none",
-            lower=claim.verdicts.count("contradicted"),
-            cases=len(claim.checks),
+            each="; ".join(_each(claim)),
+            fragile=_fragile(claim),
+            lower=" and ".join(_each(claim, "contradicted")),
         )
         for key in phrases
         for claim in chosen(results, [key])
     )
+
+
+def _each(claim: Claim, only: Verdict | None = None) -> list[str]:
+    """Return the differences, or the sizes of those with a verdict, each with what sets it apart."""
+    names = told_apart([check.what for check in claim.checks])
+    return [
+        (estimate_text(check) if only is None else estimate_text(turned(check)).lstrip("+"))
+        + (f" at {name}" if len(names) > 1 and name else "")
+        for check, verdict, name in zip(claim.checks, claim.verdicts, names, strict=True)
+        if only in (None, verdict)
+    ]
+
+
+def _fragile(claim: Claim) -> str:
+    holds, cases = claim.verdicts.count("holds"), len(claim.checks)
+    return f"more fragile at {holds} of {cases} ε" if holds else "not more fragile at any ε"
 
 
 def tasks_answer(results: Sequence[Result]) -> str:

@@ -37,7 +37,7 @@ def replace_claims(results: Sequence[Result], into: Path) -> None:
     Raises:
         UserError: the file lacks the marks.
     """
-    _replace(into, "claims", markdown_claims(results))
+    replace_marked(into, "claims", markdown_claims(results))
 
 
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
@@ -54,11 +54,15 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
     lines = "\n".join(map(_told, headlines(results)))
     folder = os.path.relpath(pictures, into.parent)
     picture = _picture("" if folder == "." else f"{folder}/")
-    _replace(into, "findings", "\n\n".join(filter(None, [picture, lines])) + "\n")
+    replace_marked(into, "findings", "\n\n".join(filter(None, [picture, lines])) + "\n")
 
 
-def _replace(into: Path, mark: str, text: str) -> None:
-    """Replace what is between two marks of a file."""
+def replace_marked(into: Path, mark: str, text: str) -> None:
+    """Replace what is between two marks of a file.
+
+    Raises:
+        UserError: the file lacks the marks.
+    """
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     found = into.read_text(encoding="utf-8") if into.exists() else ""
     if begin not in found or end not in found:

@@ -1,11 +1,13 @@
 """Formatting of numbers and names in tables, figures and sentences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from antiphase.evaluation.statistics import is_interval
 from antiphase.registry import ATTACKS, find
 
+NO_INTERVAL = "no interval"
 _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
 
 
@@ -41,32 +43,61 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.1f}"
 
 
-def percent_range(low: float, high: float) -> str:
+def ends(low: float | None, high: float | None, written: Callable[[float], str], between: str) -> str:
+    """Format the ends of an interval; ends without anything between them, or both infinite (None), are no interval.
+
+    >>> ends(-0.1, 0.25, "{:g}".format, " to "), ends(0.0, 0.0, str, " to "), ends(None, None, str, " to ")
+    ('-0.1 to 0.25', 'no interval', 'no interval')
+    """
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    return f"{written(low)}{between}{written(high)}" if is_interval(low, high) else NO_INTERVAL
+
+
+def console_interval(low: float | None, high: float | None, written: Callable[[float], str]) -> str:
+    """Format the ends of an interval in brackets, in the little room that a console has.
+
+    >>> console_interval(0.5, 2.0, "{:.1f}".format), console_interval(0.5, 0.5, str)
+    ('[0.5 2.0]', 'no interval')
+    """
+    text = ends(low, high, written, " ")
+    return text if text == NO_INTERVAL else f"[{text}]"
+
+
+def percent_range(low: float | None, high: float | None) -> str:
     """Format the interval of a rate in percent.
 
-    >>> percent_range(0.3251, 0.3842)
-    '32.5–38.4'
+    >>> percent_range(0.3251, 0.3842), percent_range(1.0, 1.0), percent_range(0.0, 0.0001)
+    ('32.5–38.4', 'no interval', '0.00–0.01')
     """
-    return f"{percent(low)}–{percent(high)}"
+    digits = _digits(low, high)
+    return ends(low, high, lambda end: number(100 * end, digits), "–")
 
 
-def points(difference: float) -> str:
+def _digits(low: float | None, high: float | None) -> int:
+    """Return the decimals of percent with which the two ends differ."""
+    if low is None or high is None or not math.isfinite(high - low):
+        return 1
+    return next((digits for digits in range(1, 6) if round(100 * low, digits) < round(100 * high, digits)), 6)
+
+
+def points(difference: float, digits: int = 1) -> str:
     """Format a difference of rates in percentage points, signed.
 
     >>> points(0.179), points(-0.02), points(0.0)
     ('+17.9', '−2.0', '0.0')
     """
-    text = f"{100 * difference:+.1f}"
-    return "0.0" if float(text) == 0 else text.replace("-", "−")
+    text = f"{100 * difference:+.{digits}f}"
+    return (text if float(text) else text[1:]).replace("-", "−")
 
 
-def points_range(low: float, high: float) -> str:
+def points_range(low: float | None, high: float | None) -> str:
     """Format the interval of a difference in percentage points.
 
     >>> points_range(-0.01, 0.206)
     '−1.0 to +20.6'
     """
-    return f"{points(low)} to {points(high)}"
+    digits = _digits(low, high)
+    return ends(low, high, lambda end: points(end, digits), " to ")
 
 
 def points_interval(difference: float, low: float | None, high: float | None) -> str:
@@ -79,14 +110,14 @@ def points_interval(difference: float, low: float | None, high: float | None) ->
     >>> points_interval(-1e-17, -0.3, 0.3)
     '0.0 points [−30.0, 30.0]'
     """
-    if low is None or high is None:
-        return f"{points(difference)} points (no interval)"
-    digits = 1
+    digits = _digits(low, high)
     while digits < 6 and any(end and not round(100 * end, digits) for end in (low, high)):
         digits += 1
-    ends = ", ".join(number(100 * end, digits) for end in (low, high))
+    interval = ends(low, high, lambda end: number(100 * end, digits), ", ")
+    if interval == NO_INTERVAL:
+        return f"{points(difference)} points ({NO_INTERVAL})"
     value = round(100 * difference, digits) + 0.0  # −0.0 is 0
-    return f"{'+' if value > 0 else ''}{number(value, digits)} points [{ends}]"
+    return f"{'+' if value > 0 else ''}{number(value, digits)} points [{interval}]"
 
 
 def attack_condition(attack: str, norm: str, steps: int | None) -> str:
