@@ -67,8 +67,8 @@ def test_goal_does_not_depend_on_the_batch(linear):
 @pytest.mark.parametrize(("call", "says"), [
     (lambda m, x: pgd(m, x, None, goal=5), r"goal from 5 to 5: the model tells classes 0 to 4 apart"),
     (lambda m, x: pgd(m, x, None, goal=-1), r"goal from -1 to -1"),
-    (lambda m, x: pgd(m, x, None, goal=1.5), r"goal 1\.5: expected one class"),
-    (lambda m, x: pgd(m, x, None, goal="shoe"), "goal 'shoe': expected one class"),
+    (lambda m, x: pgd(m, x, None, goal=1.5), r"goal 1\.5: expected an integer"),
+    (lambda m, x: pgd(m, x, None, goal="shoe"), "goal 'shoe': expected an integer"),
     (lambda m, x: pgd(m, x, None, goal=torch.ones(12)), r"goal of shape \(12,\) and torch\.float32"),
     (lambda m, x: pgd(m, x, None, goal=torch.arange(3)), r"goal of shape \(3,\)"),
     (lambda m, x: pgd(m, x, torch.zeros(12).long(), goal=1), "goal and labels"),

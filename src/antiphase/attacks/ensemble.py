@@ -81,7 +81,10 @@ class Ensemble:
             raise UserError(f"images of shape {tuple(images.shape)}: expected at least one")
         least, most = self.least_classes, self.most_classes
         targets = [stage.settings.get("targets") for stage in self.stages]
-        if least == 1 and most is None and not any(targets):
+        asks = least > 1 or most is not None or any(targets)
+        if (
+            not asks or not images[0].numel()
+        ):  # stages that load their own images are checked on the first of those
             return
         with attacked(model, device=images.device) as oracle:
             given = None if context is None else context[:1].to(oracle.device)

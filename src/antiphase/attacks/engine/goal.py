@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from antiphase.attacks.engine.options import Run, RunOptions
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, attacked, checked
 from antiphase.attacks.result import AttackResult
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError
 
 
 class Towards(nn.Module):
@@ -51,8 +51,6 @@ def run_towards(
     for name, other in (("labels", labels), ("context", chosen.context), ("on_finished", chosen.on_finished)):
         if other is not None:
             raise UserError(f"goal and {name}: they exclude each other; expected {name}=None")
-    if not isinstance(chosen.goal, Tensor | int):
-        raise UserError(f"goal {shown(chosen.goal)}: expected one class, or a tensor with one per sample")
     goal = torch.as_tensor(chosen.goal).detach().cpu()
     if goal.dtype not in (torch.int64, torch.int32) or goal.shape not in ((), (len(images),)):
         raise UserError(
