@@ -216,7 +216,7 @@ class _Cells:
                 **arrays,
             )  # fmt: skip
 
-        return replace(stage, attack=attack)
+        return replace(stage, attack=attack, settings={})  # they are in the attack; checked with its images
 
     def collected(self, cache: Cache[float]) -> dict[str, Any]:
         """Return the rows that were wanted, and keep the warnings."""
