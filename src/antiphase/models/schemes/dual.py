@@ -28,9 +28,6 @@ def _load_released(wanted: Wanted) -> nn.Module:
             f"{wanted.spec}: lambda_init {shown(wanted.lambda_init)} is given twice; leave one of them out"
         )
     chosen = read_lambda_init(wanted.spec, setting) if setting else wanted.lambda_init
-    number = isinstance(chosen, int | float) and not isinstance(chosen, bool)
-    if chosen not in (None, "depth") and not (number and abs(chosen) < math.inf):
-        raise UserError(f"{wanted.spec}: lambda_init {shown(chosen)}: expected a finite number or 'depth'")
     model = load_released(path, chosen)
     return with_card(model, ModelCard(path, wanted.spec, attention_kind(model), None, model.image_shape, 0))
 
@@ -45,7 +42,7 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
     if name == "lambda_init" and value == "depth":
         return "depth"
     try:
-        if name != "lambda_init":
+        if name != "lambda_init" or not math.isfinite(float(value)):
             raise ValueError
         return float(value)
     except ValueError:
