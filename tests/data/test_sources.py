@@ -116,8 +116,8 @@ def test_an_unknown_split_is_one_line_with_the_choices(name, split, choices):
         ({"limit": -5}, "limit -5: expected an integer of at least 1"),
         ({"image_size": 0}, "image_size 0: expected an integer of at least 1"),
         ({"num_classes": 0}, "num_classes 0: expected an integer of at least 1"),
-        ({"channels": 2}, "channels 2: expected 1 or 3"),
-        ({"channels": 0}, "channels 0: expected 1 or 3"),
+        ({"channels": 2}, "channels 2: expected an integer equal to 1 or 3"),
+        ({"channels": 0}, "channels 0: expected an integer equal to 1 or 3"),
         ({"seed": -1}, "seed -1: expected an integer from 0"),
         (
             {"image_size": 32},

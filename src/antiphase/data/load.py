@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from antiphase.arguments import OWN_WORDS, Count, Seed, validated
+from antiphase.arguments import OWN_WORDS, Count, Must, Seed, validated
 from antiphase.data.folders import choose_split
 from antiphase.data.given import array_images, dataset_images
 from antiphase.data.images import FileImages, ImageSet
@@ -27,7 +27,7 @@ def load_data(
     class_names: Annotated[Sequence[str] | None, OWN_WORDS] = None,
     split: str = "test",
     image_size: Count | None = None,
-    channels: Literal[1, 3] | None = None,
+    channels: Annotated[int, Must("equal to 1 or 3", lambda channels: channels in (1, 3))] | None = None,
     num_classes: Count | None = None,
     root: str | os.PathLike[str] | None = None,
     limit: Count | None = None,
