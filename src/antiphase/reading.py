@@ -1,5 +1,6 @@
 """Reading of files that somebody else may have written: whole, of a bounded size, and with errors of one line."""
 
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -135,7 +136,7 @@ def as_json(content: str | bytes, name: object, kind: Any = dict[str, Any], fix:
     from pydantic import ValidationError
 
     try:
-        return _checker(kind).validate_python(value, strict=True)
+        return _checker(kind).validate_python(value, strict=not dataclasses.is_dataclass(kind))
     except ValidationError as error:
         raise UserError(f"{invalid(error, f'{name}: ')}; {fix}") from None
 

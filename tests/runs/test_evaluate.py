@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -28,7 +29,7 @@ SMALL = {
     "text": {"dim": 16, "depth": 1, "num_heads": 2},
     "embed_dim": 12,
 }
-QUICK = ("--limit", 150, "--train-limit", 900, "--episodes", 40, "--seeds", 2, "--iterations", 5, "-q")
+QUICK = ("--config", Path(__file__).with_name("quick.toml"), "-q")  # options of several tasks
 
 
 @pytest.fixture(scope="module")
@@ -215,13 +216,11 @@ def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, 
         tmp_path / "model",
         "--data",
         "imagenet",
-        "--templates",
-        "1",
         "-q",
         "--cache",
         cache,
     )
-    code, _, err = run_cli(*arguments, "--out", tmp_path / "out")
+    code, _, err = run_cli(*arguments, "--templates", "1", "--out", tmp_path / "out")
     assert code == 0, err
     assert "no probe and no few-shot on imagenet: imagenet has no class folders in" in err
     assert set(pl.read_parquet(tmp_path / "out" / "rows.parquet")["task"]) == {"zero-shot"}
@@ -268,10 +267,10 @@ def test_other_templates_under_the_same_name_are_measured_again(run_cli, models,
 
 def test_few_shot_that_is_not_possible_is_left_out_unless_it_was_asked_for(run_cli, models, cache, tmp_path):
     arguments = (
-        "evaluate", models["clip"], "--data", folder_of(tmp_path / "two", (0, 150)), "--templates", "1", "--cache",
-        cache, "--out", tmp_path / "out", *QUICK,
+        "evaluate", models["clip"], "--data", folder_of(tmp_path / "two", (0, 150)), "--cache", cache,
+        "--out", tmp_path / "out", *QUICK,
     )  # fmt: skip
-    code, out, err = run_cli(*arguments)
+    code, out, err = run_cli(*arguments, "--templates", "1")
     assert code == 0, err
     assert "left out: few-shot on folder:" in err
     assert "probe" in out

@@ -107,7 +107,7 @@ def test_a_disk_that_takes_no_file_is_named_and_left_as_it_was(tmp_path, monkeyp
     def refuse(*_args, **_options):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("antiphase.files.tempfile.mkstemp", refuse)
+    monkeypatch.setattr("antiphase.files.tempfile.mkdtemp", refuse)
     with pytest.raises(UserError, match=os.strerror(code)):
         run_folder(tmp_path / "run", "audit").__enter__()
     assert not list(tmp_path.iterdir())

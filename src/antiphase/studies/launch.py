@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from antiphase.errors import UserError
+from antiphase.evaluation.decisions import LEAST_SEEDS
 from antiphase.runs.folders import check_holder
 from antiphase.runs.loading import find_device
 from antiphase.runs.processes import this_process

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from antiphase.evaluation.decisions import LEAST_SEEDS
 from antiphase.evaluation.power import POWER, power_of, seeds_until, smallest_difference
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
