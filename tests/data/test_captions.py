@@ -151,7 +151,7 @@ def test_coco_that_is_absent_or_damaged_is_one_line(tmp_path, write_image, funct
         tmp_path / "annotations" / f"{'captions' if function is coco_captions else 'instances'}_val2014.json"
     )
     for text, line in (
-        ("{", "is not valid JSON"),
+        ("{", "cannot be read"),
         ("[]", "expected (captions|objects) of COCO"),
         ("{}", "'images'"),
     ):

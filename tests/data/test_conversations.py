@@ -48,7 +48,7 @@ def test_records_in_llava_s_layout(folder):
 @pytest.mark.parametrize(
     ("name", "record", "message"),
     [
-        ("llava:no.json?images=pictures", None, "cannot read no.json"),
+        ("llava:no.json?images=pictures", None, "no.json: cannot be read"),
         ("llava:mix.json", None, r"expected llava:JSONFILE\?images=DIR"),
         ("llava:mix.json?images=nowhere", None, "nowhere: no such folder"),
         ("llava:mix.json?images=pictures&only=gqa/", None, "no image of mix.json begins with 'gqa/'"),

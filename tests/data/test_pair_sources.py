@@ -154,7 +154,7 @@ def test_an_unknown_source_of_pairs_is_one_line_with_the_nearest_names(name, lin
         ("coco", {"split": "dev"}, "coco has no split 'dev'"),
         ("coco", {"root": Path("absent")}, "not found in absent or absent/coco"),
         ("csv:absent.csv", {}, "cannot read absent.csv"),
-        ("karpathy:absent.json", {}, "cannot read absent.json"),
+        ("karpathy:absent.json", {}, "absent.json: cannot be read"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_one_line(name, given, line, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def test_few_functions_lie_between_the_command_and_the_forward_pass_of_the_model
     options = ["--limit", 2, "--eps", "8/255", "--steps", 2, "--sense-limit", 0, "--quiet"]
     code, _, errors = run_cli("audit", "specimen:diffvit-0", *options, "--out", tmp_path / "audit")
     assert (code, errors) == (0, "")
-    assert paths[0][0] == "app.main"
+    assert paths[0][0] == "__init__.main"
     assert paths[0][-1].startswith("oracle.")
     assert len(paths[0]) <= MOST, " → ".join(paths[0])
 

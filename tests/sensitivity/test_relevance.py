@@ -13,6 +13,7 @@ from antiphase.errors import UserError
 from antiphase.models import vit
 from antiphase.models.clip_factories import clip, diffclip
 from antiphase.models.dual_encoders import OpenClip
+from antiphase.models.preprocessing import Preprocessing
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map, chefer_relevance
 from tests.reference import relevance as reference
 
@@ -174,7 +175,9 @@ def foreign(**vision):
     text = {"context_length": 11, "width": 16, "heads": 2, "layers": 1}
     model = open_clip.CLIP(13, sizes, text, quick_gelu=True)
     tokenizer = open_clip.SimpleTokenizer(context_length=11)
-    return wild(OpenClip(model, tokenizer, (0.48, 0.46, 0.41), (0.27, 0.26, 0.28), Square(12)), 1.0)
+    return wild(
+        OpenClip(model, tokenizer, Preprocessing(Square(12), (0.48, 0.46, 0.41), (0.27, 0.26, 0.28))), 1.0
+    )
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

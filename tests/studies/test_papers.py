@@ -34,7 +34,9 @@ def store(shared_folder):
     return Store(shared_folder / "smoke")
 
 
-@pytest.mark.filterwarnings("ignore:class names '0, 1")  # digits, on which smoke runs, are named by their numbers
+@pytest.mark.filterwarnings(
+    "ignore:class names '0, 1"
+)  # digits, on which smoke runs, are named by their numbers
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in NAMES]
 )

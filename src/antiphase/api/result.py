@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEIGHTS = "model.safetensors"
-_READERS = {".parquet": as_rows, ".jsonl": lambda content, name: pl.DataFrame(as_json_lines(content, name))}
+
+
+def _as_lines(content: bytes, name: str) -> "pl.DataFrame":
+    import polars as pl  # takes time to import
+
+    return pl.DataFrame(as_json_lines(content, name))
+
+
+_READERS = {".parquet": as_rows, ".jsonl": _as_lines}
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 

@@ -55,5 +55,5 @@ def warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -
         found, published = f"{found} of {classes:,} classes", f"{published} of {known_classes:,}"
     warnings.warn(
         f"{name} ({split}): {found}, but {published} were published: results are not comparable, download it again",
-        stacklevel=3,
+        stacklevel=4,  # the caller of load_data, whose arguments are checked
     )

@@ -186,7 +186,7 @@ def _label(attack: str, norm: str) -> str:
 def _escaped(text: str) -> str:
     r"""Return text that Markdown shows as it is, in one line.
 
-    >>> print(_escaped("<b>|[a](b)|\\n# _c_ d_e"))
+    >>> print(_escaped("<b>|[a](b)|\n# _c_ d_e"))
     &lt;b>\|\[a\](b)\| # \_c\_ d_e
     """
     text = _MARKS.sub(r"\\\g<0>", safe(" ".join(text.split())))
