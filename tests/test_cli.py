@@ -289,7 +289,7 @@ def test_an_error_reaches_the_terminal_escaped(run_cli, words):
     assert not set("\x1b\x9b\x07\u202e\u2066") & set(out + err)
 
 
-@pytest.mark.parametrize("out", ["runs/lr[0.1]", "~/x", "a?b", "caf\udce9"])
+@pytest.mark.parametrize("out", ["runs/lr[0.1]", "~/x", "a?b"])
 def test_a_directory_of_any_name_is_written_and_resumed(tmp_path, monkeypatch, run_cli, out):
     monkeypatch.chdir(tmp_path)
     words = ("attack", "specimen:vit-0", "--attack", "fgsm", "--limit", "2", "-q", f"--out={out}")
@@ -297,6 +297,21 @@ def test_a_directory_of_any_name_is_written_and_resumed(tmp_path, monkeypatch, r
         code, _, err = run_cli(*words)
         assert (code, err) == (0, "")
     assert (tmp_path / out / "rows.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("attack", "specimen:vit-0", "--out=caf\udce9"), "is not UTF-8"),
+        (("look", "specimen:vit-0", "x.png", "--text", "\udcff"), "is not UTF-8"),
+        (("evaluate", "specimen:vit-0", "--prompt", "a {}\udcff"), "is not UTF-8"),
+        (("attack", "specimen:vit-0", "--out", "x/" * 2_000), "has 2,000 parts; expected at most 256"),
+    ],
+)
+def test_text_that_no_file_can_hold_is_one_line(run_cli, words, why):
+    code, out, err = run_cli(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert why in err
 
 
 @pytest.mark.parametrize("place", ["folder:~nosuchuser/x", "npz:~nosuchuser/x.npz", "parquet:~nosuchuser/x"])
