@@ -1,8 +1,10 @@
 """The command line beside the audit (tests/studies) and training (tests/training)."""
 
+import contextlib
 import errno
 import json
 import os
+import signal
 import sys
 import types
 
@@ -262,6 +264,22 @@ def test_eps_are_numbers_or_fractions():
 def test_an_interrupt_while_modules_load_is_one_line(monkeypatch, run_cli):
     monkeypatch.setitem(sys.modules, "antiphase.cli.app", _Interrupted("app"))
     code, out, err = run_cli("audit")
+    assert (code, out, err) == (130, "", "antiphase: interrupted; resume with the same command\n")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("in C++"), RecursionError(), ImportError("half of a module")])
+def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one_line(monkeypatch, run_cli, error):
+    def interrupted():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise error
+
+    monkeypatch.setattr("antiphase.cli.app.run", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, err = run_cli("audit")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, out, err) == (130, "", "antiphase: interrupted; resume with the same command\n")
 
 
