@@ -1,8 +1,10 @@
 """The command line beside the audit (tests/studies) and training (tests/training)."""
 
+import contextlib
 import errno
 import json
 import os
+import signal
 import sys
 import types
 
@@ -265,6 +267,22 @@ def test_an_interrupt_while_modules_load_is_one_line(monkeypatch, run_cli):
     assert (code, out, err) == (130, "", "antiphase: interrupted; resume with the same command\n")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("in C++"), RecursionError(), ImportError("half of a module")])
+def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one_line(monkeypatch, run_cli, error):
+    def interrupted():
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise error
+
+    monkeypatch.setattr("antiphase.cli.app.run", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, err = run_cli("audit")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out, err) == (130, "", "antiphase: interrupted; resume with the same command\n")
+
+
 class _Interrupted(types.ModuleType):
     """A module whose import is interrupted."""
 
@@ -289,7 +307,7 @@ def test_an_error_reaches_the_terminal_escaped(run_cli, words):
     assert not set("\x1b\x9b\x07\u202e\u2066") & set(out + err)
 
 
-@pytest.mark.parametrize("out", ["runs/lr[0.1]", "~/x", "a?b", "caf\udce9"])
+@pytest.mark.parametrize("out", ["runs/lr[0.1]", "~/x", "a?b"])
 def test_a_directory_of_any_name_is_written_and_resumed(tmp_path, monkeypatch, run_cli, out):
     monkeypatch.chdir(tmp_path)
     words = ("attack", "specimen:vit-0", "--attack", "fgsm", "--limit", "2", "-q", f"--out={out}")
@@ -297,6 +315,21 @@ def test_a_directory_of_any_name_is_written_and_resumed(tmp_path, monkeypatch, r
         code, _, err = run_cli(*words)
         assert (code, err) == (0, "")
     assert (tmp_path / out / "rows.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("attack", "specimen:vit-0", "--out=caf\udce9"), "is not UTF-8"),
+        (("look", "specimen:vit-0", "x.png", "--text", "\udcff"), "is not UTF-8"),
+        (("evaluate", "specimen:vit-0", "--prompt", "a {}\udcff"), "is not UTF-8"),
+        (("attack", "specimen:vit-0", "--out", "x/" * 2_000), "has 2,000 parts; expected at most 256"),
+    ],
+)
+def test_text_that_no_file_can_hold_is_one_line(run_cli, words, why):
+    code, out, err = run_cli(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert why in err
 
 
 @pytest.mark.parametrize("place", ["folder:~nosuchuser/x", "npz:~nosuchuser/x.npz", "parquet:~nosuchuser/x"])

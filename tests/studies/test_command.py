@@ -305,6 +305,7 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
         (("run", "raises.py"), "raises.py: raised ZeroDivisionError: division by zero (raises.py, line 2)"),
         (("run", "figure-2a", "--profile", "smoke", "--device", "nonsense"), "device 'nonsense' cannot be used"),
         (("run", "figure-2a", "--profile", "smoke", "--dry-run", "--device", "cuda:99"), "device 'cuda:99' cannot be"),
+        (("report", "table-1", "--profile", "smoke", "--markdown", "."), ".: is no file; expected the name of"),
         (("new", "My Study"), "name 'My Study': expected small letters"),
     ],
 )  # fmt: skip

@@ -23,6 +23,7 @@ _UNUSABLE = {
     errno.ELOOP, errno.ENOSPC, errno.EDQUOT, errno.EBUSY,
 }  # fmt: skip
 
+_INTERRUPTED = 130
 _LONGEST_WORD = 500  # a longer name or path is shown without its middle
 
 app = typer.Typer(
@@ -42,6 +43,8 @@ def run() -> None:
     try:
         rank_and_count()
         code = app(prog_name="antiphase", standalone_mode=False)
+        if code == _INTERRUPTED:  # typer's answer to an interrupt
+            raise KeyboardInterrupt
         sys.stdout.flush()
     except Failures as error:
         _complain(*str(error).splitlines())

@@ -193,7 +193,9 @@ def _kind(annotation: Any, shown: Typed) -> tuple[Any, str]:
         kind = get_args(kind)[0]
     word = " | ".join(get_args(kind) if get_origin(kind) is Literal else shown.choices or ())
     if get_origin(kind) is tuple:
-        kind = str if shown.text is not None else list[get_args(kind)[0]]
+        part = get_args(kind)[0]
+        part = get_args(part)[0] if get_origin(part) is Annotated else part
+        kind = str if shown.text is not None else list[part]
     word = word or _WORDS.get(kind, "TEXT")
     if get_origin(kind) is Literal or kind in (int, float):  # the model's mistakes name the value
         kind = str

@@ -38,7 +38,12 @@ def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
         UserError: if they are not finite, perhaps only since they were rounded.
     """
     check_finite(tensors, str(directory), "; retrain with --store float32 or a lower --learning-rate")
-    with replacing(directory / WEIGHTS_FILE) as temporary:
+    write_tensors(tensors, directory / WEIGHTS_FILE)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write contiguous tensors that share no memory, with their digest, which :func:`read_weights` checks."""
+    with replacing(path) as temporary:
         save_file(tensors, temporary, {_DIGEST: weights_digest(tensors)})
 
 

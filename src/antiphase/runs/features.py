@@ -8,16 +8,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.prefetch import in_threads
 from antiphase.data.preprocess import content_key, model_images
 from antiphase.errors import UserError
-from antiphase.files import digest, replacing
+from antiphase.files import digest
 from antiphase.models.card import card_of
+from antiphase.models.checkpoints import read_weights, write_tensors
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
@@ -158,18 +157,17 @@ class FeatureStore:
                     _write(paths[number], part, title)
                     advance(len(part))
         self.process.wait()
-        return torch.cat([load_file(path)["rows"] for path in paths])
+        return torch.cat([read_weights(path)["rows"] for path in paths])
 
 
 def _whole(path: Path, count: int) -> bool:
     try:
-        return len(load_file(path)["rows"]) == count
-    except (OSError, SafetensorError, KeyError):
+        return len(read_weights(path)["rows"]) == count
+    except (UserError, KeyError):
         return False
 
 
 def _write(path: Path, rows: Tensor, title: str) -> None:
     if not rows.isfinite().all():
         raise UserError(f"{title}: the model gives features that are not finite; expected a trained model")
-    with replacing(path) as temporary:
-        save_file({"rows": rows.contiguous()}, temporary)
+    write_tensors({"rows": rows.contiguous()}, path)

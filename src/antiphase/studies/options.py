@@ -243,6 +243,9 @@ class ReportOptions(AnyStudyOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "ReportOptions":
+        for path in (self.markdown, self.readme):  # before the site is written
+            if path is not None and path.exists() and not path.is_file():
+                raise UserError(f"{path}: is no file; expected the name of a Markdown file")
         if self.readme is not None and self.markdown is None:
             raise UserError("--readme shows the picture that --markdown writes: give --markdown, too")
         return self

@@ -20,6 +20,7 @@ from antiphase.runs.options.fields import (
     SkipBad,
     Split,
     Suffix,
+    Unicode,
     Words,
 )
 from antiphase.runs.options.read import at_least_one, directory, read_words
@@ -62,7 +63,7 @@ class EvaluateOptions(Options):
         ),
     ] = ()
     prompt: Annotated[
-        tuple[str, ...],
+        tuple[Unicode, ...],
         Field(
             description="Prompt template of your own, with {} for the class name; repeat to average over several."
         ),

@@ -12,6 +12,7 @@ from antiphase.runs.options.read import (
     directory,
     each_once,
     eps_text,
+    in_unicode,
     read_eps,
     read_models,
     read_one_eps,
@@ -31,6 +32,7 @@ Numbers = Annotated[
 ]
 Number = Annotated[float, BeforeValidator(read_one_eps), Typed(text=eps_text)]
 OptionalNumber = Annotated[float | None, BeforeValidator(read_one_eps), Typed(text=eps_text)]
+Unicode = Annotated[str, AfterValidator(in_unicode)]
 Directory = Annotated[Path, BeforeValidator(directory), Typed(check=directory, metavar="DIRECTORY")]
 
 # models
@@ -72,7 +74,7 @@ RandomWeights = Annotated[
     ),
 ]
 Prompt = Annotated[
-    str | None,
+    Unicode | None,
     Field(
         description="Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own "
         "prompts, or 'a photo of {}'."
@@ -101,7 +103,7 @@ SkipBad = Annotated[bool, Field(description="Leave out images that cannot be rea
 
 # questions
 Suffix = Annotated[
-    str,
+    Unicode,
     Field(
         description="Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer "
         "the question using a single word or phrase.' is one."

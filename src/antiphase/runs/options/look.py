@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import Device, Model, Models, Quiet, RandomWeights, Words
+from antiphase.runs.options.fields import Device, Model, Models, Quiet, RandomWeights, Unicode, Words
 from antiphase.runs.options.read import at_least_one
 
 
@@ -25,7 +25,7 @@ class LookOptions(Options):
         Typed(argument=True, metavar="IMAGE"),
         Field(description="One or more image files."),
     ]
-    text: Annotated[tuple[str, ...], Field(description="Text to look for; repeat for several texts.")]
+    text: Annotated[tuple[Unicode, ...], Field(description="Text to look for; repeat for several texts.")]
     against: Annotated[
         Models,
         Field(
@@ -56,7 +56,7 @@ class LookOptions(Options):
         ),
     ] = ()
     prompt: Annotated[
-        str, Field(description="Sentence around the text, with {} in the place of the text.")
+        Unicode, Field(description="Sentence around the text, with {} in the place of the text.")
     ] = "a photo of {}"
     out: Annotated[
         Path, Field(description="Figure to write, .png or .pdf; the maps are written next to it as .json.")

@@ -15,6 +15,7 @@ _NUMBER = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
 )  # e999999999 takes minutes
 
+_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
 _SETTING = re.compile(r"\w+\s*=")
 
 
@@ -143,7 +144,22 @@ def directory(value: str | Path) -> Path:
         raise ValueError(f"{str(value)!r} is no path; expected a directory")
     if os.path.isfile(value):  # never raises, unlike Path.is_file
         raise ValueError(f"{str(value)!r} is a file; expected a directory")
-    return Path(value)
+    if len(Path(value).parts) > _MOST_PARTS:
+        raise ValueError(f"has {len(Path(value).parts):,} parts; expected at most {_MOST_PARTS}")
+    return Path(in_unicode(str(value)))
+
+
+def in_unicode(text: str) -> str:
+    """Return the text.
+
+    Raises:
+        ValueError: it has bytes that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{shown(text)} is not UTF-8; expected text in UTF-8") from None
+    return text
 
 
 def given(**settings: Any) -> dict[str, Any]:
