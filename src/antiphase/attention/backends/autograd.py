@@ -8,7 +8,7 @@ from torch import Tensor
 
 from antiphase.attention.backends.contract import Call
 from antiphase.attention.backends.views import Parts, View, join
-from antiphase.attention.maps import combine, per_head, softmax_maps
+from antiphase.attention.maps import per_head, plain_combine, plain_maps
 from antiphase.attention.modes import plain_backward
 
 Forward = Callable[[Parts, Tensor, Tensor | None], Tensor]  # of parts, λ and mask
@@ -71,8 +71,8 @@ def _plain_backward(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return λ's and the sources' gradients in plain operations, to be differentiated and batched themselves."""
     queries, keys, v = view(*sources)
-    maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
-    combined = combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
+    maps = [plain_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
+    combined = plain_combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
     inner = grad @ v.mT
     scale = queries[0].shape[-1] ** -0.5
     of_scores = [one * (inner - (one * inner).sum(-1, keepdim=True)) * scale for one in maps]

@@ -4,13 +4,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphase.attention.backends.contract import Backend, Call
-from antiphase.attention.maps import combine, open_dead_rows
+from antiphase.attention.maps import open_dead_rows, plain_combine
 
 
 def _forward(call: Call) -> Tensor:
     queries, keys, v = call.parts
     outs = [_fused(q, k, v, call.mask) for q, k in zip(queries, keys, strict=True)]
-    return call.finish(combine(outs[0], outs[1], call.lam).to(outs[0].dtype) if len(outs) > 1 else outs[0])
+    return call.finish(
+        plain_combine(outs[0], outs[1], call.lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
+    )
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
