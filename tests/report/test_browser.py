@@ -130,5 +130,5 @@ def test_images_are_enlarged_with_hard_pixels_and_csv_downloads_decode(browser, 
     text = browser.execute_script(
         "return decodeURIComponent(document.querySelector('a[download^=differences]').href.split(',')[1])"
     )
-    assert text.splitlines()[0] == "model,against,attack,norm,eps,difference,low,high,p_value,n"
+    assert text.splitlines()[0] == "model,against,attack,norm,eps,difference,low,high,p_value,n,decided"
     assert len(text.splitlines()) == 6
