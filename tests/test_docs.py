@@ -34,7 +34,7 @@ SMALLER = (  # what the pages do with more images, in tests
 FEWER = {
     "train": "--epochs 1 --limit 16", "train-clip": "--epochs 1 --limit 16 --batch-size 8", "quickstart": "--limit 4",
     "audit": "--limit 4", "attack": "--limit 2", "sense": "--limit 2", "certify": "--limit 2 --samples 20",
-    "evaluate": "--limit 40 --train-limit 40 --episodes 10 --seeds 1 --iterations 20",
+    "evaluate": "--limit 200 --train-limit 200 --episodes 10 --seeds 1 --iterations 20",
 }  # fmt: skip
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n+)?"
