@@ -139,7 +139,7 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
 
 def speed_table(record: Mapping[str, Any]) -> str:
     """Return the table of a record of ``--publish`` in Markdown, with what it was measured with below."""
-    head = ("attack", "ε", "compared with", "times as fast", "robust accuracy, ours and theirs")
+    head = ("attack", "ε", "images", "compared with", "times as fast", "robust accuracy, ours and theirs")
     rows = [head, ("---",) * len(head)]
     for line in record["measured"]:
         ours, *_ = line["seconds"]
@@ -150,6 +150,7 @@ def speed_table(record: Mapping[str, Any]) -> str:
                 (
                     TITLES.get(line["what"], line["what"]),
                     line["eps"],
+                    str(line["images"]),
                     f"{who} {version}".strip(),
                     f"{times:.1f}",
                     left,
