@@ -163,7 +163,8 @@ def test_the_table_of_speed_is_of_the_models_of_today(benchmark):
 
 def test_a_record_of_speed_is_told_from_one_of_another_model(benchmark):
     line = {
-        "what": "apgd-ce", "model": "specimen:diffvit-0", "eps": "2/255", "images": 7, "seconds": {"ours": 2.0, "pyautoattack": 5.0},
+        "what": "apgd-ce", "model": "specimen:diffvit-0", "eps": "2/255", "images": 7,
+        "seconds": {"ours": 2.0, "pyautoattack": 5.0},
         "standing": {"ours": 0.5, "pyautoattack": 0.51}, "times faster": {"pyautoattack": 2.5},
     }  # fmt: skip
     digests = {name: fingerprint(load_model(name)) for name in ("specimen:diffvit-0", "specimen:vit-0")}
