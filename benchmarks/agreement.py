@@ -60,8 +60,13 @@ def main() -> None:
         for who, run in (("antiphase", ours), ("pyautoattack", theirs)):
             precision = options.precision if run is ours else "float32"
             cell = {
-                "model": name, "eps": eps, "seed": int(seed), "images": len(images), "who": who, "precision": precision
-            }  # fmt: skip
+                "model": name,
+                "eps": eps,
+                "seed": int(seed),
+                "images": len(images),
+                "who": who,
+                "precision": precision,
+            }
             before = [line for line in read(options.into) if cell.items() <= line.items()]
             standing = torch.tensor(before[-1]["standing"], dtype=torch.long) if before else right
             threat = Threat(eps=float(Fraction(eps)))
@@ -78,22 +83,41 @@ def main() -> None:
 
 
 def ours(
-    stage: str, model: nn.Module, images: Tensor, labels: Tensor, standing: Tensor, threat: Threat, seed: int,
+    stage: str,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    standing: Tensor,
+    threat: Threat,
+    seed: int,
     precision: str,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return what still stands after one attack of our ensemble."""
     (one,) = (each for each in autoattack_ensemble("standard").stages if each.name == stage)
     result = one.attack(
-        model, images[standing], labels[standing], threat, **one.settings, seed=seed, ids=standing,
-        precision=precision, progress=False,
-    )  # fmt: skip
+        model,
+        images[standing],
+        labels[standing],
+        threat,
+        **one.settings,
+        seed=seed,
+        ids=standing,
+        precision=precision,
+        progress=False,
+    )
     return standing[~result.success]
 
 
 def theirs(
-    stage: str, model: nn.Module, images: Tensor, labels: Tensor, standing: Tensor, threat: Threat, seed: int,
+    stage: str,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    standing: Tensor,
+    threat: Threat,
+    seed: int,
     precision: str,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return what still stands after one attack of pyautoattack's, which seeds each of them anew itself."""
     from pyautoattack import AutoAttack
 

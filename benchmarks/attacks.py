@@ -59,9 +59,10 @@ def main() -> None:
         "--compile", action="store_true", help="our search through torch.compile, warmed up first"
     )
     parser.add_argument(
-        "--outputs-only", action="store_true",
+        "--outputs-only",
+        action="store_true",
         help="let the others too leave out what the logits do not depend on",
-    )  # fmt: skip
+    )
     parser.add_argument("--data", default="specimen-fashion-mnist")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: CPU time, which other work disturbs less"
@@ -99,9 +100,15 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.compile:
         began = time.perf_counter()
         autoattack(
-            model, images[:40], labels[:40], Threat(eps=1 / 255), steps=3, queries=20, precision=options.precision,
+            model,
+            images[:40],
+            labels[:40],
+            Threat(eps=1 / 255),
+            steps=3,
+            queries=20,
+            precision=options.precision,
             compile=True,
-        )  # fmt: skip
+        )
         print(json.dumps({"compiled in": round(time.perf_counter() - began, 1)}), flush=True)
     lines = []
     for name in options.what:
@@ -126,13 +133,23 @@ def run(name: str, contestants: dict[str, Timed], eps: float, options: argparse.
             seconds[who] = min(seconds.get(who, float("inf")), clock() - began)
     ours = next(iter(contestants))
     line: dict[str, Any] = {
-        "what": name, "model": options.model, "device": options.device, "clock": options.clock,
-        "eps": f"{eps * 255:g}/255", "images": options.images, "data": options.data, "rounds": options.rounds,
-        "precision": options.precision, "queries": options.queries, "threads": torch.get_num_threads(),
+        "what": name,
+        "model": options.model,
+        "device": options.device,
+        "clock": options.clock,
+        "eps": f"{eps * 255:g}/255",
+        "images": options.images,
+        "data": options.data,
+        "rounds": options.rounds,
+        "precision": options.precision,
+        "queries": options.queries,
+        "threads": torch.get_num_threads(),
         "seconds": {who: round(value, 2) for who, value in seconds.items()},
         "standing": {who: round(value, 4) for who, value in standing.items()},
-        "times faster": {who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours},
-    }  # fmt: skip
+        "times faster": {
+            who: round(value / seconds[ours], 2) for who, value in seconds.items() if who != ours
+        },
+    }
     print(json.dumps(line, ensure_ascii=False), flush=True)
     return line
 
@@ -225,22 +242,28 @@ def _apgd(
     model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
 ) -> dict[str, Timed]:
     return {
-        ours_name(options): lambda: 1 - apgd(
-            model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
-        ).asr,
+        ours_name(options): lambda: (
+            1
+            - apgd(
+                model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
+            ).asr
+        ),
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["apgd-ce"]),
-    }  # fmt: skip
+    }
 
 
 def _fab(
     model: nn.Module, images: Tensor, labels: Tensor, eps: float, options: argparse.Namespace
 ) -> dict[str, Timed]:
     return {
-        ours_name(options): lambda: 1 - fab(
-            model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
-        ).asr,
+        ours_name(options): lambda: (
+            1
+            - fab(
+                model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
+            ).asr
+        ),
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["fab"]),
-    }  # fmt: skip
+    }
 
 
 def _square(
@@ -254,12 +277,20 @@ def _square(
             return float((model(attack(images, labels)).argmax(1) == labels).double().mean())
 
     contestants: dict[str, Timed] = {
-        ours_name(options): lambda: 1 - square(
-            model, images, labels, Threat(eps=eps), queries=options.queries, precision=options.precision,
-            compile=options.compile,
-        ).asr,
+        ours_name(options): lambda: (
+            1
+            - square(
+                model,
+                images,
+                labels,
+                Threat(eps=eps),
+                queries=options.queries,
+                precision=options.precision,
+                compile=options.compile,
+            ).asr
+        ),
         "pyautoattack": lambda: _official(model, images, labels, eps, options.queries, ["square"]),
-    }  # fmt: skip
+    }
     if _installed("torchattacks"):
         contestants["torchattacks"] = torchattacks_square
     return contestants
@@ -284,11 +315,14 @@ def _pgd(
             return float((model(adversarial).argmax(1) == labels).double().mean())
 
     contestants: dict[str, Timed] = {
-        ours_name(options): lambda: 1 - pgd(
-            model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
-        ).asr,
+        ours_name(options): lambda: (
+            1
+            - pgd(
+                model, images, labels, Threat(eps=eps), precision=options.precision, compile=options.compile
+            ).asr
+        ),
         "foolbox": foolbox_pgd,
-    }  # fmt: skip
+    }
     if _installed("torchattacks"):
         contestants["torchattacks"] = torchattacks_pgd
     return contestants

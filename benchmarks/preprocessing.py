@@ -96,9 +96,11 @@ def main() -> None:
     """Print the counts of each library, and what is refused."""
     warnings.simplefilter("ignore")
     tables = {
-        "transformers, families": transformers_table(), "timm, weights": timm_table(),
-        "torchvision, weights": torchvision_table(), "open_clip, weights": open_clip_table(),
-    }  # fmt: skip
+        "transformers, families": transformers_table(),
+        "timm, weights": timm_table(),
+        "torchvision, weights": torchvision_table(),
+        "open_clip, weights": open_clip_table(),
+    }
     print("| library | same | refused or without | which, and why |\n|---|---|---|---|")
     for library, table in tables.items():
         refused = Counter(reason for reason in table.values() if reason != "same")

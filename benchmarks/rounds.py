@@ -48,6 +48,8 @@ def provenance(models: Mapping[str, nn.Module] | None = None, packages: Sequence
     head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **here).stdout.strip()
     return {
-        "commit": f"{head}{'+' if changed else ''}", "date": time.strftime("%Y-%m-%d"), **record,
+        "commit": f"{head}{'+' if changed else ''}",
+        "date": time.strftime("%Y-%m-%d"),
+        **record,
         "models": {name: fingerprint(model) for name, model in (models or {}).items()},
-    }  # fmt: skip
+    }

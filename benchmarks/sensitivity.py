@@ -32,12 +32,7 @@ import antiphase as ap
 from antiphase.heap import keep_freed_memory
 from antiphase.models import diffvit
 from antiphase.sensitivity import Gram, align
-from antiphase.sensitivity.gradients import (
-    cotangent_grams,
-    direction_grams,
-    random_directions,
-    token_grams,
-)
+from antiphase.sensitivity.gradients import cotangent_grams, direction_grams, random_directions, token_grams
 from antiphase.streams import key, sample_keys
 
 Options = argparse.Namespace
@@ -76,10 +71,14 @@ def passes(options: Options, found: dict[str, Line]) -> Line:
     seconds = in_turn(options, model, images, {})
     both = seconds["forward"] + seconds["backward"]
     return {
-        "model": options.model or f"DiffViT-B/16, depth {options.depth}", "batch": options.batch,
-        "threads": options.threads, "forward s": round(seconds["forward"], 3),
-        "forward + backward s": round(both, 3), "backward s": round(seconds["backward"], 3), "peak GB": peak(),
-    }  # fmt: skip
+        "model": options.model or f"DiffViT-B/16, depth {options.depth}",
+        "batch": options.batch,
+        "threads": options.threads,
+        "forward s": round(seconds["forward"], 3),
+        "forward + backward s": round(both, 3),
+        "backward s": round(seconds["backward"], 3),
+        "peak GB": peak(),
+    }
 
 
 def tokens(options: Options, found: dict[str, Line]) -> Line:
@@ -92,11 +91,15 @@ def tokens(options: Options, found: dict[str, Line]) -> Line:
     seconds = in_turn(options, model, images, work)
     passes = seconds["tokens"] / seconds["backward"]
     return {
-        "probes": options.probes, "seconds": round(seconds["tokens"], 2), "backward passes": round(passes, 2),
+        "probes": options.probes,
+        "seconds": round(seconds["tokens"], 2),
+        "backward passes": round(passes, 2),
         f"ratio to {2 * options.probes} backward passes": round(passes / (2 * options.probes), 3),
-        "asked": "at most 1.3", "forward passes": round(seconds["tokens"] / seconds["forward"], 2), "peak GB": memory,
+        "asked": "at most 1.3",
+        "forward passes": round(seconds["tokens"] / seconds["forward"], 2),
+        "peak GB": memory,
         "asked GB": "below 6",
-    }  # fmt: skip
+    }
 
 
 def exact(options: Options, found: dict[str, Line]) -> Line:
@@ -109,25 +112,26 @@ def exact(options: Options, found: dict[str, Line]) -> Line:
     seconds = in_turn(options, model, images, work)
     return {
         "seconds": round(seconds["exact"], 2),
-        "forward passes": round(seconds["exact"] / seconds["forward"], 2), "peak GB": memory,
-    }  # fmt: skip
+        "forward passes": round(seconds["exact"] / seconds["forward"], 2),
+        "peak GB": memory,
+    }
 
 
 def directions(options: Options, found: dict[str, Line]) -> Line:
     """Time one direction of the pixels for every layer and head."""
     model, images = subject(options)
     drawn = keys(options.batch, options.directions)
-    work = {
-        "directions": lambda: exhaust(direction_grams(model, images, random_directions(images, drawn))),
-    }
+    work = {"directions": lambda: exhaust(direction_grams(model, images, random_directions(images, drawn)))}
     work["directions"]()
     memory = peak()
     seconds = in_turn(options, model, images, work)
     each = seconds["directions"] / options.directions
     return {
-        "seconds a direction": round(each, 2), "forward passes a direction": round(each / seconds["forward"], 2),
-        "peak GB": memory, "asked GB": "below 6",
-    }  # fmt: skip
+        "seconds a direction": round(each, 2),
+        "forward passes a direction": round(each / seconds["forward"], 2),
+        "peak GB": memory,
+        "asked GB": "below 6",
+    }
 
 
 def cotangents(options: Options, found: dict[str, Line]) -> Line:
@@ -141,11 +145,13 @@ def cotangents(options: Options, found: dict[str, Line]) -> Line:
     seconds = {"cotangents": first} | in_turn(options, model, images, {} if long else work)
     whole = seconds["cotangents"]
     return {
-        "seconds a probe": round(whole, 2), "forward passes a probe": round(whole / seconds["forward"], 1),
+        "seconds a probe": round(whole, 2),
+        "forward passes a probe": round(whole / seconds["forward"], 1),
         "backward passes a probe": round(whole / seconds["backward"], 1),
         "how": f"every layer and head, {'once' if long else f'{options.rounds} rounds'}",
-        "peak GB": memory, "asked GB": "below 6",
-    }  # fmt: skip
+        "peak GB": memory,
+        "asked GB": "below 6",
+    }
 
 
 def spread(options: Options, found: dict[str, Line]) -> Line:
@@ -166,9 +172,11 @@ def spread(options: Options, found: dict[str, Line]) -> Line:
         error = float(errors.square().mean().sqrt())
         needed = probes * (error / STANDARD_ERROR) ** 2  # below 2 there is no interval to tell it by
         line[name] = {
-            "probes": probes, "standard error": round(error, 5), "largest": round(float(errors.max()), 5),
+            "probes": probes,
+            "standard error": round(error, 5),
+            "largest": round(float(errors.max()), 5),
             f"probes for {STANDARD_ERROR}": round(needed, 2),
-        }  # fmt: skip
+        }
         each = next(
             (value for what, value in found.get(name, {}).items() if "forward passes a" in what), None
         )
@@ -242,9 +250,13 @@ def peak() -> float:
 
 
 MEASUREMENTS: dict[str, Callable[[Options, dict[str, Line]], Line]] = {
-    "passes": passes, "tokens": tokens, "exact": exact, "directions": directions, "cotangents": cotangents,
+    "passes": passes,
+    "tokens": tokens,
+    "exact": exact,
+    "directions": directions,
+    "cotangents": cotangents,
     "spread": spread,
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main()

@@ -55,11 +55,17 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
-        *(("steps", value, f"{value!r}: expected an integer of at least 1") for value in (0, 1.5, "a", None, True)),
+        *(
+            ("steps", value, f"{value!r}: expected an integer of at least 1")
+            for value in (0, 1.5, "a", None, True)
+        ),
         ("steps", math.nan, "nan: expected an integer of at least 1"),
         ("steps", 2**64, "18446744073709551616: expected an integer below 2**31"),
         ("steps", torch.tensor(3), "of shape () and torch.int64: expected an integer of at least 1"),
-        *(("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1") for value in (-1, 1.5, 2**63)),
+        *(
+            ("seed", value, f"{value!r}: expected an integer from 0 to 2**63 - 1")
+            for value in (-1, 1.5, 2**63)
+        ),
         ("step_size", 0, "0: expected a number above 0"),
         ("step_size", math.inf, "inf: expected a number above 0 and that is finite"),
         ("step_size", "1", "'1': expected a number above 0 or None"),
@@ -72,19 +78,40 @@ IMAGES = torch.full((3, 2, 4, 4), 0.5)
         ("pairs", {1: (0.0, "b")}, "of type dict: expected a mapping or None"),
         ("pairs", {1: (0.0,)}, "of type dict: expected a mapping or None"),
         ("model", 3, "3: expected a callable"),
-        ("labels", torch.arange(2), "of shape (2,) and torch.int64: expected one per sample, (3,), as in images"),
-        ("labels", torch.ones(3), "of shape (3,) and torch.float32: expected a torch tensor with one int64 per sample "
-         "or None"),
-        ("ids", torch.tensor([0, 1, 1]), "of shape (3,) and torch.int64: expected a torch tensor with one int64 per "
-         "sample without duplicates"),
-        ("images", IMAGES * 255, "with values from 127.5 to 127.5: expected a torch tensor of float and shape "
-         "(samples, 2, …) and values in [0, 1]"),
-        ("images", IMAGES * math.nan, "with values from nan to nan: expected a torch tensor of float and shape "
-         "(samples, 2, …) and values in [0, 1]"),
-        *(("images", value, "expected a torch tensor of float and shape (samples, 2, …)") for value in (
-            IMAGES.byte(), IMAGES[:, :1], IMAGES.numpy(), torch.tensor(0.5), None)),
+        (
+            "labels",
+            torch.arange(2),
+            "of shape (2,) and torch.int64: expected one per sample, (3,), as in images",
+        ),
+        (
+            "labels",
+            torch.ones(3),
+            "of shape (3,) and torch.float32: expected a torch tensor with one int64 per sample or None",
+        ),
+        (
+            "ids",
+            torch.tensor([0, 1, 1]),
+            "of shape (3,) and torch.int64: expected a torch tensor with one int64 per "
+            "sample without duplicates",
+        ),
+        (
+            "images",
+            IMAGES * 255,
+            "with values from 127.5 to 127.5: expected a torch tensor of float and shape "
+            "(samples, 2, …) and values in [0, 1]",
+        ),
+        (
+            "images",
+            IMAGES * math.nan,
+            "with values from nan to nan: expected a torch tensor of float and shape "
+            "(samples, 2, …) and values in [0, 1]",
+        ),
+        *(
+            ("images", value, "expected a torch tensor of float and shape (samples, 2, …)")
+            for value in (IMAGES.byte(), IMAGES[:, :1], IMAGES.numpy(), torch.tensor(0.5), None)
+        ),
     ],
-)  # fmt: skip
+)
 def test_validated_names_the_argument_that_does_not_fit(name, value, line):
     assert line in refused(public, **({"images": IMAGES} | {name: value}))
 
@@ -95,9 +122,17 @@ def test_validated_names_a_number_of_more_digits_than_python_prints():
 
 def test_validated_takes_what_fits_and_turns_numpys_numbers_into_pythons():
     found = public(
-        IMAGES, torch.arange(3), ids=torch.tensor([2, 0, 1]), steps=np.int64(3), seed=2**63 - 1, ratio=math.nan,
-        step_size=np.float32(0.5), names=np.array(["a", "b"]), pairs={1: (0, 0.5)}, anything=object(),
-    )  # fmt: skip
+        IMAGES,
+        torch.arange(3),
+        ids=torch.tensor([2, 0, 1]),
+        steps=np.int64(3),
+        seed=2**63 - 1,
+        ratio=math.nan,
+        step_size=np.float32(0.5),
+        names=np.array(["a", "b"]),
+        pairs={1: (0, 0.5)},
+        anything=object(),
+    )
     assert type(found["steps"]) is int
     assert type(found["step_size"]) is float
     assert math.isnan(found["ratio"])
@@ -133,8 +168,9 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(32, 4)).eval()
 VIT = models.diffvit(8, depth=1, dim=8, num_heads=2, patch_size=4, in_channels=2, num_classes=3).eval()
 CLIP = models.diffclip(
     vision={"image_size": 16, "patch_size": 8, "dim": 8, "depth": 1, "num_heads": 2},
-    text={"dim": 8, "depth": 1, "num_heads": 2, "context_length": 8}, embed_dim=4,
-).eval()  # fmt: skip
+    text={"dim": 8, "depth": 1, "num_heads": 2, "context_length": 8},
+    embed_dim=4,
+).eval()
 LABELS = torch.arange(3)
 SQUARE = torch.rand(2, 3, 16, 16)
 POINTS = torch.rand(2, 5)
@@ -149,41 +185,133 @@ def curve(x):
 
 
 CALLS = {
-    attacks.pgd: {"model": NET, "images": IMAGES, "threat": attacks.Threat(), **RUN, "steps": 1, "step_size": 0.1,
-                  "schedule": "linear", "restarts": 1, "random_start": True, "momentum": 0.5, "objective": "margin"},
-    attacks.apgd: {"model": NET, "images": IMAGES, **RUN, "steps": 1, "targets": 1, "rho": 0.5, "momentum": 0.5},
+    attacks.pgd: {
+        "model": NET,
+        "images": IMAGES,
+        "threat": attacks.Threat(),
+        **RUN,
+        "steps": 1,
+        "step_size": 0.1,
+        "schedule": "linear",
+        "restarts": 1,
+        "random_start": True,
+        "momentum": 0.5,
+        "objective": "margin",
+    },
+    attacks.apgd: {
+        "model": NET,
+        "images": IMAGES,
+        **RUN,
+        "steps": 1,
+        "targets": 1,
+        "rho": 0.5,
+        "momentum": 0.5,
+    },
     attacks.fab: {"model": NET, "images": IMAGES, **RUN, "steps": 1, "targets": 1, "eta": 1.05, "beta": 0.9},
-    attacks.square: {"model": NET, "images": IMAGES, **RUN, "queries": 1, "p_init": 0.5, "objective": "margin"},
+    attacks.square: {
+        "model": NET,
+        "images": IMAGES,
+        **RUN,
+        "queries": 1,
+        "p_init": 0.5,
+        "objective": "margin",
+    },
     attacks.noise: {"model": NET, "images": IMAGES, **RUN, "kind": "sign", "draws": 1},
     attacks.patch_pgd: {"model": NET, "images": IMAGES, **RUN, "width": 2, "steps": 1, "step_size": 0.1},
-    attacks.eps_at: {"distance": np.ones(3), "success": np.ones(3, bool), "levels": (0.5,), "confidence": 0.9},
-    sensitivity.smooth: {"model": NET, "images": IMAGES, "sigma": 0.25, "select": 2, "samples": 10, "alpha": 0.01,
-                         "seed": 0, "ids": LABELS, "batch_size": 8, "precision": "float32", "progress": ""},
-    sensitivity.power_iteration: {"f": curve, "x": POINTS, "steps": 1, "seed": 0, "norm": "l2", "tolerance": 0.1},
-    sensitivity.uniform_sampling: {"f": curve, "x": POINTS, "eps": 0.1, "samples": 1, "seed": 0, "ball": "linf"},
+    attacks.eps_at: {
+        "distance": np.ones(3),
+        "success": np.ones(3, bool),
+        "levels": (0.5,),
+        "confidence": 0.9,
+    },
+    sensitivity.smooth: {
+        "model": NET,
+        "images": IMAGES,
+        "sigma": 0.25,
+        "select": 2,
+        "samples": 10,
+        "alpha": 0.01,
+        "seed": 0,
+        "ids": LABELS,
+        "batch_size": 8,
+        "precision": "float32",
+        "progress": "",
+    },
+    sensitivity.power_iteration: {
+        "f": curve,
+        "x": POINTS,
+        "steps": 1,
+        "seed": 0,
+        "norm": "l2",
+        "tolerance": 0.1,
+    },
+    sensitivity.uniform_sampling: {
+        "f": curve,
+        "x": POINTS,
+        "eps": 0.1,
+        "samples": 1,
+        "seed": 0,
+        "ball": "linf",
+    },
     sensitivity.local_maximum: {"f": curve, "x": POINTS, "eps": 0.1, "points": 1, "steps": 1, "seed": 0},
-    sensitivity.gradient_ascent: {"f": curve, "x": POINTS, "eps": 0.1, "steps": 1, "samples": 1, "power_steps": 1},
-    sensitivity.stage_norms: {"model": VIT, "images": IMAGES.expand(3, 2, 4, 4).repeat(1, 1, 2, 2), "steps": 1,
-                              "seed": 0, "ids": LABELS},
+    sensitivity.gradient_ascent: {
+        "f": curve,
+        "x": POINTS,
+        "eps": 0.1,
+        "steps": 1,
+        "samples": 1,
+        "power_steps": 1,
+    },
+    sensitivity.stage_norms: {
+        "model": VIT,
+        "images": IMAGES.expand(3, 2, 4, 4).repeat(1, 1, 2, 2),
+        "steps": 1,
+        "seed": 0,
+        "ids": LABELS,
+    },
     sensitivity.attention_maps: {"model": VIT, "inputs": torch.rand(3, 2, 8, 8), "graph": False},
     sensitivity.attention_map: {"model": CLIP, "images": SQUARE, "part": "positive", "layer": 0},
-    sensitivity.chefer_relevance: {"model": CLIP, "images": SQUARE, "texts": ["cat"], "part": "negative", "start": 0},
+    sensitivity.chefer_relevance: {
+        "model": CLIP,
+        "images": SQUARE,
+        "texts": ["cat"],
+        "part": "negative",
+        "start": 0,
+    },
     sensitivity.random_directions: {"images": IMAGES, "keys": KEYS},
     sensitivity.margins: {"logits": torch.rand(3, 4), "labels": LABELS},
     sensitivity.radius_ratio: {"margin_ratio": 1.0, "gamma": 1.0, "lam": 0.5, "rho": 1.0, "cosine": 0.0},
     evaluation.fit_probe: {**FEATURES, "objective": "squared", "max_iter": 1},
-    evaluation.draw_episodes: {"train_labels": torch.arange(8) % 2, "test_labels": torch.arange(8) % 2, "ways": 2,
-                               "episodes": 1, "shots": 1, "queries": 1, "seed": 0},
-    evaluation.ranks: {"queries": torch.rand(2, 3), "candidates": torch.rand(3, 3), "owners": LABELS,
-                       "wanted": torch.arange(2)},
+    evaluation.draw_episodes: {
+        "train_labels": torch.arange(8) % 2,
+        "test_labels": torch.arange(8) % 2,
+        "ways": 2,
+        "episodes": 1,
+        "shots": 1,
+        "queries": 1,
+        "seed": 0,
+    },
+    evaluation.ranks: {
+        "queries": torch.rand(2, 3),
+        "candidates": torch.rand(3, 3),
+        "owners": LABELS,
+        "wanted": torch.arange(2),
+    },
     evaluation.class_prompts: {"ensemble": "1", "class_names": ["cat"], "own": None},
     attention.softmax_maps: {"q": torch.rand(2, 3, 4), "k": torch.rand(2, 3, 4)},
     attention.DifferentialAttention: {"dim": 8, "num_heads": 2, "lambda_init": 0.8, "backend": "eager"},
-    models.diffvit: {"image_size": 8, "seed": 0, "dim": 8, "num_heads": 2, "lambda_init": 0.8, "head_norm": True},
+    models.diffvit: {
+        "image_size": 8,
+        "seed": 0,
+        "dim": 8,
+        "num_heads": 2,
+        "lambda_init": 0.8,
+        "head_norm": True,
+    },
     models.load_model: {"spec": "specimen:vit-0", "random_weights": False, "seed": 0},
     training.accuracy: {"model": nn.Flatten(), "data": DATA, "device": "cpu", "batch_size": 4},
     training.make_recipe: {"kind": "vit", "images": DATA, "model_fields": {}, "data": "digits", "seed": 0},
-}  # fmt: skip
+}
 HOSTILE = (None, "a", -1, 0, 1.5, math.nan, math.inf, True, 2**64, [], {}, torch.ones(4, dtype=torch.bool))
 
 

@@ -212,10 +212,14 @@ def test_another_commands_directory_is_refused(tmp_path, run_cli):
     assert run_cli("export", "specimen:vit-0", "--out", tmp_path / "run")[0] == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     for command in (
-        ["train", "--model", "vit", "--data", "digits"], ["sense", "specimen:vit-0"], ["quickstart"],
-        ["attack", "specimen:vit-0"], ["certify", "specimen:vit-0"], ["evaluate", "specimen:vit-0"],
+        ["train", "--model", "vit", "--data", "digits"],
+        ["sense", "specimen:vit-0"],
+        ["quickstart"],
+        ["attack", "specimen:vit-0"],
+        ["certify", "specimen:vit-0"],
+        ["evaluate", "specimen:vit-0"],
         ["train-clip", "--model", "clip", "--data", "openmoji"],
-    ):  # fmt: skip
+    ):
         code, _, err = run_cli(*command, "--out", tmp_path / "run")
         assert (code, err.count("\n")) == (2, 1)
         assert f"holds a run of antiphase export; give antiphase {command[0]} another directory" in err

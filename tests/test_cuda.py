@@ -13,9 +13,14 @@ from antiphase.precision import exact_float32
 pytestmark = pytest.mark.cuda
 
 SETTINGS = {
-    "pgd": {"steps": 5}, "fgsm": {}, "apgd": {"steps": 10}, "fab": {"steps": 10}, "square": {"queries": 100},
-    "carlini_wagner": {"search_steps": 2, "steps": 30}, "patch_pgd": {"steps": 5, "width": 6},
-}  # fmt: skip
+    "pgd": {"steps": 5},
+    "fgsm": {},
+    "apgd": {"steps": 10},
+    "fab": {"steps": 10},
+    "square": {"queries": 100},
+    "carlini_wagner": {"search_steps": 2, "steps": 30},
+    "patch_pgd": {"steps": 5, "width": 6},
+}
 
 
 @pytest.fixture(scope="module")

@@ -24,18 +24,27 @@ from antiphase.sensitivity import adapters
 from tests import needs
 
 SMALLER = (  # what the pages do with more images, in tests
-    (r"\blimit=\d+", "limit=4"), (r"range\((\d\d+|[5-9])\)", "range(4)"), (r":500\]", ":4]"),
+    (r"\blimit=\d+", "limit=4"),
+    (r"range\((\d\d+|[5-9])\)", "range(4)"),
+    (r":500\]", ":4]"),
     (r"samples=1000", "samples=20"),
-    (r"\b(epochs|samples)=5\b", r"\1=1"), (r"steps=20\b", "steps=2"), (r"episodes=500", "episodes=20"),
+    (r"\b(epochs|samples)=5\b", r"\1=1"),
+    (r"steps=20\b", "steps=2"),
+    (r"episodes=500", "episodes=20"),
     (r"study run my-study.py --seeds 8", "study run my-study.py --profile smoke"),
     (r"study report my-study.py", "study report my-study.py --profile smoke"),
-)  # fmt: skip
+)
 # settings of commands that come last, so that they replace those on the page
 FEWER = {
-    "train": "--epochs 1 --limit 16", "train-clip": "--epochs 1 --limit 16 --batch-size 8", "quickstart": "--limit 4",
-    "audit": "--limit 4", "attack": "--limit 2", "sense": "--limit 2", "certify": "--limit 2 --samples 20",
+    "train": "--epochs 1 --limit 16",
+    "train-clip": "--epochs 1 --limit 16 --batch-size 8",
+    "quickstart": "--limit 4",
+    "audit": "--limit 4",
+    "attack": "--limit 2",
+    "sense": "--limit 2",
+    "certify": "--limit 2 --samples 20",
     "evaluate": "--limit 200 --train-limit 200 --episodes 10 --seeds 1 --iterations 20",
-}  # fmt: skip
+}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n+)?"
     r'(?:^```python(?: title="(?P<title>[^\n]*)")?\n(?P<python>.*?)^```'
@@ -163,15 +172,23 @@ def test_the_table_of_speed_is_of_the_models_of_today(benchmark):
 
 def test_a_record_of_speed_is_told_from_one_of_another_model(benchmark):
     line = {
-        "what": "apgd-ce", "model": "specimen:diffvit-0", "eps": "2/255", "images": 7,
+        "what": "apgd-ce",
+        "model": "specimen:diffvit-0",
+        "eps": "2/255",
+        "images": 7,
         "seconds": {"ours": 2.0, "pyautoattack": 5.0},
-        "standing": {"ours": 0.5, "pyautoattack": 0.51}, "times faster": {"pyautoattack": 2.5},
-    }  # fmt: skip
+        "standing": {"ours": 0.5, "pyautoattack": 0.51},
+        "times faster": {"pyautoattack": 2.5},
+    }
     digests = {name: fingerprint(load_model(name)) for name in ("specimen:diffvit-0", "specimen:vit-0")}
     record = {
-        "models": digests, "measured": [line], "versions": {"torch": "2.9", "pyautoattack": "0.2"},
-        "hardware": "a CPU", "commit": "abc", "date": "today",
-    }  # fmt: skip
+        "models": digests,
+        "measured": [line],
+        "versions": {"torch": "2.9", "pyautoattack": "0.2"},
+        "hardware": "a CPU",
+        "commit": "abc",
+        "date": "today",
+    }
     assert benchmark.changed_models(record) == []
     record["models"] = {name: digests["specimen:diffvit-0"] for name in digests}
     assert benchmark.changed_models(record) == ["specimen:vit-0"]
@@ -234,8 +251,11 @@ def reader(tmp_path_factory):
     (folder / "run").mkdir()
     sizes |= {"in_channels": 1}
     for name, build, depth in (
-        ("diffvit.pt", diffvit, 1), ("vit.pt", vit, 1), ("best.pt", diffvit, 1), ("run/best.pt", diffvit, 4),
-    ):  # fmt: skip
+        ("diffvit.pt", diffvit, 1),
+        ("vit.pt", vit, 1),
+        ("best.pt", diffvit, 1),
+        ("run/best.pt", diffvit, 4),
+    ):
         torch.save(build(28, **sizes | {"depth": depth}).state_dict(), folder / name)
     for label in range(10):
         (folder / f"PHOTOS/{label}").mkdir(parents=True)

@@ -61,10 +61,15 @@ def browser(tmp_path_factory) -> Iterator:
     options = webdriver.ChromeOptions()
     options.binary_location = needs.CHROMIUM
     for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--no-first-run",
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-first-run",
         f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):  # fmt: skip
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(needs.CHROMEDRIVER))

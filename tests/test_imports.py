@@ -134,14 +134,8 @@ def test_the_check_finds_an_import_that_points_the_wrong_way(tmp_path, path, sou
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        (
-            "models/vit.py",
-            "import torch, antiphasic\nfrom antiphase.models.vit import Block",
-        ),
-        (
-            "models/vit.py",
-            "from .normalize import Normalize\nfrom . import vit\nfrom ..streams import key",
-        ),
+        ("models/vit.py", "import torch, antiphasic\nfrom antiphase.models.vit import Block"),
+        ("models/vit.py", "from .normalize import Normalize\nfrom . import vit\nfrom ..streams import key"),
         ("models/vit.py", "from antiphase import attention, data, errors"),
         ("attention/modules.py", "from antiphase.attention.functional import combine\nfrom . import lambdas"),
         ("report/runs/page.py", "from antiphase.evaluation.statistics import proportion"),

@@ -72,9 +72,17 @@ class Stubborn(nn.Module):
 DYNAMIC = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=2, max=512)},)}
 
 
-@pytest.mark.parametrize("make", [
-    exported, lambda: exported(**DYNAMIC), scripted, lambda: scripted(freeze=True), traced, made_in_inference_mode,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        exported,
+        lambda: exported(**DYNAMIC),
+        scripted,
+        lambda: scripted(freeze=True),
+        traced,
+        made_in_inference_mode,
+    ],
+)
 def test_special_module_is_attacked_like_the_plain_one(make):
     images = toys.images(16)
     found = pgd(make(), images, None, THREAT, steps=3)
@@ -95,19 +103,28 @@ def test_finished_result_survives_a_module_that_refuses_its_mode(attack):
     assert model.inner.training
 
 
-@pytest.mark.parametrize(("make", "says"), [
-    (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), r"1\.weight is lazy .* call it on a batch"),
-    (lambda: network().to("meta"), r"0\.weight is on the meta device.*to_empty"),
-    (lambda: network().half(), r"torch\.float32 for weights of torch\.float16: convert it with model\.float\(\)"),
-    (lambda: network().bfloat16(), r"weights of torch\.bfloat16: convert it with model\.float\(\)"),
-    (lambda: network().double(), r"model\.float\(\), or the images with images\.double\(\)"),
-    (lambda: lambda images: (images, None), r"returned a tuple .* one tensor of shape \(16, classes\)"),
-    (lambda: lambda images: {"logits": images}, "returned a dict"),
-    (lambda: lambda images: Output(images), "returned a Output"),
-    (lambda: lambda images: images.flatten(1)[:, 0], r"returned \(16,\)"),
-    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(7, 5)), r"fails on images of shape \(3, 7, 5\) \(RuntimeError"),
-    (lambda: exported(3), r"Guard failed.*dynamic_shapes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), r"1\.weight is lazy .* call it on a batch"),
+        (lambda: network().to("meta"), r"0\.weight is on the meta device.*to_empty"),
+        (
+            lambda: network().half(),
+            r"torch\.float32 for weights of torch\.float16: convert it with model\.float\(\)",
+        ),
+        (lambda: network().bfloat16(), r"weights of torch\.bfloat16: convert it with model\.float\(\)"),
+        (lambda: network().double(), r"model\.float\(\), or the images with images\.double\(\)"),
+        (lambda: lambda images: (images, None), r"returned a tuple .* one tensor of shape \(16, classes\)"),
+        (lambda: lambda images: {"logits": images}, "returned a dict"),
+        (lambda: lambda images: Output(images), "returned a Output"),
+        (lambda: lambda images: images.flatten(1)[:, 0], r"returned \(16,\)"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(7, 5)),
+            r"fails on images of shape \(3, 7, 5\) \(RuntimeError",
+        ),
+        (lambda: exported(3), r"Guard failed.*dynamic_shapes"),
+    ],
+)
 def test_unusable_model_is_one_line_and_keeps_its_mode(make, says):
     model = make()
     with pytest.raises(UserError, match=says) as raised:
@@ -116,9 +133,9 @@ def test_unusable_model_is_one_line_and_keeps_its_mode(make, says):
     assert not isinstance(model, nn.Module) or model.training
 
 
-@pytest.mark.parametrize(("make", "device"), [
-    (Buffers, "cpu"), (network, "cpu"), (nn.Flatten, "cuda:3"), (lambda: len, "cuda:3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "device"), [(Buffers, "cpu"), (network, "cpu"), (nn.Flatten, "cuda:3"), (lambda: len, "cuda:3")]
+)
 def test_device_of_any_callable(make, device):
     assert device_of(make(), "cuda:3") == torch.device(device)
 
@@ -182,10 +199,15 @@ class InPlace(nn.Module):
         return self.inner(images)
 
 
-@pytest.mark.parametrize("change", [
-    lambda x: x.sub_(0.5).div_(0.5), lambda x: x.clamp_(0.4, 0.6), lambda x: x.mul_(1.5),
-    lambda x: x.__setitem__((slice(None), 0), 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.sub_(0.5).div_(0.5),
+        lambda x: x.clamp_(0.4, 0.6),
+        lambda x: x.mul_(1.5),
+        lambda x: x.__setitem__((slice(None), 0), 0.5),
+    ],
+)
 @pytest.mark.parametrize("attack", [pgd, fab])
 def test_model_that_writes_to_its_images_is_attacked_like_one_that_copies_them(change, attack):
     images = toys.images(5)
@@ -204,9 +226,17 @@ def test_model_that_writes_to_its_images_is_measured_and_certified_like_one_that
     for copies in (False, True):
         model = InPlace(copy.deepcopy(inner), lambda x: x.sub_(0.25).mul_(1.5), copies)
         sensed = ap.sense(
-            model, data=data, parts=("alignment", "lipschitz", "depth"), samples=2, steps=2, points=1, probes=2,
-            limit=1, lipschitz_limit=1, quiet=True,
-        )  # fmt: skip
+            model,
+            data=data,
+            parts=("alignment", "lipschitz", "depth"),
+            samples=2,
+            steps=2,
+            points=1,
+            probes=2,
+            limit=1,
+            lipschitz_limit=1,
+            quiet=True,
+        )
         tables.append([sensed.frame(part) for part in ("alignment", "lipschitz", "depth")])
         certified.append(
             ap.certify(model, data=data, sigma=0.1, samples=20, select=5, limit=1, quiet=True).frame()

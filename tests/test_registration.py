@@ -287,12 +287,7 @@ def _stripes(ask):
     pixels[torch.arange(24), :, labels] = 1.0
     names = ("top", "middle", "bottom")
     return ArrayImages(
-        name="stripes",
-        split=ask.split,
-        class_names=names,
-        ids=torch.arange(24),
-        labels=labels,
-        pixels=pixels,
+        name="stripes", split=ask.split, class_names=names, ids=torch.arange(24), labels=labels, pixels=pixels
     )
 
 

@@ -39,9 +39,12 @@ def _top_bits(numbers):
 def test_the_stream_of_a_key_is_splitmix64():
     # the first five outputs for seed 1234567, as published with other implementations
     published = [
-        6457827717110365317, 3203168211198807973, 9817491932198370423,
-        4593380528125082431, 16408922859458223821,
-    ]  # fmt: skip
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert _splitmix64(1234567, 5) == published
     drawn = uniform(torch.tensor([1234567]), 5)[0]
     assert _top_bits(drawn).tolist() == [number >> 40 for number in published]
@@ -60,8 +63,10 @@ def test_golden_values():
     keys = sample_keys(key(0, "pgd"), torch.tensor([0, 1, 59999]))
     assert keys.tolist() == [7189351777983898633, 280433540449255145, -3066700734798290258]
     assert _top_bits(uniform(keys, 3)).tolist() == [
-        [13508518, 2606934, 5006965], [5211844, 4592293, 15575714], [1654182, 12244338, 14371484],
-    ]  # fmt: skip
+        [13508518, 2606934, 5006965],
+        [5211844, 4592293, 15575714],
+        [1654182, 12244338, 14371484],
+    ]
     expected = [[1.6587228, -0.4086848], [-0.5187454, -0.2329910], [-0.3984434, 1.4967706]]
     torch.testing.assert_close(normal(keys, 2), torch.tensor(expected), rtol=0, atol=1e-6)
     assert generator(0, "order", 1).initial_seed() == 4463185383906828266

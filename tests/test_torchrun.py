@@ -99,9 +99,12 @@ def _ended(process):
 def test_a_process_ends_when_torchrun_is_killed():
     code = AGENT.format(code=WORKER)
     with subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, **GROUP, "TORCHELASTIC_RUN_ID": "none"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as agent:  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, **GROUP, "TORCHELASTIC_RUN_ID": "none"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
         worker = int(agent.stdout.readline())
         assert not _ended(worker)
         agent.kill()

@@ -5,9 +5,16 @@ import inspect
 from collections.abc import Iterator
 
 PACKAGES = (
-    "antiphase", "antiphase.attacks", "antiphase.attention", "antiphase.data", "antiphase.evaluation",
-    "antiphase.models", "antiphase.sensitivity", "antiphase.studies", "antiphase.training",
-)  # fmt: skip
+    "antiphase",
+    "antiphase.attacks",
+    "antiphase.attention",
+    "antiphase.data",
+    "antiphase.evaluation",
+    "antiphase.models",
+    "antiphase.sensitivity",
+    "antiphase.studies",
+    "antiphase.training",
+)
 """The packages whose names are for users."""
 
 _RESULT = ("antiphase.api.result.Result", "antiphase.api.result.open_result")

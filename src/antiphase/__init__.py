@@ -33,14 +33,31 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 __all__ = [  # noqa: RUF022 (grouped)
     # whole commands
-    "attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm", "verify",
+    "attack",
+    "audit",
+    "certify",
+    "evaluate",
+    "look",
+    "sense",
+    "study",
+    "train",
+    "train_vlm",
+    "verify",
     # models and data
-    "data", "load_data", "load_model", "models", "training",
+    "data",
+    "load_data",
+    "load_model",
+    "models",
+    "training",
     # what is measured
-    "attacks", "attention", "evaluation", "sensitivity", "studies",
+    "attacks",
+    "attention",
+    "evaluation",
+    "sensitivity",
+    "studies",
     # the error for invalid input
     "UserError",
-]  # fmt: skip
+]
 
 
 _COMMANDS = __all__[:9]

@@ -203,9 +203,11 @@ def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:
 
 _PLAIN = {
     int: _Kind("an integer", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    float: _Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), (_FINITE,)),
+    float: _Kind(
+        "a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), (_FINITE,)
+    ),
     Callable: _Kind("a callable", callable),
-}  # fmt: skip
+}
 _WORDS = {str: "text", bool: "True or False", Tensor: "a torch tensor", type(None): "None"}
 _LISTS = {Sequence: "list", list: "list", tuple: "tuple", Iterable: "list", Mapping: "mapping", dict: "dict"}
 
@@ -219,9 +221,11 @@ def _allowed(hint: Any) -> tuple[_Kind, ...]:
     if origin is Annotated:
         new = tuple(part for part in parts[1:] if isinstance(part, Must))
         return tuple(
-            kind if kind.words == "None" else replace(kind, musts=new + (() if ANY_NUMBER in new else kind.musts))
+            kind
+            if kind.words == "None"
+            else replace(kind, musts=new + (() if ANY_NUMBER in new else kind.musts))
             for kind in _allowed(parts[0])
-        )  # fmt: skip
+        )
     if origin in (Union, types.UnionType):
         kinds = [_allowed(part) for part in parts]
         return tuple(kind for several in kinds for kind in several) if all(kinds) else ()

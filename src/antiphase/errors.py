@@ -45,16 +45,27 @@ def one_line(error: BaseException) -> str:
 
 
 _BOUNDS = {
-    "greater_than_equal": ("of at least", "ge"), "greater_than": ("above", "gt"),
-    "less_than_equal": ("of at most", "le"), "less_than": ("below", "lt"),
-}  # fmt: skip
+    "greater_than_equal": ("of at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("of at most", "le"),
+    "less_than": ("below", "lt"),
+}
 _KINDS = {
-    "int_type": "an integer", "int_parsing": "an integer", "int_from_float": "an integer",
-    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
-    "bool_type": "true or false", "bool_parsing": "true or false", "string_type": "text",
-    "model_type": "an object with fields", "model_attributes_type": "an object with fields",
-    "dict_type": "an object with fields", "list_type": "a list", "tuple_type": "a list",
-}  # fmt: skip
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "model_type": "an object with fields",
+    "model_attributes_type": "an object with fields",
+    "dict_type": "an object with fields",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
 
 
 def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError:

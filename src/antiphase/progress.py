@@ -55,16 +55,18 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
             yield StatusBar(show, lambda line: drawn.write(safe(line), file=sys.stderr))
         return
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
-    )  # fmt: skip
+    )
     place = stderr_console()
     # a bar leaves an empty line where it cannot be erased
     with Progress(*columns, console=place, disable=not (shown and place.is_terminal), transient=True) as bar:
         task = bar.add_task(title, total=total, completed=done, note="")  # type: ignore[arg-type]
         yield StatusBar(
-            lambda completed, note: bar.update(task, completed=completed, note=note),
-            bar.console.print,
+            lambda completed, note: bar.update(task, completed=completed, note=note), bar.console.print
         )
 
 

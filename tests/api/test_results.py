@@ -102,8 +102,9 @@ def test_a_stored_audit_of_an_older_version_opens():
 def test_differences_of_asr_are_paired_in_order(audited, others):
     found = audited.compare(others)
     assert found.select("model", "against").unique(maintain_order=True).rows() == [
-        ("diffvit-0", "vit-1"), ("vit-0", "diffvit-1"),
-    ]  # fmt: skip
+        ("diffvit-0", "vit-1"),
+        ("vit-0", "diffvit-1"),
+    ]
     for row in found.iter_rows(named=True):
         one, two = (
             each.frame().filter(model=name, eps=row["eps"])["success"].mean()
@@ -144,9 +145,14 @@ def test_differences_of_alignment_are_over_the_samples():
     # a share is a mean, so that the jackknife is the paired t interval
     row = found.filter(site="pixels", metric="below").row(0, named=True)
     by_sample = [
-        each.frame().filter(site="pixels", layer=row["layer"]).group_by("sample").agg((pl.col("cross") < 0).mean())
-        .sort("sample")["cross"].to_numpy() for each in (one, two)
-    ]  # fmt: skip
+        each.frame()
+        .filter(site="pixels", layer=row["layer"])
+        .group_by("sample")
+        .agg((pl.col("cross") < 0).mean())
+        .sort("sample")["cross"]
+        .to_numpy()
+        for each in (one, two)
+    ]
     apart = by_sample[0] - by_sample[1]
     half = stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart))
     assert (row["low"], row["high"]) == pytest.approx((apart.mean() - half, apart.mean() + half))

@@ -316,8 +316,11 @@ def test_torchattacks(torchattacks):
     model, images, eps, falls = _linear()
     result = run_torchattacks(
         lambda model: torchattacks.PGD(model, eps=eps * (1 + 1e-5), alpha=eps / 4, steps=13),
-        model, images, None, Threat("linf", eps * (1 + 1e-5)),
-    )  # fmt: skip
+        model,
+        images,
+        None,
+        Threat("linf", eps * (1 + 1e-5)),
+    )
     assert torch.equal(result.success, falls)
     assert result.attack == "torchattacks-PGD"
     assert (result.backwards == 13).all()
@@ -328,9 +331,18 @@ def test_foreign_verdicts_are_told_as_they_come():
     model, images = toys.network(), toys.images(11)
     told = []
     result = run_foreign(
-        _sign_step, model, images, None, Threat("linf", EPS), batch_size=4, precision="float32", progress=False,
-        on_finished=lambda positions, arrays: told.append((positions.tolist(), arrays["success"][positions].tolist())),
-    )  # fmt: skip
+        _sign_step,
+        model,
+        images,
+        None,
+        Threat("linf", EPS),
+        batch_size=4,
+        precision="float32",
+        progress=False,
+        on_finished=lambda positions, arrays: told.append(
+            (positions.tolist(), arrays["success"][positions].tolist())
+        ),
+    )
     assert len(told) == 3
     assert {p: s for some, verdicts in told for p, s in zip(some, verdicts, strict=True)} == dict(
         enumerate(result.success.tolist())

@@ -62,12 +62,7 @@ def test_checkpoints_of_the_paper():
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
     ("classes", "options"),
-    [
-        (2, {}),
-        (2, {"objective": "margin"}),
-        (7, {"targets": 6}),
-        (7, {"targets": 6, "objective": "margin"}),
-    ],
+    [(2, {}), (2, {"objective": "margin"}), (7, {"targets": 6}), (7, {"targets": 6, "objective": "margin"})],
 )
 def test_linear_models_fall_just_above_the_least_perturbation(norm, classes, options):
     model, images = _linear(classes), _images(3)
@@ -99,8 +94,12 @@ def test_agrees_with_the_slow_twin(norm, objective, steps):
         label = result.label[index : index + 1]
         values, best = reference.apgd(
             lambda x, label=label: loss(model(x[None]), label)[0],
-            images[index], starts[index], eps, norm, steps,
-        )  # fmt: skip
+            images[index],
+            starts[index],
+            eps,
+            norm,
+            steps,
+        )
         found = loss(model(result.adversarial[index : index + 1]), label).item()
         assert found == pytest.approx(max(values), rel=1e-9)
         assert_close(result.adversarial[index], best, rtol=0, atol=1e-7)

@@ -51,9 +51,13 @@ def test_each_stage_gets_what_stands():
 def test_finished_samples_are_told_of_once():
     told = []
     result = autoattack(
-        toys.network(), toys.images(37), None, THREAT, **QUICK,
+        toys.network(),
+        toys.images(37),
+        None,
+        THREAT,
+        **QUICK,
         on_finished=lambda positions, arrays: told.extend(positions.tolist()),
-    )  # fmt: skip
+    )
     assert sorted(told) == list(range(37))
     assert len(result) == 37
 

@@ -216,9 +216,16 @@ def test_record():
     assert result.attack == "carlini-wagner"
     assert result.threat == Threat("l2", math.inf)
     assert result.settings == {
-        "steps": 3, "search_steps": 2, "targets": None, "learning_rate": 0.01, "initial_const": 1e-3,
-        "confidence": 0.0, "abort_early": True, "seed": 0, "early_stop": False,
-    }  # fmt: skip
+        "steps": 3,
+        "search_steps": 2,
+        "targets": None,
+        "learning_rate": 0.01,
+        "initial_const": 1e-3,
+        "confidence": 0.0,
+        "abort_early": True,
+        "seed": 0,
+        "early_stop": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,15 @@ def test_verdicts_come_while_others_still_wait():
 
     told = []
     pgd(
-        counting, images, None, Threat(eps=1e-6), steps=3, restarts=5, batch_size=16,
+        counting,
+        images,
+        None,
+        Threat(eps=1e-6),
+        steps=3,
+        restarts=5,
+        batch_size=16,
         on_finished=lambda positions, arrays: told.extend([asked] * len(positions)),
-    )  # fmt: skip
+    )
     assert len(told) == 24
     assert told[15] < 0.8 * asked  # the first sixteen before the others are through
 
@@ -145,9 +151,16 @@ def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, ea
 
     def run(size, order):
         result = attack(
-            model, images[order], None, threat, precision="bf16", batch_size=size, ids=order, early_stop=early_stop,
+            model,
+            images[order],
+            None,
+            threat,
+            precision="bf16",
+            batch_size=size,
+            ids=order,
+            early_stop=early_stop,
             **budget,
-        )  # fmt: skip
+        )
         back = order.argsort()
         names = ("success", "prediction", "adversarial", "distance", "forwards", "backwards")
         return [getattr(result, name)[back] for name in names]

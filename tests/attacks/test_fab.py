@@ -72,15 +72,24 @@ def _solve(x, value, gradient, norm):
         bounded = [(-xi, 1 - xi) for xi in x]
         pairs = np.block([[np.eye(size), -np.ones((size, 1))], [-np.eye(size), -np.ones((size, 1))]])
         answer = linprog(
-            np.r_[np.zeros(size), 1.0], A_ub=pairs, b_ub=np.zeros(2 * size),
-            A_eq=np.r_[gradient, 0.0][None], b_eq=[-value], bounds=[*bounded, (0, None)],
-        )  # fmt: skip
+            np.r_[np.zeros(size), 1.0],
+            A_ub=pairs,
+            b_ub=np.zeros(2 * size),
+            A_eq=np.r_[gradient, 0.0][None],
+            b_eq=[-value],
+            bounds=[*bounded, (0, None)],
+        )
         return answer.fun if answer.success else None
     answer = minimize(
-        lambda d: d @ d, np.zeros(size), jac=lambda d: 2 * d, method="SLSQP", tol=1e-14,
-        bounds=list(zip(-x, 1 - x, strict=True)), options={"maxiter": 500},
+        lambda d: d @ d,
+        np.zeros(size),
+        jac=lambda d: 2 * d,
+        method="SLSQP",
+        tol=1e-14,
+        bounds=list(zip(-x, 1 - x, strict=True)),
+        options={"maxiter": 500},
         constraints={"type": "eq", "fun": lambda d: value + gradient @ d, "jac": lambda d: gradient},
-    )  # fmt: skip
+    )
     return math.sqrt(answer.fun) if answer.success else None
 
 

@@ -23,10 +23,17 @@ def _distance(model, images, goal):
     return (gap / slope.clamp_min(1e-12))[:, [k for k in range(5) if k != goal]].amax(1)
 
 
-@pytest.mark.parametrize(("attack", "options"), [
-    (pgd, {"steps": 20}), (apgd, {"steps": 20}), (fab, {"steps": 20}), (fgsm, {}), (square, {"queries": 100}),
-    (noise, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attack", "options"),
+    [
+        (pgd, {"steps": 20}),
+        (apgd, {"steps": 20}),
+        (fab, {"steps": 20}),
+        (fgsm, {}),
+        (square, {"queries": 100}),
+        (noise, {}),
+    ],
+)
 def test_success_is_the_prediction_of_the_goal(linear, attack, options):
     model, images = linear
     found = attack(model, images, None, Threat(eps=0.05), goal=3, **options)
@@ -64,27 +71,35 @@ def test_goal_does_not_depend_on_the_batch(linear):
     assert torch.equal(whole.adversarial[7:8], alone.adversarial)
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda m, x: pgd(m, x, None, goal=5), r"goal from 5 to 5: the model tells classes 0 to 4 apart"),
-    (lambda m, x: pgd(m, x, None, goal=-1), r"goal from -1 to -1"),
-    (lambda m, x: pgd(m, x, None, goal=1.5), r"goal 1\.5: expected an integer"),
-    (lambda m, x: pgd(m, x, None, goal="shoe"), "goal 'shoe': expected an integer"),
-    (lambda m, x: pgd(m, x, None, goal=torch.ones(12)), r"goal of shape \(12,\) and torch\.float32"),
-    (lambda m, x: pgd(m, x, None, goal=torch.arange(3)), r"goal of shape \(3,\)"),
-    (lambda m, x: pgd(m, x, torch.zeros(12).long(), goal=1), "goal and labels"),
-    (lambda m, x: apgd(m, x, None, targets=2, goal=1), "goal and targets 2"),
-    (lambda m, x: autoattack(m, x, None, goal=1), "goal: not for ensembles and sweeps"),
-    (lambda m, x: sweep(pgd, m, x, None, Threat(), [0.1], goal=1), "goal: not for ensembles and sweeps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda m, x: pgd(m, x, None, goal=5), r"goal from 5 to 5: the model tells classes 0 to 4 apart"),
+        (lambda m, x: pgd(m, x, None, goal=-1), r"goal from -1 to -1"),
+        (lambda m, x: pgd(m, x, None, goal=1.5), r"goal 1\.5: expected an integer"),
+        (lambda m, x: pgd(m, x, None, goal="shoe"), "goal 'shoe': expected an integer"),
+        (lambda m, x: pgd(m, x, None, goal=torch.ones(12)), r"goal of shape \(12,\) and torch\.float32"),
+        (lambda m, x: pgd(m, x, None, goal=torch.arange(3)), r"goal of shape \(3,\)"),
+        (lambda m, x: pgd(m, x, torch.zeros(12).long(), goal=1), "goal and labels"),
+        (lambda m, x: apgd(m, x, None, targets=2, goal=1), "goal and targets 2"),
+        (lambda m, x: autoattack(m, x, None, goal=1), "goal: not for ensembles and sweeps"),
+        (lambda m, x: sweep(pgd, m, x, None, Threat(), [0.1], goal=1), "goal: not for ensembles and sweeps"),
+    ],
+)
 def test_goal_rejects(linear, call, says):
     with pytest.raises(UserError, match=says):
         call(*linear)
 
 
-@pytest.mark.parametrize("attack", [
-    lambda *given: apgd(*given, targets=99), lambda *given: fab(*given, targets=5),
-    lambda *given: apgd(*given, targets=10), lambda *given: autoattack(*given, targets=99),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda *given: apgd(*given, targets=99),
+        lambda *given: fab(*given, targets=5),
+        lambda *given: apgd(*given, targets=10),
+        lambda *given: autoattack(*given, targets=99),
+    ],
+)
 def test_more_targets_than_other_classes_are_refused(linear, attack):
     with pytest.raises(UserError, match=r"targets \d+: expected at most 4, the number of other classes"):
         attack(*linear, None, Threat(eps=0.01))

@@ -23,10 +23,15 @@ class Watched(nn.Module):
         return self.inner(x) + self.noise * (len(x) < 16) * x.mean()
 
 
-@pytest.mark.parametrize(("attack", "options"), [
-    (pgd, {"steps": 12}), (apgd, {"steps": 12}), (fab, {"steps": 12}),
-    (apgd, {"steps": 6, "targets": 2, "restarts": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attack", "options"),
+    [
+        (pgd, {"steps": 12}),
+        (apgd, {"steps": 12}),
+        (fab, {"steps": 12}),
+        (apgd, {"steps": 6, "targets": 2, "restarts": 2}),
+    ],
+)
 @pytest.mark.parametrize("model", [Watched(), Watched(noise=1e-6), Watched(most=16), Watched(most=2)])
 def test_one_image_alone_is_attacked_as_among_others(attack, options, model):
     images, threat = toys.images(19), Threat(eps=0.02)

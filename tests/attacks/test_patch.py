@@ -92,10 +92,18 @@ def test_a_patch_must_fit(width):
         patch_pgd(toys.network(), toys.images(2), None, width=width)
 
 
-@pytest.mark.parametrize("changed", [
-    {"step_size": 0}, {"step_size": -1.0}, {"step_size": float("inf")}, {"width": 1.5}, {"width": True}, {"steps": 0},
-    {"restarts": 1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step_size": 0},
+        {"step_size": -1.0},
+        {"step_size": float("inf")},
+        {"width": 1.5},
+        {"width": True},
+        {"steps": 0},
+        {"restarts": 1.0},
+    ],
+)
 def test_patch_pgd_rejects_settings_out_of_range(changed):
     (name,) = changed
     with pytest.raises(UserError, match=f"^{name} .*: expected a"):

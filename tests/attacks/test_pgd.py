@@ -95,9 +95,12 @@ def test_a_sample_alone_gets_the_verdict_it_gets_in_company(victim):
 
 @settings(max_examples=15)
 @given(
-    norm=st.sampled_from(["linf", "l2"]), eps=st.floats(1e-3, 0.5), seed=st.integers(0, 99),
-    schedule=st.sampled_from(["constant", "linear", "cosine"]), start=st.booleans(),
-)  # fmt: skip
+    norm=st.sampled_from(["linf", "l2"]),
+    eps=st.floats(1e-3, 0.5),
+    seed=st.integers(0, 99),
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+    start=st.booleans(),
+)
 def test_every_result_is_within_the_threat_and_every_success_is_true(norm, eps, seed, schedule, start):
     model = diffvit(8, seed=1).eval()
     images = torch.rand(11, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
@@ -211,9 +214,15 @@ def test_bad_input_is_one_clear_line(change, match):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("fields", "match"), [
-    ({"norm": "l1"}, "l1"), ({"eps": -0.1}, "-0.1"), ({"eps": float("nan")}, "nan"), ({"bounds": (1, 0)}, "bounds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"norm": "l1"}, "l1"),
+        ({"eps": -0.1}, "-0.1"),
+        ({"eps": float("nan")}, "nan"),
+        ({"bounds": (1, 0)}, "bounds"),
+    ],
+)
 def test_a_threat_checks_itself(fields, match):
     with pytest.raises(UserError, match=match):
         Threat(**fields)

@@ -20,5 +20,12 @@ def test_a_result_is_one_line_and_a_frame_of_rows():
     assert frame["success"].to_list() == found.success.tolist()
     assert frame["distance"].to_list() == found.distance.tolist()
     assert frame.columns == [
-        "sample", "label", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards",
-    ]  # fmt: skip
+        "sample",
+        "label",
+        "clean_prediction",
+        "prediction",
+        "success",
+        "distance",
+        "forwards",
+        "backwards",
+    ]

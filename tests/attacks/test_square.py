@@ -75,9 +75,16 @@ def test_agrees_with_the_slow_twin(norm, shape, queries, options, margin_to_boun
         x = (x - 0.35) / 0.3  # from 0 to 1
     eps = {"linf": 0.07, "l2": 0.9}[norm]
     result = square(
-        model, x, None, Threat(norm, eps), queries=queries, early_stop=False, seed=3, batch_size=1,
+        model,
+        x,
+        None,
+        Threat(norm, eps),
+        queries=queries,
+        early_stop=False,
+        seed=3,
+        batch_size=1,
         **{"rescale_schedule": False, **options},
-    )  # fmt: skip
+    )
     seen = torch.cat(asked)
     keys = sample_keys(key(3, "square", 0), torch.arange(3)).tolist()
     for index in range(3):
@@ -88,9 +95,15 @@ def test_agrees_with_the_slow_twin(norm, shape, queries, options, margin_to_boun
             return objectives.margin(logits, label).item(), bool(logits.argmax(1) != label)
 
         proposals, accepted, best = reference.square(
-            ask, x[index], eps, norm, keys[index], queries, options.get("p_init", 0.8),
+            ask,
+            x[index],
+            eps,
+            norm,
+            keys[index],
+            queries,
+            options.get("p_init", 0.8),
             options.get("rescale_schedule", False),
-        )  # fmt: skip
+        )
         assert 2 <= sum(accepted) < queries
         # the root of what is left of ε² makes 1e-8 of a rounding error of 1e-16
         assert_close(result.adversarial[index], best, rtol=0, atol=1e-7)
@@ -412,8 +425,10 @@ def test_large_images_are_not_multiplied(asked):
 
 def test_a_short_search_spreads_its_window_sizes_over_its_queries():
     model, x = network(), images(9)
-    short = {asked: square(model, x, None, Threat(eps=0.05), queries=60, rescale_schedule=asked)
-             for asked in (None, True, False)}  # fmt: skip
+    short = {
+        asked: square(model, x, None, Threat(eps=0.05), queries=60, rescale_schedule=asked)
+        for asked in (None, True, False)
+    }
     same(short[None], short[True])
     assert not torch.equal(short[None].adversarial, short[False].adversarial)
     assert short[None].settings["rescale_schedule"]

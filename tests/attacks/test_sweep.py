@@ -230,9 +230,15 @@ def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, 
         [EPS[position % 3] * scale for position in range(len(images))], dtype=torch.float64
     )
     together = attack(
-        model, images, None, Threat(norm, EPS[-1] * scale), budgets=budgets, batch_size=7,
-        precision=precision, **settings,
-    )  # fmt: skip
+        model,
+        images,
+        None,
+        Threat(norm, EPS[-1] * scale),
+        budgets=budgets,
+        batch_size=7,
+        precision=precision,
+        **settings,
+    )
     assert 0 < together.asr < 1
     assert together.settings["budgets"] == budgets.tolist()
     for eps in EPS[:3]:

@@ -11,10 +11,22 @@ from antiphase.errors import UserError
 from tests.attacks import toys
 
 
-@pytest.mark.parametrize("bounds", [
-    (-math.inf, math.inf), (0.0, math.inf), (None, None), (1.0, 0.0), (math.nan, 1.0), "01", (0.5, 0.5), (0, 1, 2), 1.0,
-    (torch.zeros(2), 1.0), ("0", "1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        (-math.inf, math.inf),
+        (0.0, math.inf),
+        (None, None),
+        (1.0, 0.0),
+        (math.nan, 1.0),
+        "01",
+        (0.5, 0.5),
+        (0, 1, 2),
+        1.0,
+        (torch.zeros(2), 1.0),
+        ("0", "1"),
+    ],
+)
 def test_threat_rejects_bounds(bounds):
     with pytest.raises(UserError, match=r"^bounds .*: expected .smallest, largest., two finite numbers"):
         Threat("linf", 0.05, bounds)

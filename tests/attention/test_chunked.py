@@ -55,10 +55,13 @@ def _values_and_gradients(tensors, lam, mask, backend):
 
 
 @given(
-    st.tuples(*[st.sampled_from([1, 2, 3, 5, 7, 11])] * 6), st.integers(0, 2**31), st.sampled_from(sorted(MASKS)),
-    st.sampled_from(["number", "one", "each head"]), st.sampled_from(PIECES),
+    st.tuples(*[st.sampled_from([1, 2, 3, 5, 7, 11])] * 6),
+    st.integers(0, 2**31),
+    st.sampled_from(sorted(MASKS)),
+    st.sampled_from(["number", "one", "each head"]),
+    st.sampled_from(PIECES),
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
-)  # fmt: skip
+)
 def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
     draw, tensors, weight = _draw(shape, seed, dtype, lam)
     mask = MASKS[mask](draw, shape[2], shape[3])
@@ -69,8 +72,10 @@ def test_values_and_gradients_are_eagers(shape, seed, mask, lam, piece, dtype):
     exact, exact_grads = _values_and_gradients(wide, weight, mask, "eager")
     assert out.dtype == dtype
     values, gradients = {
-        torch.float64: (1e-13, 1e-12), torch.float32: (1e-5, 1e-4), torch.bfloat16: (0.05, 0.05)
-    }[dtype]  # fmt: skip
+        torch.float64: (1e-13, 1e-12),
+        torch.float32: (1e-5, 1e-4),
+        torch.bfloat16: (0.05, 0.05),
+    }[dtype]
     exact = exact.detach()
     assert_close(out.detach().double(), exact, rtol=0, atol=values * max(1.0, float(exact.abs().max())))
     for grad, expected in zip(grads, exact_grads, strict=True):

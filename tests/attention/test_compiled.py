@@ -31,11 +31,15 @@ pytestmark = needs.native_kernels
 
 
 @given(
-    st.sampled_from([1, 2, 15, 16, 17, 50, 130]), st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
-    st.sampled_from([2, 6, 16, 34, 64]), st.sampled_from([1, 3, 16, 34, 65, 128]),
-    st.sampled_from(sorted(MASKS)), st.sampled_from(["number", "one", "each head"]), st.sampled_from(DTYPES),
+    st.sampled_from([1, 2, 15, 16, 17, 50, 130]),
+    st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
+    st.sampled_from([2, 6, 16, 34, 64]),
+    st.sampled_from([1, 3, 16, 34, 65, 128]),
+    st.sampled_from(sorted(MASKS)),
+    st.sampled_from(["number", "one", "each head"]),
+    st.sampled_from(DTYPES),
     st.integers(0, 2**31),
-)  # fmt: skip
+)
 def test_values_are_eagers(queries, keys, width, value_width, mask, lam, dtype, seed):
     assume(dtype == torch.float32 or kernels().multiplies_bf16())  # a skip would end float32's cases too
     draw = torch.Generator().manual_seed(seed)
@@ -169,10 +173,15 @@ def test_a_mask_of_one_column_is_not_written_out_for_every_head(inputs, monkeypa
 
 
 @given(
-    st.sampled_from([1, 17, 130]), st.sampled_from([2, 6, 16, 34]), st.sampled_from(sorted(MASKS)),
-    st.sampled_from(["vector", "scalar", "fixed"]), st.booleans(), st.booleans(), st.sampled_from(DTYPES),
+    st.sampled_from([1, 17, 130]),
+    st.sampled_from([2, 6, 16, 34]),
+    st.sampled_from(sorted(MASKS)),
+    st.sampled_from(["vector", "scalar", "fixed"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(DTYPES),
     st.integers(0, 2**31),
-)  # fmt: skip
+)
 def test_a_layer_without_a_gradient_is_the_layer_with_one(
     tokens_each, width, mask, kind, head_norm, rescale, dtype, seed
 ):
@@ -259,7 +268,10 @@ def test_where_onednn_may_not_multiply_bf16_other_operations_do():
         "print(kernels().multiplies_bf16(), near)"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     assert found.stdout.split() == ["False", "True"]

@@ -44,11 +44,15 @@ def _assert_exact(args, lam, mask, upstream):
 
 
 @given(
-    st.sampled_from([1, 2, 15, 16, 17, 33, 50, 130, 257]), st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
-    st.sampled_from([2, 6, 16, 34, 64]), st.sampled_from([1, 2, 16, 34, 65, 128]),
-    st.sampled_from(sorted(MASKS)), st.sampled_from(["number", "one", "each head", "standard"]),
-    st.sampled_from(DTYPES), st.integers(0, 2**31),
-)  # fmt: skip
+    st.sampled_from([1, 2, 15, 16, 17, 33, 50, 130, 257]),
+    st.sampled_from([1, 2, 7, 16, 31, 33, 64, 77, 257, 2100]),
+    st.sampled_from([2, 6, 16, 34, 64]),
+    st.sampled_from([1, 2, 16, 34, 65, 128]),
+    st.sampled_from(sorted(MASKS)),
+    st.sampled_from(["number", "one", "each head", "standard"]),
+    st.sampled_from(DTYPES),
+    st.integers(0, 2**31),
+)
 def test_gradients_are_eagers(queries, keys, width, value_width, mask, lam, dtype, seed):
     # a skip would end float32's cases too
     assume(dtype == torch.float32 or (value_width % 2 == 0 and kernels().multiplies_bf16()))

@@ -107,9 +107,14 @@ def test_a_permutation_of_queries_permutes_and_one_of_keys_does_nothing(inputs, 
     rows, columns = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([5, 2, 6, 0, 3, 1, 4])
     out = differential_attention(q1, k1, q2, k2, v, lam, backend=backend)
     permuted = differential_attention(
-        q1[:, :, rows], k1[:, :, columns], q2[:, :, rows], k2[:, :, columns], v[:, :, columns],
-        lam, backend=backend,
-    )  # fmt: skip
+        q1[:, :, rows],
+        k1[:, :, columns],
+        q2[:, :, rows],
+        k2[:, :, columns],
+        v[:, :, columns],
+        lam,
+        backend=backend,
+    )
     assert_close(permuted, out[:, :, rows], rtol=0, atol=1e-13)
 
 

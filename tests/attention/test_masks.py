@@ -26,8 +26,16 @@ def _as_additive(mask):
     return torch.where(mask, 0.0, -math.inf).double()
 
 
-SHAPES = [(KEYS,), (1, KEYS), (QUERIES, KEYS), (2, 1, 1, KEYS), (2, 1, QUERIES, KEYS), (3, QUERIES, KEYS),
-          (2, 3, QUERIES, KEYS), (QUERIES, 1)]  # fmt: skip
+SHAPES = [
+    (KEYS,),
+    (1, KEYS),
+    (QUERIES, KEYS),
+    (2, 1, 1, KEYS),
+    (2, 1, QUERIES, KEYS),
+    (3, QUERIES, KEYS),
+    (2, 3, QUERIES, KEYS),
+    (QUERIES, 1),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -29,10 +29,15 @@ def _weights(module):
 def test_forward_equals_the_slow_twin(tokens, redraw, backend, parameterisation, head_norm, rescale):
     module = redraw(
         DifferentialAttention(
-            DIM, HEADS, lambda_init=0.6, parameterisation=parameterisation, head_norm=head_norm,
-            rescale=rescale, backend=backend,
+            DIM,
+            HEADS,
+            lambda_init=0.6,
+            parameterisation=parameterisation,
+            head_norm=head_norm,
+            rescale=rescale,
+            backend=backend,
         ).double()
-    )  # fmt: skip
+    )
     x = tokens(2, TOKENS, DIM)
     expected = reference.differential_layer(
         x, _weights(module), module.lam().detach(), num_heads=HEADS, scale=0.4 if rescale else 1.0
@@ -150,8 +155,12 @@ def test_the_twins_differ_by_lambda_and_the_norm_alone(dim, heads):
         name: p.numel() for name, p in ours.named_parameters() if name not in dict(twin.named_parameters())
     }
     assert extra == {
-        "lam.q1": width, "lam.k1": width, "lam.q2": width, "lam.k2": width, "norm.weight": 2 * width,
-    }  # fmt: skip
+        "lam.q1": width,
+        "lam.k1": width,
+        "lam.q2": width,
+        "lam.k2": width,
+        "norm.weight": 2 * width,
+    }
     shapes = {name: p.shape for name, p in ours.named_parameters()}
     assert all(shapes[name] == p.shape for name, p in twin.named_parameters())
 

@@ -78,10 +78,7 @@ def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            lambda rows: rows[:-1],
-            r"no split for 1 images, the first is yin_yang/image_0002\.jpg: add",
-        ),
+        (lambda rows: rows[:-1], r"no split for 1 images, the first is yin_yang/image_0002\.jpg: add"),
         (
             lambda rows: [*rows, "ant/image_0031.jpg,test"],
             r"line 103 of .*: ant/image_0031\.jpg is not an image in",

@@ -245,10 +245,7 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
             "picture,caption\na.png,x\n",
             "no column for the image's path: expected one of image, .*found picture",
         ),
-        (
-            "image,words\na.png,x\n",
-            "no column for the caption: expected one of caption, title, text, found",
-        ),
+        ("image,words\na.png,x\n", "no column for the caption: expected one of caption, title, text, found"),
         ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: correct it"),
         ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
         (

@@ -136,23 +136,30 @@ def shards(tmp_path):
     Image.new("RGB", (5, 3), (255, 0, 51)).save(drawn, "PNG")
     png = drawn.getvalue()
     shard(
-        tmp_path / "pretrain-0.tar", ("0001.png", png), ("0001.json", said("<image>\nA cat?", "Yes")),
-        ("0002.json", said("Name it.\n<image>", "A cat.")), ("0002.png", png),
-    )  # fmt: skip
+        tmp_path / "pretrain-0.tar",
+        ("0001.png", png),
+        ("0001.json", said("<image>\nA cat?", "Yes")),
+        ("0002.json", said("Name it.\n<image>", "A cat.")),
+        ("0002.png", png),
+    )
     record = {"id": "named", "image": "coco/elsewhere.jpg", "conversations": said("<image>\nA dog?", "No")}
     shard(
-        tmp_path / "pretrain-1.tar", ("7.json", record), ("7.PNG", png),
+        tmp_path / "pretrain-1.tar",
+        ("7.json", record),
+        ("7.PNG", png),
         ("8.json", {"id": 8, "conversations": said("Hello!", "Good day!")}),
-    )  # fmt: skip
+    )
     return tmp_path
 
 
 def test_shards_have_the_conversations_of_the_same_records_in_llava_s_layout(shards, folder, monkeypatch):
     found = load_conversations("shards:pretrain-{0..1}.tar", stage=2, root=shards)
     assert [(one.id, one.turns) for one in found] == [
-        ("0001", (("A cat?", "Yes"),)), ("0002", (("Name it.", "A cat."),)), ("named", (("A dog?", "No"),)),
+        ("0001", (("A cat?", "Yes"),)),
+        ("0002", (("Name it.", "A cat."),)),
+        ("named", (("A dog?", "No"),)),
         ("8", (("Hello!", "Good day!"),)),
-    ]  # fmt: skip
+    ]
     pixels = torch.tensor([1.0, 0.0, 0.2])[:, None, None].expand(3, 3, 5)
     for one in list(found)[:3]:
         torch.testing.assert_close(one.image, pixels)

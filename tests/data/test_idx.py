@@ -48,10 +48,7 @@ WHOLE = compress(plain(5, 7, body=bytes(range(35))))
         (compress(plain(5, 7, kind=13)), "not an IDX file of unsigned bytes"),
         (compress(b"\0\0\x08"), "not an IDX file"),
         (compress(plain(5, 7)[:9]), "has 9 bytes, expected"),
-        (
-            compress(plain(5, 7)[:-1]),
-            "has 46 bytes, expected 47 from its header, 2 axes of lengths .5, 7.",
-        ),
+        (compress(plain(5, 7)[:-1]), "has 46 bytes, expected 47 from its header, 2 axes of lengths .5, 7."),
         (compress(plain(5, 7) + b"\0"), "has 48 bytes, expected"),
         (compress(b"\0\0\x08\0"), "has 4 bytes, expected .* from its header, 0 axes"),
     ],

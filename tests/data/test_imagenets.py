@@ -115,15 +115,31 @@ def test_an_absent_set_is_one_line_with_its_page(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "spoil", "line"),
     [
-        ("imagenet-v2", lambda names: names[:7] + names[8:], "lacks 1 of 1,000 class folders, the first is 7:"),
-        ("imagenet-v2", lambda names: [*names, "1000"], "has a folder 1000, which is not a number from 0 to 999:"),
+        (
+            "imagenet-v2",
+            lambda names: names[:7] + names[8:],
+            "lacks 1 of 1,000 class folders, the first is 7:",
+        ),
+        (
+            "imagenet-v2",
+            lambda names: [*names, "1000"],
+            "has a folder 1000, which is not a number from 0 to 999:",
+        ),
         ("imagenet-v2", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a number"),
         ("imagenet-v2", lambda names: [*names, "007"], "has two folders of one class, 007 and 7"),
         ("imagenet-a", lambda names: names[1:-1], "lacks 2 of 200 class folders, the first is n01498041"),
-        ("imagenet-r", lambda names: [*names, "n01440764"], "has a folder n01440764, which is not a wnid of its 200"),
-        ("imagenet-sketch", lambda names: [*names[:-1], "n99999999"], "has a folder n99999999, which is not a wnid"),
+        (
+            "imagenet-r",
+            lambda names: [*names, "n01440764"],
+            "has a folder n01440764, which is not a wnid of its 200",
+        ),
+        (
+            "imagenet-sketch",
+            lambda names: [*names[:-1], "n99999999"],
+            "has a folder n99999999, which is not a wnid",
+        ),
     ],
-)  # fmt: skip
+)
 def test_class_folders_that_are_not_the_published_ones_are_named(write, tmp_path, name, spoil, line):
     write(name, folders=spoil(folder_names(name)))
     with pytest.raises(UserError, match=line) as caught:
@@ -134,8 +150,11 @@ def test_class_folders_that_are_not_the_published_ones_are_named(write, tmp_path
 @pytest.mark.filterwarnings("error")
 def test_class_names_are_words_of_a_text():
     assert class_words(["n01440764", "n02012849", "fire_truck", "T-shirt/top"]) == (
-        "tench", "crane bird", "fire truck", "T-shirt/top",
-    )  # fmt: skip
+        "tench",
+        "crane bird",
+        "fire truck",
+        "T-shirt/top",
+    )
     assert class_words(["n00005787"]) == ("benthos",)  # of ImageNet-21k
 
 

@@ -111,10 +111,7 @@ def test_an_absent_set_is_one_line_with_the_page(tmp_path):
         (lambda rows: [rows[0], rows[3], rows[2], rows[1]], r"lines 2 and 3 .* are questions 1 and 4"),
         (lambda rows: [*rows[:2], ("3", "b", "x"), ("4", "a", "y")], r"lines 4 and 5 .* types 'b' and 'a'"),
         (lambda rows: [*rows, *rows[:2]], r"line 6 .* repeats question 1 of line 2"),
-        (
-            lambda rows: [*rows[:3], ("4", "b")],
-            r"line 5 .* has 2 non-empty cells, expected 3 \(Question",
-        ),
+        (lambda rows: [*rows[:3], ("4", "b")], r"line 5 .* has 2 non-empty cells, expected 3 \(Question"),
         (lambda rows: [*rows[:3], ("4", "b", " ")], r"line 5 .* has 2 non-empty cells"),
         (lambda rows: [*rows[:3], ("4", "b", "x", "y")], r"line 5 .* has 4 non-empty cells"),
         (lambda rows: [], "has no rows below its header"),

@@ -54,11 +54,14 @@ def test_objects_of_one_name_are_one_mask():
 @pytest.mark.parametrize(
     "bad",
     [
-        [[1.0, 2.0, 3.0, 4.0]], [[1.0] * 7], {"counts": [3, 4], "size": [HEIGHT, WIDTH]},
-        {"counts": "a%b", "size": [HEIGHT, WIDTH]}, {"counts": [HEIGHT * WIDTH], "size": [WIDTH, HEIGHT]},
+        [[1.0, 2.0, 3.0, 4.0]],
+        [[1.0] * 7],
+        {"counts": [3, 4], "size": [HEIGHT, WIDTH]},
+        {"counts": "a%b", "size": [HEIGHT, WIDTH]},
+        {"counts": [HEIGHT * WIDTH], "size": [WIDTH, HEIGHT]},
         {"counts": [-1, HEIGHT * WIDTH + 1], "size": [HEIGHT, WIDTH]},
     ],
-)  # fmt: skip
+)
 def test_what_is_no_segmentation_of_the_image_is_refused(bad):
     with pytest.raises(ValueError, match="expected"):
         region_of(bad, HEIGHT, WIDTH)

@@ -124,8 +124,9 @@ def test_published_files_are_read_as_they_are(tmp_path):
     assert found.names == ("b.jpg", "a.jpg")
     assert found.pictures.pixels(1).shape == (3, 3, 5)
     assert [(one.sampling, one.number, one.yes) for one in found.questions[2:4]] == [
-        ("random", 3, False), ("popular", 3, False),
-    ]  # fmt: skip
+        ("random", 3, False),
+        ("popular", 3, False),
+    ]
     assert found.asked() == [("b.jpg", dog), ("b.jpg", cat), ("a.jpg", dog)]
     (tmp_path / "b.jpg").unlink()
     with pytest.raises(UserError, match=r"b.jpg is missing, as are 1 more of 2 images"):

@@ -43,9 +43,13 @@ def test_grey_arrays_are_enlarged_and_repeated_for_a_model_in_colour():
 def test_an_image_of_the_models_size_is_left_as_it_is():
     pixels = torch.rand(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
     images = ArrayImages(
-        name="x", split="test", class_names=("a",), ids=torch.arange(2), labels=torch.zeros(2, dtype=torch.int64),
+        name="x",
+        split="test",
+        class_names=("a",),
+        ids=torch.arange(2),
+        labels=torch.zeros(2, dtype=torch.int64),
         pixels=pixels,
-    )  # fmt: skip
+    )
     assert torch.equal(model_images(images, [0, 1], Square(9)), pixels)
 
 

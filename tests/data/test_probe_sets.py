@@ -151,7 +151,7 @@ FILES = {
         "val": (["jpg/image_00007.jpg", "jpg/image_00004.jpg"], [101, 0]),
         "test": (["jpg/image_00002.jpg", "jpg/image_00006.jpg", "jpg/image_00003.jpg"], [59, 59, 0]),
     },
-}  # fmt: skip
+}
 NAMES = {
     "food101": ("apple pie", "churros"),
     "sun397": ("abbey", "apartment building outdoor", "basilica"),

@@ -26,9 +26,20 @@ T = 12.706204736  # Student's t at .975 and one degree of freedom
 
 def row(first, second=0.0, cross=0.0, **more):
     about = {
-        "model": "diff", "attention": "differential", "seed": 0, "sample": 0, "layer": 0, "name": "blocks.0.attn",
-        "head": 0, "site": "pixels", "probes": 3, "lam": 0.5, "moved": None, "low": -0.1, "high": 0.1,
-    }  # fmt: skip
+        "model": "diff",
+        "attention": "differential",
+        "seed": 0,
+        "sample": 0,
+        "layer": 0,
+        "name": "blocks.0.attn",
+        "head": 0,
+        "site": "pixels",
+        "probes": 3,
+        "lam": 0.5,
+        "moved": None,
+        "low": -0.1,
+        "high": 0.1,
+    }
     return about | {"first": first, "second": second, "cross": cross} | more
 
 
@@ -66,9 +77,15 @@ def test_the_rows_of_unknown_attention_say_whether_it_has_two_maps():
 def test_alignment_by_hand():
     found = numbers(alignment(by_hand()))
     expected = {
-        "norm": math.sqrt(21 / 4), "cosine": -1 / 16, "rho": 1.0, "amplification": math.sqrt(21 / 16),
-        "negative": 0.5, "positive": 0.25, "undecided": 0.25, "below": 0.5,
-    }  # fmt: skip
+        "norm": math.sqrt(21 / 4),
+        "cosine": -1 / 16,
+        "rho": 1.0,
+        "amplification": math.sqrt(21 / 16),
+        "negative": 0.5,
+        "positive": 0.25,
+        "undecided": 0.25,
+        "below": 0.5,
+    }
     assert {metric: line["value"] for metric, line in found.items()} == pytest.approx(expected)
     assert {line["n"] for line in found.values()} == {2}  # samples, not rows
     one, two = 0.0, -1 / math.sqrt(12 * 10)  # cosθ of either sample alone
@@ -155,9 +172,12 @@ def test_explanation_by_hand_takes_the_samples_that_both_have():
     found = numbers(explanation(frame(rows), [("diff", "std")]))
     # λ²‖J2‖² = 2, ‖J1 − λ·J2‖² = 4 + 2 + 3, and the twin's mean square is 2
     expected = {
-        "gamma": math.sqrt(2.0), "relative": math.log(9 / 2) / 2, "by_gamma": math.log(2) / 2,
-        "by_rho": math.log(1.5) / 2, "by_cosine": math.log(9 / 6) / 2,
-    }  # fmt: skip
+        "gamma": math.sqrt(2.0),
+        "relative": math.log(9 / 2) / 2,
+        "by_gamma": math.log(2) / 2,
+        "by_rho": math.log(1.5) / 2,
+        "by_cosine": math.log(9 / 6) / 2,
+    }
     assert {metric: line["value"] for metric, line in found.items()} == pytest.approx(expected)
     ends = {metric: (line["low"], line["high"], line["n"]) for metric, line in found.items()}
     assert ends.pop("gamma") == (0.0, math.inf, 1)  # a ratio of norms
@@ -206,9 +226,19 @@ def test_means_by_hand_and_as_student_has_them():
 
 def travelled(positive, negative, moved, **more):
     about = {
-        "model": "diff", "attention": "differential", "seed": 0, "sample": 0, "perturbation": "pgd", "eps": 0.1,
-        "stage": 1, "name": "blocks.0", "length": 1.0, "gain": 1.0, "lipschitz": 1.0, "alpha": 1.0,
-    }  # fmt: skip
+        "model": "diff",
+        "attention": "differential",
+        "seed": 0,
+        "sample": 0,
+        "perturbation": "pgd",
+        "eps": 0.1,
+        "stage": 1,
+        "name": "blocks.0",
+        "length": 1.0,
+        "gain": 1.0,
+        "lipschitz": 1.0,
+        "alpha": 1.0,
+    }
     return about | {"positive": positive, "negative": negative, "moved": moved} | more
 
 

@@ -15,9 +15,15 @@ from antiphase.evaluation.statistics import mcnemar_exact, mean_over_groups, pai
 def classified(labels, hits, seed=0, setting="80"):
     """Return rows of a classifier that is right where ``hits`` says so."""
     columns = {
-        "setting": setting, "seed": seed, "unit": range(len(labels)), "group": labels, "prediction": 0,
-        "rank": np.where(hits, 0, 3), "score": None, "cost": None,
-    }  # fmt: skip
+        "setting": setting,
+        "seed": seed,
+        "unit": range(len(labels)),
+        "group": labels,
+        "prediction": 0,
+        "rank": np.where(hits, 0, 3),
+        "score": None,
+        "cost": None,
+    }
     return pl.DataFrame(columns, schema=ROW_SCHEMA)
 
 
@@ -44,9 +50,13 @@ def test_retrieval_counts_ranks_below_k_each_way():
     )
     found = {key: estimate(metric).estimate.value for key, metric in named("retrieval", rows).items()}
     assert found == {
-        ("image", "R@1"): 0.25, ("image", "R@5"): 0.5, ("image", "R@10"): 1.0,
-        ("text", "R@1"): 0.0, ("text", "R@5"): 0.25, ("text", "R@10"): 0.5,
-    }  # fmt: skip
+        ("image", "R@1"): 0.25,
+        ("image", "R@5"): 0.5,
+        ("image", "R@10"): 1.0,
+        ("text", "R@1"): 0.0,
+        ("text", "R@5"): 0.25,
+        ("text", "R@10"): 0.5,
+    }
 
 
 def test_the_interval_of_the_mean_over_classes_holds_the_truth():
@@ -193,9 +203,15 @@ def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be(
 @pytest.mark.parametrize("clustered", [False, True])
 def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
     values = pl.DataFrame(
-        [(seed, 10 * group + at, group, float(seed)) for seed in (0, 1) for group in range(5) for at in range(3)],
-        ("seed", "unit", "group", "value"), orient="row",
-    )  # fmt: skip
+        [
+            (seed, 10 * group + at, group, float(seed))
+            for seed in (0, 1)
+            for group in range(5)
+            for at in range(3)
+        ],
+        ("seed", "unit", "group", "value"),
+        orient="row",
+    )
     found = estimate(Metric("", "recall", values, clustered=clustered)).estimate
     draws = 5 if clustered else 15
     half = stats.t.ppf(0.975, draws - 1) * np.sqrt((draws + 1) / (draws + 2) ** 2 / draws)
@@ -205,8 +221,9 @@ def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
 def test_a_precision_of_one_yes_has_no_interval():
     rows = [
         ("random", 0, 6 * image + at, image, *((YES, 0, 0.9) if (image, at) == (3, 0) else (NO, at % 2, 0.1)))
-        for image in range(20) for at in range(6)
-    ]  # fmt: skip
+        for image in range(20)
+        for at in range(6)
+    ]
     names = ("setting", "seed", "unit", "group", "prediction", "rank", "score")
     found = named("pope", pl.DataFrame(rows, names, orient="row").with_columns(cost=None).cast(ROW_SCHEMA))
     precision = estimate(found["random", "precision"]).estimate

@@ -47,9 +47,11 @@ def test_a_model_that_says_the_same_of_everything_finds_nothing():
 )
 def test_ranks_rejects_vectors_and_owners_that_do_not_fit(changed, message):
     good = {
-        "queries": torch.ones(3, 2), "candidates": torch.ones(5, 2), "owners": torch.arange(5),
+        "queries": torch.ones(3, 2),
+        "candidates": torch.ones(5, 2),
+        "owners": torch.arange(5),
         "wanted": torch.arange(3),
-    }  # fmt: skip
+    }
     with pytest.raises(UserError, match=message):
         ranks(**(good | changed))
 

@@ -30,8 +30,13 @@ def images(*class_names, name="folder:x"):
     """One image of each class, in order."""
     at = torch.arange(len(class_names))
     return ArrayImages(
-        name=name, split="test", class_names=class_names, ids=at, labels=at, pixels=torch.zeros(len(at), 1, 2, 2)
-    )  # fmt: skip
+        name=name,
+        split="test",
+        class_names=class_names,
+        ids=at,
+        labels=at,
+        pixels=torch.zeros(len(at), 1, 2, 2),
+    )
 
 
 def specimen_folder(root, count=40):

@@ -64,10 +64,14 @@ def test_matched_twins_start_from_equal_weights_and_released_ones_do_not():
 def test_weights_start_with_the_recipes_spread():
     model = clip(seed=0)
     spreads = {
-        "visual.blocks.1.mlp.fc1.weight": 0.02, "text.token_embed.weight": 0.02, "text.pos_embed": 0.01,
-        "text.blocks.1.attn.qkv.weight": 192**-0.5, "text.blocks.1.mlp.fc1.weight": 384**-0.5,
-        "text.blocks.1.attn.proj.weight": 192**-0.5 * 6**-0.5, "image_projection": 192**-0.5,
-    }  # fmt: skip
+        "visual.blocks.1.mlp.fc1.weight": 0.02,
+        "text.token_embed.weight": 0.02,
+        "text.pos_embed": 0.01,
+        "text.blocks.1.attn.qkv.weight": 192**-0.5,
+        "text.blocks.1.mlp.fc1.weight": 384**-0.5,
+        "text.blocks.1.attn.proj.weight": 192**-0.5 * 6**-0.5,
+        "image_projection": 192**-0.5,
+    }
     for name, spread in spreads.items():
         assert float(model.get_parameter(name).detach().std()) == pytest.approx(spread, rel=0.03), name
     assert float(model.logit_scale.detach().exp()) == pytest.approx(1 / 0.07)

@@ -44,8 +44,13 @@ def test_presets_fit_together_for_both_kinds_of_attention(size):
 
 def test_the_largest_preset_is_vit_base():
     assert PRESETS[224] == {
-        "patch_size": 16, "in_channels": 3, "dim": 768, "depth": 12, "num_heads": 12, "num_classes": 1000,
-    }  # fmt: skip
+        "patch_size": 16,
+        "in_channels": 3,
+        "dim": 768,
+        "depth": 12,
+        "num_heads": 12,
+        "num_classes": 1000,
+    }
 
 
 def test_the_kind_of_attention_is_the_only_difference_between_the_two():
@@ -203,12 +208,21 @@ def test_an_image_size_without_preset_names_what_is_missing():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"dim": 0}, {"dim": -20}, {"depth": 0}, {"depth": -1}, {"num_classes": -1},
-        {"in_channels": 0}, {"image_size": 0}, {"image_size": -6}, {"mlp_ratio": 0.0}, {"mlp_ratio": -1.0},
-        {"lambda_init": float("nan")}, {"lambda_init": float("inf")},
+        {"dim": 0},
+        {"dim": -20},
+        {"depth": 0},
+        {"depth": -1},
+        {"num_classes": -1},
+        {"in_channels": 0},
+        {"image_size": 0},
+        {"image_size": -6},
+        {"mlp_ratio": 0.0},
+        {"mlp_ratio": -1.0},
+        {"lambda_init": float("nan")},
+        {"lambda_init": float("inf")},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_sizes_out_of_range_are_refused(changes):
     (field,) = changes
     with pytest.raises(UserError, match=field):

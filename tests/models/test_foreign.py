@@ -79,9 +79,15 @@ def test_torchvision_without_a_network_says_what_to_download(monkeypatch):
 def save_vit(folder, processor=True, **labels):
     torch.manual_seed(1)
     config = transformers.ViTConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=14, patch_size=7,
-        num_labels=3, **labels,
-    )  # fmt: skip
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        image_size=14,
+        patch_size=7,
+        num_labels=3,
+        **labels,
+    )
     model = transformers.ViTForImageClassification(config).eval()
     model.save_pretrained(folder)
     if processor:
@@ -145,13 +151,18 @@ def clip(tmp_path):
     torch.manual_seed(2)
     sizes = {"hidden_size": 12, "num_hidden_layers": 2, "intermediate_size": 20}
     config = transformers.CLIPConfig(
-        text_config=sizes | {
-            "vocab_size": 9, "num_attention_heads": 2, "max_position_embeddings": 8, "eos_token_id": 8,
-            "bos_token_id": 7, "pad_token_id": 0,
+        text_config=sizes
+        | {
+            "vocab_size": 9,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 8,
+            "eos_token_id": 8,
+            "bos_token_id": 7,
+            "pad_token_id": 0,
         },
         vision_config=sizes | {"num_attention_heads": 3, "image_size": 14, "patch_size": 7},
         projection_dim=6,
-    )  # fmt: skip
+    )
     model = transformers.CLIPModel(config).eval()
     for part in (model, tokenizer, transformers.CLIPImageProcessor(size={"shortest_edge": 14}, crop_size=14)):
         part.save_pretrained(tmp_path)
@@ -175,9 +186,14 @@ def test_a_dual_encoder_of_transformers_gives_its_own_logits(clip):
 def test_a_text_model_shows_its_maps_in_python_and_is_one_line_in_a_command(tmp_path, run_cli, capsys):
     torch.manual_seed(3)
     config = transformers.DiffLlamaConfig(
-        vocab_size=31, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=6,
-    )  # fmt: skip
+        vocab_size=31,
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=6,
+    )
     transformers.DiffLlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     model = load_model(f"hf:{tmp_path / 'llama'}")
     assert model.card.attention == "differential"

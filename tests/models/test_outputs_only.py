@@ -249,11 +249,23 @@ def _patched_output(model):
 @pytest.mark.parametrize(
     "change",
     [
-        _wrapped_projection, _patched_projection, _parametrised_projection, _patched_hidden_layer, _other_activation,
-        _patched_output, _hooked, _pre_hooked, _patched_attention, _other_attention, _subclassed_attention, _other_mlp,
-        _other_norm, _subclassed_block, _adapted_projection,
+        _wrapped_projection,
+        _patched_projection,
+        _parametrised_projection,
+        _patched_hidden_layer,
+        _other_activation,
+        _patched_output,
+        _hooked,
+        _pre_hooked,
+        _patched_attention,
+        _other_attention,
+        _subclassed_attention,
+        _other_mlp,
+        _other_norm,
+        _subclassed_block,
+        _adapted_projection,
     ],
-)  # fmt: skip
+)
 def test_what_is_watched_or_changed_by_hand_still_counts(change):
     model, x = _build(_differential).double(), _images(dtype=torch.float64)
     untouched = model(x)

@@ -67,13 +67,23 @@ PROCESSORS = {
     "crop fraction": ("PoolFormer", {"size": SHORTER, "crop_size": SIZE, "crop_pct": 0.83}),
     "crop fraction of ConvNeXt": ("ConvNext", {"size": SHORTER, "crop_pct": 0.9}),
     "BGR": ("MobileViT", {"size": {"shortest_edge": 27}, "crop_size": SIZE}),
-    "offset": ("EfficientNet", {
-        "size": SIZE, "include_top": False, "rescale_factor": 1 / 127.5, "rescale_offset": True, "do_normalize": False,
-    }),
+    "offset": (
+        "EfficientNet",
+        {
+            "size": SIZE,
+            "include_top": False,
+            "rescale_factor": 1 / 127.5,
+            "rescale_offset": True,
+            "do_normalize": False,
+        },
+    ),
     "normalised twice": ("EfficientNet", {"size": SIZE, "include_top": True, **COLOUR}),
-    "nearest, 0 to 255": ("Segformer", {"size": SIZE, "resample": 0, "do_rescale": False, "do_normalize": False}),
+    "nearest, 0 to 255": (
+        "Segformer",
+        {"size": SIZE, "resample": 0, "do_rescale": False, "do_normalize": False},
+    ),
     "Lanczos, one mean": ("Siglip", {"size": SIZE, "resample": 1, "image_mean": 0.4, "image_std": 0.2}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", PROCESSORS)
@@ -90,15 +100,23 @@ def test_a_processor_of_transformers_gives_the_same_pixels(case, pictures):
     [
         ("ImageGPT", {"clusters": [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], "size": SIZE}, "fails on a picture"),
         ("Siglip2", {}, "gives images of different sizes"),
-        ("Donut", {"size": {"height": 32, "width": 24}}, "takes images of 32×24 pixels, which are not square"),
+        (
+            "Donut",
+            {"size": {"height": 32, "width": 24}},
+            "takes images of 32×24 pixels, which are not square",
+        ),
         ("TextNet", {}, "gives images of different sizes"),
-        ("TextNet", {"size": SHORTER, "do_center_crop": True, "crop_size": SIZE}, "its pixels differ by up to"),
+        (
+            "TextNet",
+            {"size": SHORTER, "do_center_crop": True, "crop_size": SIZE},
+            "its pixels differ by up to",
+        ),
         ("Perceiver", {"size": SIZE, "crop_size": {"height": 27, "width": 27}}, r"gives \(3, 24, 24\)"),
         ("ViT", {"size": SIZE, "do_resize": False}, "gives "),
         ("ViT", {"size": SIZE, "image_std": [0.5, 0.0, 0.5]}, "fails on a picture|std above 0"),
         ("ViT", {"size": SIZE, "image_mean": "grey"}, "its settings are not understood"),
     ],
-)  # fmt: skip
+)
 def test_a_processor_that_does_something_else_is_refused_in_one_line(name, settings, reason):
     processor = getattr(transformers, f"{name}ImageProcessorPil")(**settings)
     with pytest.raises(UserError, match=f"hf:x: {name}.*cannot be reproduced: {reason}") as caught:
@@ -187,9 +205,16 @@ def test_a_configuration_of_open_clip_gives_the_same_pixels(mode, pictures):
 def save_vit(folder, **settings):
     torch.manual_seed(1)
     config = transformers.ViTConfig(
-        hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20, image_size=24, patch_size=8,
-        num_labels=2, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1},
-    )  # fmt: skip
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=20,
+        image_size=24,
+        patch_size=8,
+        num_labels=2,
+        id2label={0: "a", 1: "b"},
+        label2id={"a": 0, "b": 1},
+    )
     model = transformers.ViTForImageClassification(config).eval()
     processor = transformers.ViTImageProcessorPil(size=SIZE, **settings)
     model.save_pretrained(folder)
@@ -200,9 +225,16 @@ def save_vit(folder, **settings):
 def test_pictures_of_a_folder_reach_a_classifier_as_its_processor_makes_them(tmp_path, pictures):
     own, processor = save_vit(tmp_path / "vit", **COLOUR)
     (model,), _, images = load_lineup(
-        [f"hf:{tmp_path / 'vit'}"], [], f"folder:{pictures[1]}", split="test", limit=None, random_weights=False,
-        skip_bad=False, device="cpu", progress=False,
-    )  # fmt: skip
+        [f"hf:{tmp_path / 'vit'}"],
+        [],
+        f"folder:{pictures[1]}",
+        split="test",
+        limit=None,
+        random_weights=False,
+        skip_bad=False,
+        device="cpu",
+        progress=False,
+    )
     with torch.no_grad():
         theirs = torch.cat([own(**processor(one, return_tensors="pt")).logits for one in pictures[0]])
         torch.testing.assert_close(model(images.images(range(len(images)))), theirs)
@@ -301,9 +333,16 @@ def test_unequal_twins_are_doubted_by_every_command(tmp_path, run_cli, command, 
     save_vit(tmp_path / "other", **COLOUR)
     capsys.readouterr()
     code, out, err = run_cli(
-        command[0], f"hf:{tmp_path}/one", "--against", f"hf:{tmp_path}/other", "--data", f"folder:{tmp_path}/data",
-        *command[1:], "--out", tmp_path / "run",
-    )  # fmt: skip
+        command[0],
+        f"hf:{tmp_path}/one",
+        "--against",
+        f"hf:{tmp_path}/other",
+        "--data",
+        f"folder:{tmp_path}/data",
+        *command[1:],
+        "--out",
+        tmp_path / "run",
+    )
     assert code == 0, err
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     (doubt,) = [

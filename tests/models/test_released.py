@@ -64,13 +64,19 @@ def test_the_full_sizes_shapes_are_the_released_files():
     with torch.device("meta"):
         state = to_released(bare_clip(configure_clip("b16", towers="vision")))
     shapes = {
-        "positional_embedding": (77, 512), "image_projection": (768, 512), "text_projection": (512, 512),
-        "logit_scale": (), "token_embedding.weight": (49_408, 512), "visual.cls_token": (1, 1, 768),
-        "visual.pos_embed": (1, 197, 768), "visual.blocks.3.attn.q_proj.weight": (768, 768),
-        "visual.blocks.3.attn.lambda_q1": (64,), "visual.blocks.3.attn.diff_norm.weight": (128,),
+        "positional_embedding": (77, 512),
+        "image_projection": (768, 512),
+        "text_projection": (512, 512),
+        "logit_scale": (),
+        "token_embedding.weight": (49_408, 512),
+        "visual.cls_token": (1, 1, 768),
+        "visual.pos_embed": (1, 197, 768),
+        "visual.blocks.3.attn.q_proj.weight": (768, 768),
+        "visual.blocks.3.attn.lambda_q1": (64,),
+        "visual.blocks.3.attn.diff_norm.weight": (128,),
         "transformer.resblocks.3.attn.in_proj_weight": (1536, 512),
         "transformer.resblocks.3.mlp.c_fc.weight": (2048, 512),
-    }  # fmt: skip
+    }
     assert {name: tuple(state[name].shape) for name in shapes} == shapes
 
 

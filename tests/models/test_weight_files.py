@@ -199,10 +199,16 @@ def _torchscript(path):
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
 WRONG = {
-    "lfs.pt": (lambda path: path.write_text(LFS), "is a pointer of Git LFS; get the weights with git lfs pull"),
+    "lfs.pt": (
+        lambda path: path.write_text(LFS),
+        "is a pointer of Git LFS; get the weights with git lfs pull",
+    ),
     "lfs.safetensors": (lambda path: path.write_text(LFS), "is a pointer of Git LFS"),
     "page.pth": (lambda path: path.write_text("\n<!DOCTYPE html><title>Sign in</title>"), "is a web page"),
-    "error.bin": (lambda path: path.write_text('{"error": "Repository not found"}'), "is a web page or other text"),
+    "error.bin": (
+        lambda path: path.write_text('{"error": "Repository not found"}'),
+        "is a web page or other text",
+    ),
     "empty.pt": (lambda path: path.touch(), "is empty"),
     "empty.safetensors": (lambda path: path.touch(), "is empty"),
     "none.pt": (lambda path: None, "no such file"),
@@ -210,13 +216,22 @@ WRONG = {
     "pipe": (os.mkfifo, "is no regular file"),
     "script.pt": (_torchscript, "is a TorchScript archive; save its weights alone"),
     "arrays.npz": (lambda path: np.savez(path, a=np.ones(3)), "is an archive of something else"),
-    "cut.safetensors": (lambda path: save_file(STATE, path) or os.truncate(path, 200), "incomplete or invalid"),
-    "cut.pt": (lambda path: torch.save(STATE, path) or os.truncate(path, 900), "is incomplete; copy or download"),
-    "whole.pth": (lambda path: torch.save(NET, path), "contains 'torch.nn.modules.container.Sequential', and a pickle"),
+    "cut.safetensors": (
+        lambda path: save_file(STATE, path) or os.truncate(path, 200),
+        "incomplete or invalid",
+    ),
+    "cut.pt": (
+        lambda path: torch.save(STATE, path) or os.truncate(path, 900),
+        "is incomplete; copy or download",
+    ),
+    "whole.pth": (
+        lambda path: torch.save(NET, path),
+        "contains 'torch.nn.modules.container.Sequential', and a pickle",
+    ),
     "numpy.pt": (lambda path: torch.save({"a": np.float64(1)}, path), "cannot be read safely .*numpy"),
     "list.pt": (lambda path: torch.save([STATE], path), "no weights found; expected a dictionary of tensors"),
     "noise.pt": (lambda path: path.write_bytes(bytes(range(256))), "cannot be read safely"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -99,9 +99,16 @@ def test_square_is_as_strong(trained, norm, eps, rescaled):
         )
         with torch.random.fork_rng():
             attack = theirs_square.SquareAttack(
-                model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, n_queries=queries, n_restarts=1, seed=seed,
-                device="cpu", p_init=0.8, resc_schedule=rescaled,
-            )  # fmt: skip
+                model,
+                norm={"linf": "Linf", "l2": "L2"}[norm],
+                eps=eps,
+                n_queries=queries,
+                n_restarts=1,
+                seed=seed,
+                device="cpu",
+                p_init=0.8,
+                resc_schedule=rescaled,
+            )
             theirs = attack.perturb(images.clone(), label.clone())
         fallen = (model(theirs).argmax(1) != label) & Threat(norm, eps).allows(theirs, images, eps + 1e-5)
         counts.append((int(result.success.sum()), int(fallen.sum())))

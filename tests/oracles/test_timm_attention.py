@@ -27,9 +27,12 @@ def _pair(dim, num_heads, *, fused, dtype=torch.float64, lambda_init=0.8, dual=F
         for parameter in peer.parameters():
             parameter.normal_(0.0, 0.3, generator=stream)
     ours = DifferentialAttention(
-        dim, num_heads, lambda_init=lambda_init, parameterisation="scalar" if dual else "vector",
+        dim,
+        num_heads,
+        lambda_init=lambda_init,
+        parameterisation="scalar" if dual else "vector",
         backend="sdpa" if fused else "eager",
-    )  # fmt: skip
+    )
     ours.load_state_dict({_our_name(name): _widen(name, p, num_heads) for name, p in peer.named_parameters()})
     return ours.to(dtype), peer.to(dtype)
 

@@ -34,9 +34,16 @@ def _images(count, channels, size, seed=1):
 def test_timms_weights_give_timms_logits_and_input_gradients(size, patch, channels):
     peer = _timm_vit(img_size=size, patch_size=patch, in_chans=channels, depth=2, num_classes=7)
     ours = vit(
-        size, patch_size=patch, in_channels=channels, dim=192, depth=2, num_heads=3, num_classes=7,
-        mean=PLAIN["mean"] * channels, std=PLAIN["std"] * channels,
-    )  # fmt: skip
+        size,
+        patch_size=patch,
+        in_channels=channels,
+        dim=192,
+        depth=2,
+        num_heads=3,
+        num_classes=7,
+        mean=PLAIN["mean"] * channels,
+        std=PLAIN["std"] * channels,
+    )
     ours.load_state_dict(peer.state_dict())
     images = _images(3, channels, size).requires_grad_()
     logits, expected = ours(images), peer(images)
@@ -61,9 +68,16 @@ def test_normalisation_inside_equals_normalised_images_outside():
 def test_timms_diffvit_gives_the_same_logits_with_depth_scheduled_lambda():
     peer = _timm_vit(img_size=32, depth=3, num_classes=7, attn_layer="diff")
     ours = diffvit(
-        32, patch_size=16, dim=192, depth=3, num_heads=6, num_classes=7, lambda_schedule="depth",
-        mean=PLAIN["mean"] * 3, std=PLAIN["std"] * 3,
-    )  # fmt: skip
+        32,
+        patch_size=16,
+        dim=192,
+        depth=3,
+        num_heads=6,
+        num_classes=7,
+        lambda_schedule="depth",
+        mean=PLAIN["mean"] * 3,
+        std=PLAIN["std"] * 3,
+    )
     names = {name: name.replace("lambda_", "lam.").replace("sub_norm", "norm") for name in peer.state_dict()}
     ours.load_state_dict({names[name]: tensor for name, tensor in peer.state_dict().items()})
     images = _images(3, 3, 32)
@@ -84,8 +98,12 @@ def test_full_sized_models_have_timms_names_and_shapes(name, sizes):
         peer = timm.create_model(name, pretrained=False)
         ours = VisionTransformer(
             lambda layer: SoftmaxAttention(config.dim, config.num_heads),
-            image_size=224, patch_size=config.patch_size, in_channels=3, dim=config.dim, depth=config.depth,
+            image_size=224,
+            patch_size=config.patch_size,
+            in_channels=3,
+            dim=config.dim,
+            depth=config.depth,
             num_classes=config.num_classes,
-        )  # fmt: skip
+        )
     own_shapes = {key: tensor.shape for key, tensor in ours.state_dict().items()}
     assert own_shapes == {key: tensor.shape for key, tensor in peer.state_dict().items()}

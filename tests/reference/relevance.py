@@ -36,9 +36,7 @@ def attend(x: Tensor, weights: dict[str, Tensor], *, num_heads: int, lambda_init
             columns.append(a @ v[:, one])
             heads.append((leaf, None, a, None, 0.0))
     else:
-        first, second = (
-            (weights[f"lam.q{i}"] * weights[f"lam.k{i}"]).sum().exp() for i in (1, 2)
-        )  # fmt: skip
+        first, second = ((weights[f"lam.q{i}"] * weights[f"lam.k{i}"]).sum().exp() for i in (1, 2))
         lam = first - second + lambda_init
         for one, two in zip(slots[::2], slots[1::2], strict=True):
             leaves = [torch.zeros(len(x), len(x), dtype=x.dtype, requires_grad=True) for _ in range(2)]
@@ -78,9 +76,11 @@ def encode_image(image: Tensor, weights: dict[str, Tensor], config):
         scheduled = 0.8 - 0.6 * math.exp(-0.3 * layer)
         lambda_init = {"constant": config.lambda_init, "depth": scheduled}[config.lambda_schedule]
         y, heads = attend(
-            layer_norm(x, own, "norm1", config.norm_eps), inner, num_heads=config.num_heads,
+            layer_norm(x, own, "norm1", config.norm_eps),
+            inner,
+            num_heads=config.num_heads,
             lambda_init=None if config.attention == "softmax" else lambda_init,
-        )  # fmt: skip
+        )
         layers.append(heads)
         x = x + y
         hidden = layer_norm(x, own, "norm2", config.norm_eps) @ own["mlp.fc1.weight"].T + own["mlp.fc1.bias"]

@@ -9,10 +9,13 @@ import torch
 def binomial_tail(count, samples, p):
     """P(X ≥ count) for X ~ Binomial(samples, p), term by term."""
     logs = [
-        math.lgamma(samples + 1) - math.lgamma(k + 1) - math.lgamma(samples - k + 1)
-        + k * math.log(p) + (samples - k) * math.log1p(-p)
+        math.lgamma(samples + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(samples - k + 1)
+        + k * math.log(p)
+        + (samples - k) * math.log1p(-p)
         for k in range(count, samples + 1)
-    ]  # fmt: skip
+    ]
     return math.fsum(map(math.exp, logs))
 
 

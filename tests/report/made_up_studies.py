@@ -170,23 +170,41 @@ def table_1() -> Result:
         for lam, value, paper in zip(LAMBDAS, ours, theirs, strict=True):
             rows.append((name, f"{lam:g}", value, value - half, value + half, 1000, 3, paper))
     asr = Panel(
-        "", "λ_init", "ASR at ε = 1/255", points({"DiffViT": [row[2] for row in rows[6:]]}, LAMBDAS, 0.067),
-        percent=True, paper=published({"DiffViT": _PAPER_ASR}, LAMBDAS),
-    )  # fmt: skip
+        "",
+        "λ_init",
+        "ASR at ε = 1/255",
+        points({"DiffViT": [row[2] for row in rows[6:]]}, LAMBDAS, 0.067),
+        percent=True,
+        paper=published({"DiffViT": _PAPER_ASR}, LAMBDAS),
+    )
     clean = Panel(
-        "", "λ_init", "accuracy", points({"DiffViT": [row[2] for row in rows[:6]]}, LAMBDAS, 0.011),
-        percent=True, paper=published({"DiffViT": accuracy}, LAMBDAS),
-    )  # fmt: skip
+        "",
+        "λ_init",
+        "accuracy",
+        points({"DiffViT": [row[2] for row in rows[:6]]}, LAMBDAS, 0.011),
+        percent=True,
+        paper=published({"DiffViT": accuracy}, LAMBDAS),
+    )
     caption = "Means over 3 seeds and 1,000 images each; bands are 95% intervals over both."
     return Result(
-        "table-1", "robustness", "Table 1", "Fragility over λ_init", TEXT, "laptop", (0, 1, 2),
-        "antiphase study run table-1 --profile laptop --seeds 3", 46, 46,
+        "table-1",
+        "robustness",
+        "Table 1",
+        "Fragility over λ_init",
+        TEXT,
+        "laptop",
+        (0, 1, 2),
+        "antiphase study run table-1 --profile laptop --seeds 3",
+        46,
+        46,
         Artefact(
             (Plot("asr", caption, (asr,), 1), Plot("accuracy", caption, (clean,), 1)),
             (Table("lambdas", "Accuracy and attack success over λ_init", "", cells(rows)),),
         ),
-        claims()[:2], seconds=7984.2, **_RUN,
-    )  # fmt: skip
+        claims()[:2],
+        seconds=7984.2,
+        **_RUN,
+    )
 
 
 def figure_2() -> Result:
@@ -227,19 +245,33 @@ def figure_2() -> Result:
         )
     ]
     return Result(
-        "figure-2", "robustness", "Figure 2", "Attack success of twins under PGD, as examples and as patches",
+        "figure-2",
+        "robustness",
+        "Figure 2",
+        "Attack success of twins under PGD, as examples and as patches",
         "Figure 2: ASR over ε.\n\nThe paper prints no numbers.\n\nantiphase study run figure-2 --profile laptop",
-        "laptop", (0,), "antiphase study run figure-2 --profile laptop", 12, 46,
+        "laptop",
+        (0,),
+        "antiphase study run figure-2 --profile laptop",
+        12,
+        46,
         Artefact(
             (
-                Plot("pgd", "Attack success over ε and over the side of a patch; bands are 95% intervals.", panels, 2),
+                Plot(
+                    "pgd",
+                    "Attack success over ε and over the side of a patch; bands are 95% intervals.",
+                    panels,
+                    2,
+                ),
                 Plot("depth", "Three depths.", (depth, difference), 2),
             ),
             (Table("rates", "Attack success at 1/255", "model", cells(rows)),),
             notes=("The patch is placed at random, as in the paper.",),
         ),
-        claims()[2:], seconds=431.0, **_RUN,
-    )  # fmt: skip
+        claims()[2:],
+        seconds=431.0,
+        **_RUN,
+    )
 
 
 def ood() -> Result:
@@ -250,9 +282,15 @@ def ood() -> Result:
     curves = {name: generator.uniform(0.1, 0.5, 5).tolist() for name in names}
     theirs = {name: [value + 0.06 for value in curves[name]] for name in names[:2]}
     bars = Panel(
-        "Zero-shot accuracy", "", "top-1 accuracy", points(curves, range(5), 0.02), kind="bar", ticks=sets,
-        percent=True, paper=published(theirs, range(5)),
-    )  # fmt: skip
+        "Zero-shot accuracy",
+        "",
+        "top-1 accuracy",
+        points(curves, range(5), 0.02),
+        kind="bar",
+        ticks=sets,
+        percent=True,
+        paper=published(theirs, range(5)),
+    )
     strange = points({EVIL: [0.2, 0.4], LONG: [0.3, 0.1]}, range(2), 0.02)
     odd = Panel(EVIL, "", "y", strange, kind="bar", ticks=(EVIL, LONG))
     rows = [
@@ -266,9 +304,16 @@ def ood() -> Result:
         ("memory, GB", LONG, 4.0, None, None, None, None, None),
     ]
     return Result(
-        "figure-3", "diffclip", "Figure 3", f"Zero-shot accuracy off the distribution {EVIL}",
-        f"Figure 3 {EVIL}.\n\n| {EVIL.replace('|', '')} | 1.0 |\n\nA paragraph of {EVIL}.", "paper", (0, 1, 2),
-        f"antiphase study run figure-3 --profile paper --note '{EVIL}'", 8, 8,
+        "figure-3",
+        "diffclip",
+        "Figure 3",
+        f"Zero-shot accuracy off the distribution {EVIL}",
+        f"Figure 3 {EVIL}.\n\n| {EVIL.replace('|', '')} | 1.0 |\n\nA paragraph of {EVIL}.",
+        "paper",
+        (0, 1, 2),
+        f"antiphase study run figure-3 --profile paper --note '{EVIL}'",
+        8,
+        8,
         Artefact(
             (Plot("bars", EVIL, (bars,), 1), Plot("odd", LONG, (odd,), 1)),
             (
@@ -279,8 +324,11 @@ def ood() -> Result:
             (EVIL,),
         ),
         [Claim(EVIL, EVIL, EVIL, [Check(EVIL, over_seeds(0.0241, 0.0003, 0.05, 300))])],
-        settings={EVIL: EVIL}, versions={"antiphase": EVIL}, hardware=(LONG,), seconds=400_000.0,
-    )  # fmt: skip
+        settings={EVIL: EVIL},
+        versions={"antiphase": EVIL},
+        hardware=(LONG,),
+        seconds=400_000.0,
+    )
 
 
 def empty() -> Result:
@@ -288,9 +336,19 @@ def empty() -> Result:
         "retrieval", "Table 2", "DiffCLIP retrieves better.", [Check("R@5", None), Check("R@1", None)]
     )
     return Result(
-        "table-2", "diffclip", "Table 2", "Retrieval and zero-shot accuracy", "", "smoke", (),
-        "antiphase study run table-2", 0, 14, None, [claim],
-    )  # fmt: skip
+        "table-2",
+        "diffclip",
+        "Table 2",
+        "Retrieval and zero-shot accuracy",
+        "",
+        "smoke",
+        (),
+        "antiphase study run table-2",
+        0,
+        14,
+        None,
+        [claim],
+    )
 
 
 def studies() -> list[Result]:

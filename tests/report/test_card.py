@@ -25,9 +25,15 @@ def audited(tmp_path_factory):
     """The directory of an audit of a specimen against its twin."""
     out = tmp_path_factory.mktemp("card") / "run"
     ap.audit(
-        "specimen:diffvit-0", against="specimen:vit-0", eps=EPS, limit=N, attack="fgsm", sense_limit=0, out=out,
+        "specimen:diffvit-0",
+        against="specimen:vit-0",
+        eps=EPS,
+        limit=N,
+        attack="fgsm",
+        sense_limit=0,
+        out=out,
         quiet=True,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -84,11 +90,17 @@ def test_the_schema_and_the_model_agree(audited):
     good = json.loads((audited / "card.json").read_text())
     assert validator.is_valid(good)
     for way, value in (
-        (("models", 0, "clean_accuracy", "value"), 1.5), (("models", 0, "weights"), "abc"), (("data", "n"), 0),
-        (("attack", "norm"), "l7"), (("models",), []), (("version",), 2), (("more",), 1),
-        (("models", 1, "link"), "javascript:alert(1)"), (("attack", "autoattack"), "no"),
+        (("models", 0, "clean_accuracy", "value"), 1.5),
+        (("models", 0, "weights"), "abc"),
+        (("data", "n"), 0),
+        (("attack", "norm"), "l7"),
+        (("models",), []),
+        (("version",), 2),
+        (("more",), 1),
+        (("models", 1, "link"), "javascript:alert(1)"),
+        (("attack", "autoattack"), "no"),
         (("models", 0, "lambda"), ["0.7"]),
-    ):  # fmt: skip
+    ):
         bad = copy.deepcopy(good)
         place = bad
         for part in way[:-1]:

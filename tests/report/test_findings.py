@@ -18,21 +18,30 @@ from tests.report import made_up_studies as made_up
 from tests.report.made_up_studies import over_seeds
 
 HEADLINE = Claim(
-    "fragile-at-depth-1", "Section 5.2, Figure 2(a)", "DiffViT is more fragile at λ_init 0.8.",
-    [Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)), Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000))],
-)  # fmt: skip
+    "fragile-at-depth-1",
+    "Section 5.2, Figure 2(a)",
+    "DiffViT is more fragile at λ_init 0.8.",
+    [
+        Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)),
+        Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000)),
+    ],
+)
 OPEN = Claim(
-    "angle-raises-asr", "ours", "The angle matters more than the size.",
-    [Check("angle − size", over_seeds(0.1, -0.1, 0.3, 50), "")], seconds=90.0,
-)  # fmt: skip
+    "angle-raises-asr",
+    "ours",
+    "The angle matters more than the size.",
+    [Check("angle − size", over_seeds(0.1, -0.1, 0.3, 50), "")],
+    seconds=90.0,
+)
 
 
 def results():
     found = made_up.studies()
     return [
-        *found, replace(made_up.table_1(), name="figure-2a", claims=[HEADLINE]),
+        *found,
+        replace(made_up.table_1(), name="figure-2a", claims=[HEADLINE]),
         replace(made_up.table_1(), name="causes", claims=[OPEN]),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_claim_is_drawn_by_the_check_that_decides_it():
@@ -109,11 +118,14 @@ def test_a_claim_on_clips_has_a_question_of_its_own():
 def test_three_questions_are_answered_with_numbers_and_prices():
     told = summary(results())
     assert [line for line in told if line.startswith("## ")] == [
-        "## Is differential attention more fragile?", "## Why?", "## How sure is that?",
-    ]  # fmt: skip
-    fragile, why, sure = (told[told.index(f"## {question}") + 1 :] for question in (
-        "Is differential attention more fragile?", "Why?", "How sure is that?",
-    ))  # fmt: skip
+        "## Is differential attention more fragile?",
+        "## Why?",
+        "## How sure is that?",
+    ]
+    fragile, why, sure = (
+        told[told.index(f"## {question}") + 1 :]
+        for question in ("Is differential attention more fragile?", "Why?", "How sure is that?")
+    )
     assert fragile[0] == (
         "Yes, with one layer: under PGD DiffViT's ASR is 3.0 to 5.0 points higher than ViT's (at 1/255 to 2/255)."
     )
@@ -134,9 +146,12 @@ def test_three_questions_are_answered_with_numbers_and_prices():
     )
     assert summary([made_up.empty()]) == []
     assert headlines(results()) == [
-        f"- **Is differential attention more fragile?** {fragile[0]}", f"  - {sentence(HEADLINE)}",
-        f"- **Why?** {why[0]}", f"  - {sentence(OPEN)}", f"- **All claims:** {counted(results())}",
-    ]  # fmt: skip
+        f"- **Is differential attention more fragile?** {fragile[0]}",
+        f"  - {sentence(HEADLINE)}",
+        f"- **Why?** {why[0]}",
+        f"  - {sentence(OPEN)}",
+        f"- **All claims:** {counted(results())}",
+    ]
 
 
 def test_verdicts_are_counted_for_each_paper():

@@ -7,12 +7,7 @@ import pytest
 from PIL import Image
 
 from antiphase.errors import UserError
-from antiphase.report.runs.gallery import (
-    cards,
-    data_uri,
-    has_hard_pixels,
-    magnification,
-)
+from antiphase.report.runs.gallery import cards, data_uri, has_hard_pixels, magnification
 from antiphase.runs.gallery import read_gallery, write_gallery
 
 

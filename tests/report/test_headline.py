@@ -29,21 +29,9 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
 @pytest.mark.parametrize(
     ("diff", "vit", "expected"),
     [
-        (
-            [60, 90, 120],
-            [20, 40, 60],
-            "diff is broken more often than vit: +25.0 points [",
-        ),
-        (
-            [20, 40, 60],
-            [60, 90, 120],
-            "diff is broken less often than vit: −25.0 points [",
-        ),
-        (
-            [60, 40, 61],
-            [20, 40, 60],
-            "diff is broken more often than vit: +20.0 points [",
-        ),
+        ([60, 90, 120], [20, 40, 60], "diff is broken more often than vit: +25.0 points ["),
+        ([20, 40, 60], [60, 90, 120], "diff is broken less often than vit: −25.0 points ["),
+        ([60, 40, 61], [20, 40, 60], "diff is broken more often than vit: +20.0 points ["),
         ([20, 40, 61], [20, 41, 60], "No difference shown between diff and vit: −0.5 points ["),
         (
             [60, 40, 60],

@@ -17,18 +17,18 @@ OTHERS = [("wide-1", "softmax", 1, 0.5), ("wide-2", "softmax", 2, 3.0)]
 @pytest.fixture
 def cards(tmp_path, make_run, make_rows):
     """Two audits of made-up models, with their cards."""
-    for name, models, pairs in (
-        ("one", LINEUP, [("diffvit-0", "vit-0")]), ("deep/er/two", OTHERS, []),
-    ):  # fmt: skip
+    for name, models, pairs in (("one", LINEUP, [("diffvit-0", "vit-0")]), ("deep/er/two", OTHERS, [])):
         rows = make_rows(models, eps=(1 / 255, 4 / 255), n=60)
         fingerprints = {model: f"{at:x}" * 64 for at, (model, *_) in enumerate(models, 10 + 2 * len(pairs))}
         run = make_run(tmp_path / name, models, pairs, rows=rows)
         record = json.loads((run / "run.json").read_text()) | {
-            "fingerprints": fingerprints, "data_fingerprint": 64 * "0", "data": "digits",
+            "fingerprints": fingerprints,
+            "data_fingerprint": 64 * "0",
+            "data": "digits",
             "models": {model: f"specimen:{model}" for model, *_ in models},
             "options": {"split": "test", "eps": [1 / 255, 4 / 255]},
             "settings": {"attack": "pgd", "norm": "linf", "attack seed": 0, "pgd": {"steps": 20}},
-        }  # fmt: skip
+        }
         (run / "run.json").write_text(json.dumps(record))
         assert write_card(run)
     return tmp_path
@@ -46,8 +46,11 @@ def test_rows_are_those_of_the_cards_and_what_is_no_card_is_left_out(cards, run_
             (at,) = (at for at in one[row["name"]].rates if at.eps == row["eps"])
             assert (row["robust_accuracy"], row["asr"]) == (at.robust_accuracy.value, at.asr.value)
     assert [(row["name"], row["against"]) for row in found["rows"]][::2] == [
-        ("wide-1", None), ("wide-2", None), ("diffvit-0", "vit-0"), ("vit-0", None),
-    ]  # fmt: skip
+        ("wide-1", None),
+        ("wide-2", None),
+        ("diffvit-0", "vit-0"),
+        ("vit-0", None),
+    ]
     page = (cards / "leaderboard.html").read_text(encoding="utf-8")
     assert "Robustness of 4 models" in page
     code, _, err = run_cli("leaderboard", cards / "broken")

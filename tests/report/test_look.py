@@ -49,8 +49,10 @@ def test_a_row_for_each_image_and_text_a_column_for_each_model():
 
 def test_methods_are_said_and_share_a_colour_map():
     columns = [
-        column("diffclip", "attention", low=-1.0), column("clip", "attention"), column("clip", "relevance"),
-    ]  # fmt: skip
+        column("diffclip", "attention", low=-1.0),
+        column("clip", "attention"),
+        column("clip", "relevance"),
+    ]
     figure = look_figure(IMAGES, TEXTS, columns, note="A note.")
     assert titles(figure)[1:4] == ["diffclip\nattention", "clip\nattention", "clip\nrelevance"]
     cells = drawn(figure)

@@ -139,14 +139,21 @@ def entry(metric, value, low, high, model="diffvit-0"):
     }
 
 
-@pytest.mark.parametrize(("low", "high", "words"), [
-    (-0.3, -0.1, "oppose each other in diffvit-0"), (0.1, 0.2, "point in similar directions"), (-0.1, 0.1, "undecided"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (-0.3, -0.1, "oppose each other in diffvit-0"),
+        (0.1, 0.2, "point in similar directions"),
+        (-0.1, 0.1, "undecided"),
+    ],
+)
 def test_the_headline_follows_the_interval(low, high, words):
     alignment = [
-        entry("cosine", (low + high) / 2, low, high), entry("below", 0.5, 0.4, 0.6), entry("rho", 1.0, 0.9, 1.1),
+        entry("cosine", (low + high) / 2, low, high),
+        entry("below", 0.5, 0.4, 0.6),
+        entry("rho", 1.0, 0.9, 1.1),
         entry("amplification", 1.3, 1.2, 1.4),
-    ]  # fmt: skip
+    ]
     models = [{"name": "diffvit-0", "attention": "differential", "seed": 0}]
     explained = [entry(name, 0.1, 0.0, 0.2) for name in ("relative", "by_gamma", "by_rho")] + [
         entry("by_cosine", 0.9, 0, 1)
@@ -239,10 +246,19 @@ def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
     models = [{"name": f"d-{seed}", "attention": "differential", "seed": seed} for seed in range(seeds)]
     numbers = {"cosine": -0.5, "below": 0.9, "rho": 1.0, "amplification": 1.4}
     alignment = [
-        {"model": f"d-{seed}", "layer": 0, "site": "pixels", "metric": metric, "value": value + seed / 1000,
-         "low": value - 0.1, "high": value + 0.1, "n": 64}
-        for seed in range(seeds) for metric, value in numbers.items()
-    ]  # fmt: skip
+        {
+            "model": f"d-{seed}",
+            "layer": 0,
+            "site": "pixels",
+            "metric": metric,
+            "value": value + seed / 1000,
+            "low": value - 0.1,
+            "high": value + 0.1,
+            "n": 64,
+        }
+        for seed in range(seeds)
+        for metric, value in numbers.items()
+    ]
     title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
     assert title.startswith(answer)
     assert ("fewer than 8 decide nothing" in lead) == (seeds == 3)

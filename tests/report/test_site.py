@@ -82,8 +82,12 @@ def pages(tmp_path_factory) -> dict[str, Page]:
 
 def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
     assert set(pages) == {
-        "index", "robustness-table-1", "robustness-figure-2", "diffclip-figure-3", "diffclip-table-2",
-    }  # fmt: skip
+        "index",
+        "robustness-table-1",
+        "robustness-figure-2",
+        "diffclip-figure-3",
+        "diffclip-table-2",
+    }
     for page in pages.values():
         for link in page.links:
             if not link.startswith("data:"):
@@ -92,8 +96,11 @@ def test_every_page_is_whole_and_links_only_to_its_neighbours(pages):
                 assert not anchor or anchor in target.ids
     order = [name for name in pages["index"].links if name.endswith(".html")]
     assert order == [
-        "robustness-table-1.html", "robustness-figure-2.html", "diffclip-figure-3.html", "diffclip-table-2.html",
-    ]  # fmt: skip
+        "robustness-table-1.html",
+        "robustness-figure-2.html",
+        "diffclip-figure-3.html",
+        "diffclip-table-2.html",
+    ]
     assert pages["robustness-figure-2"].links.count("robustness-table-1.html") == 2
     assert pages["robustness-figure-2"].links.count("diffclip-figure-3.html") == 2
 

@@ -8,12 +8,7 @@ from rich.console import Console
 from antiphase.evaluation.rates import compare, rates
 from antiphase.report.runs.console import console_report
 from antiphase.report.runs.stored import read_run
-from antiphase.report.runs.tables import (
-    difference_sheets,
-    lambda_sheet,
-    models_sheet,
-    rate_sheets,
-)
+from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
 
 
 def printed(directory, width=80):

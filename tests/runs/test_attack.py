@@ -82,9 +82,21 @@ def test_a_search_for_the_nearest_example_serves_every_eps(tmp_path, victim):
 
 def test_the_norms_at_which_samples_fall(tmp_path, run_cli, victim):
     code, out, err = run_cli(
-        "attack", victim.card.spec, "--attack", "carlini-wagner", "--norm", "l2", "--eps", "0.2,1", "--steps", 20,
-        "--limit", 13, "--out", tmp_path,
-    )  # fmt: skip
+        "attack",
+        victim.card.spec,
+        "--attack",
+        "carlini-wagner",
+        "--norm",
+        "l2",
+        "--eps",
+        "0.2,1",
+        "--steps",
+        20,
+        "--limit",
+        13,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     norms = json.loads((tmp_path / "summary.json").read_text())["norms"]
     images = load_data("digits", limit=13, seed=0).images(range(13))
@@ -146,9 +158,22 @@ def test_noise_of_the_same_size_stands_beside_the_attack(tmp_path, run_cli, vict
 def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
     run = _run(tmp_path / "vit", vit)
     arguments = [
-        "-m", "antiphase", "attack", str(run), "--eps", "4/255,8/255", "--limit", "41", "--steps", "3",
-        "--queries", "9", "--quiet", "--device", "cpu",
-    ]  # fmt: skip
+        "-m",
+        "antiphase",
+        "attack",
+        str(run),
+        "--eps",
+        "4/255,8/255",
+        "--limit",
+        "41",
+        "--steps",
+        "3",
+        "--queries",
+        "9",
+        "--quiet",
+        "--device",
+        "cpu",
+    ]
     for count, name in ((1, "one"), (2, "two")):
         assert together(count, *arguments, "--out", tmp_path / name).count("report:") == 1
     one, two = (pl.read_parquet(tmp_path / name / "rows.parquet") for name in ("one", "two"))
@@ -159,9 +184,23 @@ def test_two_processes_share_the_images_and_agree_with_one(tmp_path):
 @pytest.mark.thorough  # test_cache.py stops the same run, without a signal
 def test_a_killed_ensemble_goes_on_and_does_nothing_twice(tmp_path, victim):
     command = [
-        "-m", "antiphase", "attack", victim.card.spec, "--eps", "2/255,8/255", "--limit", "60",
-        "--steps", "20", "--queries", "200", "--quiet", "--batch-size", "16", "--out",
-    ]  # fmt: skip
+        "-m",
+        "antiphase",
+        "attack",
+        victim.card.spec,
+        "--eps",
+        "2/255,8/255",
+        "--limit",
+        "60",
+        "--steps",
+        "20",
+        "--queries",
+        "200",
+        "--quiet",
+        "--batch-size",
+        "16",
+        "--out",
+    ]
     killed = tmp_path / "killed"
     with Python(*command, killed) as process:
         while process.runs and (

@@ -113,20 +113,36 @@ def test_the_page_has_the_questions_and_the_answers(attacked):
 
 def _row(model, image, label, clean, success, eps, samplings=("random",)):
     return {
-        "model": model, "attention": "softmax", "seed": 0, "attack": "pgd", "norm": "linf", "eps": eps, "sample": 0,
-        "label": label, "clean_prediction": clean, "prediction": clean ^ success, "success": success, "image": image,
+        "model": model,
+        "attention": "softmax",
+        "seed": 0,
+        "attack": "pgd",
+        "norm": "linf",
+        "eps": eps,
+        "sample": 0,
+        "label": label,
+        "clean_prediction": clean,
+        "prediction": clean ^ success,
+        "success": success,
+        "image": image,
         "samplings": list(samplings),
-    }  # fmt: skip
+    }
 
 
 def test_the_gallery_begins_with_absent_objects_whose_right_answer_changed():
     kinds = {  # sample: label, clean answer, changed
-        1: (1, 1, True), 2: (0, 1, True), 3: (0, 0, False), 4: (0, 0, True), 5: (1, 1, False),
-    }  # fmt: skip
+        1: (1, 1, True),
+        2: (0, 1, True),
+        3: (0, 0, False),
+        4: (0, 0, True),
+        5: (1, 1, False),
+    }
     rows = [
         _row(model, 0, *kind, eps) | {"sample": sample, "attack": PLAN.attack}
-        for sample, kind in kinds.items() for model in ("a", "b") for eps in PLAN.eps
-    ]  # fmt: skip
+        for sample, kind in kinds.items()
+        for model in ("a", "b")
+        for eps in PLAN.eps
+    ]
     found = attack_pope.gallery_samples(pl.DataFrame(rows), ["a"], PLAN)
     assert found == [4, 1, 2, 3, 5]
 
@@ -135,11 +151,13 @@ def test_rates_by_hand():
     found = {}
     rows = [
         # image 1: two absent objects, one said to be there, one brought about; one present object lost
-        _row("a", 1, 0, 1, True, 0.1), _row("a", 1, 0, 0, True, 0.1, ("random", "popular")),
+        _row("a", 1, 0, 1, True, 0.1),
+        _row("a", 1, 0, 0, True, 0.1, ("random", "popular")),
         _row("a", 1, 1, 1, True, 0.1),
         # image 2: nothing changes
-        _row("a", 2, 0, 0, False, 0.1), _row("a", 2, 1, 1, False, 0.1),
-    ]  # fmt: skip
+        _row("a", 2, 0, 0, False, 0.1),
+        _row("a", 2, 1, 1, False, 0.1),
+    ]
     for row in answer_rates(pl.DataFrame(rows)).iter_rows(named=True):
         found[row["sampling"], row["metric"], row["eps"], row["image"]] = row["value"]
     assert found[ALL, "false yes", 0.0, 1] == 0.5
@@ -163,8 +181,10 @@ def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     draw = np.random.default_rng(0)
     rows = [
         _row(f"{kind}-{seed}", image, 0, int(draw.random() < 0.2), bool(draw.random() < share), 0.1)
-        for kind, share in (("d", 0.8), ("s", 0.3)) for seed in range(pairs) for image in range(60)
-    ]  # fmt: skip
+        for kind, share in (("d", 0.8), ("s", 0.3))
+        for seed in range(pairs)
+        for image in range(60)
+    ]
     frame = pl.DataFrame(rows)
     told = summarise_answers(
         frame,
@@ -175,11 +195,11 @@ def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
         before=pl.col("clean_prediction"), after=(pl.col("clean_prediction") == 1) | pl.col("success")
     )
     rise = {
-        kind: wrong.filter(pl.col("model").str.starts_with(kind)).select(
-            (pl.col("after").cast(pl.Int64) - pl.col("before")).mean()
-        ).item()
+        kind: wrong.filter(pl.col("model").str.starts_with(kind))
+        .select((pl.col("after").cast(pl.Int64) - pl.col("before")).mean())
+        .item()
         for kind in "ds"
-    }  # fmt: skip
+    }
     (move,) = (
         row
         for row in told["differences"]
@@ -198,13 +218,16 @@ def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():
     # at 0.2 both say yes to everything: the difference of the rises is what they said before
     rows = [
         _row(name, image, 0, int(image < clean), eps > 0.1 or image >= 10, eps)
-        for name, clean in (("d", 4), ("s", 1)) for eps in (0.1, 0.2) for image in range(20)
-    ]  # fmt: skip
+        for name, clean in (("d", 4), ("s", 1))
+        for eps in (0.1, 0.2)
+        for image in range(20)
+    ]
     told = summarise_answers(pl.DataFrame(rows), {name: [name] for name in "ds"}, [("d", "s")])
     at_largest = next(
-        row for row in told["differences"]
+        row
+        for row in told["differences"]
         if (row["what"], row["metric"], row["sampling"], row["eps"]) == ("move", "false yes", ALL, 0.2)
-    )  # fmt: skip
+    )
     assert at_largest["value"] == pytest.approx(-0.15)
     title, lead = pope_headline(told)
     assert title.startswith(
@@ -355,9 +378,15 @@ def test_pairs_of_image_and_question_are_a_set_of_two_classes(pope):
 def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     model = _vlm(0, "differential")
     config = VlmConfig(
-        tower_spec="tiny", tower=model.tower.reference, tower_sha256="", merge=2, language="tiny", language_sha256="",
-        prompt=model.prompt.style, tuned=True,
-    )  # fmt: skip
+        tower_spec="tiny",
+        tower=model.tower.reference,
+        tower_sha256="",
+        merge=2,
+        language="tiny",
+        language_sha256="",
+        prompt=model.prompt.style,
+        tuned=True,
+    )
     recipe = {"kind": "vlm", "seed": 3, "model": config.model_dump()}
     save_vlm(model, recipe, tmp_path / "vlm", torch.float32)
     found = load_model(str(tmp_path / "vlm"))
@@ -370,9 +399,18 @@ def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     question = "Is there a cat in the image?"
     torch.testing.assert_close(found.answer_logits(images, question), model.answer_logits(images, question))
     code, out, err = run_cli(
-        "evaluate", tmp_path / "vlm", "--tasks", "pope", "--data", "emoji-pope", "--limit", 1,
-        "--out", tmp_path / "out", "-q",
-    )  # fmt: skip
+        "evaluate",
+        tmp_path / "vlm",
+        "--tasks",
+        "pope",
+        "--data",
+        "emoji-pope",
+        "--limit",
+        1,
+        "--out",
+        tmp_path / "out",
+        "-q",
+    )
     assert code == 0, err
     assert "random: unparsed answers" in out
     assert json.loads((tmp_path / "out" / "run.json").read_text())["n"] == [18]

@@ -47,8 +47,16 @@ def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
     assert summary["models"][0]["lambda"] == pytest.approx([0.8], abs=0.3)
     assert summary["models"][1]["lambda"] == []
     assert set(summary["results"][0]) == {
-        "model", "attack", "norm", "eps", "metric", "value", "low", "high", "n"
-    }  # fmt: skip
+        "model",
+        "attack",
+        "norm",
+        "eps",
+        "metric",
+        "value",
+        "low",
+        "high",
+        "n",
+    }
     assert {"model", "against", "attack", "eps", "difference", "low", "high", "p_value"} <= set(
         summary["comparisons"][0]
     )
@@ -209,9 +217,20 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, case):
 @pytest.mark.thorough
 def test_random_weights_and_random_images_for_smoke_use(tmp_path, run_cli):
     code, _, err = run_cli(
-        "audit", "timm:vit_tiny_patch16_224", "--random-weights", "--data", "random", "--limit", 2,
-        "--eps", "1/255", "--steps", 1, "--out", tmp_path,
-    )  # fmt: skip
+        "audit",
+        "timm:vit_tiny_patch16_224",
+        "--random-weights",
+        "--data",
+        "random",
+        "--limit",
+        2,
+        "--eps",
+        "1/255",
+        "--steps",
+        1,
+        "--out",
+        tmp_path,
+    )
     assert code == 0, err
     assert len(pl.read_parquet(tmp_path / "rows.parquet")) == 2
 

@@ -15,15 +15,7 @@ from antiphase.evaluation.statistics import proportion
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.runs.certified import curve_figure
-from antiphase.runs.certify import (
-    _collect,
-    _fill,
-    _open,
-    certify,
-    curve,
-    round_radii,
-    summarise_certificates,
-)
+from antiphase.runs.certify import _collect, _fill, _open, certify, curve, round_radii, summarise_certificates
 from antiphase.runs.processes import Process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from tests.runs.counting import Counting
@@ -130,11 +122,16 @@ def _rows(model, label, prediction, radius):
     count = len(label)
     return pl.DataFrame(
         {
-            "model": [model] * count, "attention": ["softmax"] * count, "seed": [0] * count,
-            "sample": range(count), "label": label, "clean_prediction": label, "prediction": prediction,
+            "model": [model] * count,
+            "attention": ["softmax"] * count,
+            "seed": [0] * count,
+            "sample": range(count),
+            "label": label,
+            "clean_prediction": label,
+            "prediction": prediction,
             "radius": radius,
         }
-    )  # fmt: skip
+    )
 
 
 def test_the_summary_counts_abstentions_and_compares_on_the_same_images():

@@ -39,9 +39,26 @@ def every(models):
 
 def test_an_audit_attacks_the_cosine_to_the_images_own_prompt(run_cli, models, tmp_path):
     code, out, err = run_cli(
-        "audit", models["diffclip", 0], "--against", models["clip", 0], "--data", "openmoji", "--limit", "5",
-        "--objective", "cosine", "--steps", "3", "--eps", "4/255,16/255", "--sense-limit", "2", "--out", tmp_path, "-q",
-    )  # fmt: skip
+        "audit",
+        models["diffclip", 0],
+        "--against",
+        models["clip", 0],
+        "--data",
+        "openmoji",
+        "--limit",
+        "5",
+        "--objective",
+        "cosine",
+        "--steps",
+        "3",
+        "--eps",
+        "4/255,16/255",
+        "--sense-limit",
+        "2",
+        "--out",
+        tmp_path,
+        "-q",
+    )
     assert code == 0, err
     assert "diffclip-s0" in out
     rows = pl.read_parquet(tmp_path / "rows.parquet")
@@ -59,9 +76,26 @@ def test_an_audit_attacks_the_cosine_to_the_images_own_prompt(run_cli, models, t
 
 def test_a_prompt_of_ones_own_takes_the_place_of_the_datas(run_cli, models, tmp_path):
     code, _, err = run_cli(
-        "attack", models["clip", 0], "--data", "openmoji", "--limit", "3", "--attack", "patch", "--width", "13",
-        "--steps", "2", "--eps", "1", "--prompt", "an emoji of {}", "--out", tmp_path, "-q",
-    )  # fmt: skip
+        "attack",
+        models["clip", 0],
+        "--data",
+        "openmoji",
+        "--limit",
+        "3",
+        "--attack",
+        "patch",
+        "--width",
+        "13",
+        "--steps",
+        "2",
+        "--eps",
+        "1",
+        "--prompt",
+        "an emoji of {}",
+        "--out",
+        tmp_path,
+        "-q",
+    )
     assert code == 0, err
     code, _, err = run_cli(
         "attack",
@@ -82,9 +116,20 @@ def test_a_prompt_of_ones_own_takes_the_place_of_the_datas(run_cli, models, tmp_
 
 def test_sense_looks_at_the_image_tower(run_cli, models, tmp_path):
     code, _, err = run_cli(
-        "sense", models["diffclip", 0], "--data", "openmoji", "--limit", "2", "--parts", "alignment", "--probes", "2",
-        "--out", tmp_path, "-q",
-    )  # fmt: skip
+        "sense",
+        models["diffclip", 0],
+        "--data",
+        "openmoji",
+        "--limit",
+        "2",
+        "--parts",
+        "alignment",
+        "--probes",
+        "2",
+        "--out",
+        tmp_path,
+        "-q",
+    )
     assert code == 0, err
     assert set(pl.read_parquet(tmp_path / "alignment.parquet")["layer"]) == {0, 1}
 

@@ -50,9 +50,22 @@ def cache(tmp_path_factory):
 def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp_path, monkeypatch):
     mmvp = write_mmvp(tmp_path / "mmvp", 2)
     arguments = (
-        "evaluate", models["diffclip"], "--against", models["clip"], "--data", f"openmoji,mmvp:{mmvp}",
-        "--objective", "norm,squared", "--templates", "own,1", "--out", tmp_path / "out", "--cache", cache, *QUICK,
-    )  # fmt: skip
+        "evaluate",
+        models["diffclip"],
+        "--against",
+        models["clip"],
+        "--data",
+        f"openmoji,mmvp:{mmvp}",
+        "--objective",
+        "norm,squared",
+        "--templates",
+        "own,1",
+        "--out",
+        tmp_path / "out",
+        "--cache",
+        cache,
+        *QUICK,
+    )
     code, out, err = run_cli(*arguments)
     assert code == 0, err
     for words in (
@@ -67,13 +80,24 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
     assert max(len(line) for line in out.splitlines() if not line.startswith("report: ")) <= 80
     rows = pl.read_parquet(tmp_path / "out" / "rows.parquet")
     assert list(rows.columns) == ["model", "attention", "task", "data", *ROW_SCHEMA]
-    counts = dict(rows.filter(model="clip").group_by("task", "setting").len().select(
-        pl.concat_str("task", "setting", separator=" "), "len").iter_rows())  # fmt: skip
+    counts = dict(
+        rows.filter(model="clip")
+        .group_by("task", "setting")
+        .len()
+        .select(pl.concat_str("task", "setting", separator=" "), "len")
+        .iter_rows()
+    )
     captions = sum(map(len, load_pairs("openmoji", split="test", progress=False).subset(150, 0).captions))
     assert counts == {
-        "retrieval image": captions, "retrieval text": 150, "zero-shot own": 150, "zero-shot 1": 150,
-        "probe norm": 300, "probe squared": 300, "few-shot 5-way 5-shot": 80, "mmvp ": 18,
-    }  # fmt: skip
+        "retrieval image": captions,
+        "retrieval text": 150,
+        "zero-shot own": 150,
+        "zero-shot 1": 150,
+        "probe norm": 300,
+        "probe squared": 300,
+        "few-shot 5-way 5-shot": 80,
+        "mmvp ": 18,
+    }
     assert rows.filter(task="probe")["cost"].null_count() == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {r["task"] for r in summary["results"]} == {"retrieval", "zero-shot", "probe", "few-shot", "mmvp"}
@@ -173,9 +197,20 @@ def _write_table(folder):
 def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
     table = _write_table(tmp_path / "set")
     code, _, err = run_cli(
-        "evaluate", models["clip"], "--tasks", "retrieval,zero-shot:openmoji", "--data", f"openmoji,{table}",
-        "--limit", 11, "-q", "--out", tmp_path / "out", "--cache", cache,
-    )  # fmt: skip
+        "evaluate",
+        models["clip"],
+        "--tasks",
+        "retrieval,zero-shot:openmoji",
+        "--data",
+        f"openmoji,{table}",
+        "--limit",
+        11,
+        "-q",
+        "--out",
+        tmp_path / "out",
+        "--cache",
+        cache,
+    )
     assert code == 0, err
     found = set(pl.read_parquet(tmp_path / "out" / "rows.parquet").select("task", "data").unique().rows())
     assert found == {("retrieval", table), ("retrieval", "openmoji"), ("zero-shot", "openmoji")}
@@ -184,17 +219,28 @@ def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
 def test_a_table_that_is_one_split_is_not_trained_on(run_cli, models, cache, tmp_path):
     table = _write_table(tmp_path / "set")
     code, _, err = run_cli(
-        "evaluate", models["clip"], "--data", table, "-q", "--out", tmp_path / "out", "--cache", cache,
-    )  # fmt: skip
+        "evaluate", models["clip"], "--data", table, "-q", "--out", tmp_path / "out", "--cache", cache
+    )
     assert code == 0, err
     assert set(pl.read_parquet(tmp_path / "out" / "rows.parquet")["task"]) == {"retrieval", "zero-shot"}
 
 
 def test_zero_shot_accuracy_at_chance_is_warned_of(run_cli, models, cache, tmp_path):
     code, _, err = run_cli(
-        "evaluate", models["clip"], "--data", _write_table(tmp_path / "set"), "--tasks", "zero-shot", "--templates",
-        "1", "-q", "--out", tmp_path / "out", "--cache", cache,
-    )  # fmt: skip
+        "evaluate",
+        models["clip"],
+        "--data",
+        _write_table(tmp_path / "set"),
+        "--tasks",
+        "zero-shot",
+        "--templates",
+        "1",
+        "-q",
+        "--out",
+        tmp_path / "out",
+        "--cache",
+        cache,
+    )
     assert code == 0, err
     (warning,) = json.loads((tmp_path / "out" / "run.json").read_text())["warnings"]
     assert warning.startswith("clip, zero-shot on csv:")
@@ -211,15 +257,7 @@ def test_images_to_learn_from_that_are_not_to_be_had_are_said_and_left(run_cli, 
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(path)
     write_model(clip(**TINY), tmp_path / "model")
-    arguments = (
-        "evaluate",
-        tmp_path / "model",
-        "--data",
-        "imagenet",
-        "-q",
-        "--cache",
-        cache,
-    )
+    arguments = ("evaluate", tmp_path / "model", "--data", "imagenet", "-q", "--cache", cache)
     code, _, err = run_cli(*arguments, "--templates", "1", "--out", tmp_path / "out")
     assert code == 0, err
     assert "no probe and no few-shot on imagenet: imagenet has no class folders in" in err
@@ -245,9 +283,20 @@ def test_a_changed_copy_of_a_folder_is_other_data(run_cli, models, cache, tmp_pa
     found = []
     for data in (clean, other):
         code, _, err = run_cli(
-            "evaluate", models["clip"], "--data", data, "--tasks", "zero-shot", "--templates", "1", "-q", "--out",
-            tmp_path / "out", "--cache", cache,
-        )  # fmt: skip
+            "evaluate",
+            models["clip"],
+            "--data",
+            data,
+            "--tasks",
+            "zero-shot",
+            "--templates",
+            "1",
+            "-q",
+            "--out",
+            tmp_path / "out",
+            "--cache",
+            cache,
+        )
         assert code == 0, err
         found.append(pl.read_parquet(tmp_path / "out" / "rows.parquet")["prediction"].to_list())
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
@@ -258,18 +307,36 @@ def test_other_templates_under_the_same_name_are_measured_again(run_cli, models,
     for text in ("a {}", "no {} here"):
         file.write_text(text)
         code, _, err = run_cli(
-            "evaluate", models["clip"], "--tasks", "zero-shot", "--templates", file, "--limit", 9, "-q", "--out",
-            tmp_path / "out", "--cache", cache,
-        )  # fmt: skip
+            "evaluate",
+            models["clip"],
+            "--tasks",
+            "zero-shot",
+            "--templates",
+            file,
+            "--limit",
+            9,
+            "-q",
+            "--out",
+            tmp_path / "out",
+            "--cache",
+            cache,
+        )
         assert code == 0, err
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
 
 
 def test_few_shot_that_is_not_possible_is_left_out_unless_it_was_asked_for(run_cli, models, cache, tmp_path):
     arguments = (
-        "evaluate", models["clip"], "--data", folder_of(tmp_path / "two", (0, 150)), "--cache", cache,
-        "--out", tmp_path / "out", *QUICK,
-    )  # fmt: skip
+        "evaluate",
+        models["clip"],
+        "--data",
+        folder_of(tmp_path / "two", (0, 150)),
+        "--cache",
+        cache,
+        "--out",
+        tmp_path / "out",
+        *QUICK,
+    )
     code, out, err = run_cli(*arguments, "--templates", "1")
     assert code == 0, err
     assert "left out: few-shot on folder:" in err
@@ -283,9 +350,20 @@ def test_a_published_validation_split_leaves_the_seed_nothing_to_draw(run_cli, m
     data = folder_of(tmp_path / "set", (0, 150))
     shutil.copytree(tmp_path / "set" / "train", tmp_path / "set" / "val")
     code, _, err = run_cli(
-        "evaluate", models["diffclip"], "--against", models["clip"], "--data", data, "--tasks", "probe", "--cache",
-        cache, "--out", tmp_path / "out", *QUICK,
-    )  # fmt: skip
+        "evaluate",
+        models["diffclip"],
+        "--against",
+        models["clip"],
+        "--data",
+        data,
+        "--tasks",
+        "probe",
+        "--cache",
+        cache,
+        "--out",
+        tmp_path / "out",
+        *QUICK,
+    )
     assert code == 0, err
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {r["seeds"] for r in summary["results"]} == {1}
@@ -322,9 +400,20 @@ def test_images_that_were_left_out_are_said_and_recorded(run_cli, models, cache,
 def test_a_twin_that_encodes_no_text_has_no_place_in_the_radar(run_cli, models, cache, tmp_path):
     mmvp = write_mmvp(tmp_path / "mmvp", 2)
     code, _, err = run_cli(
-        "evaluate", models["clip"], "--against", "specimen:vit-0", "--tasks", "mmvp", "--data", f"mmvp:{mmvp}", "-q",
-        "--out", tmp_path / "out", "--cache", cache,
-    )  # fmt: skip
+        "evaluate",
+        models["clip"],
+        "--against",
+        "specimen:vit-0",
+        "--tasks",
+        "mmvp",
+        "--data",
+        f"mmvp:{mmvp}",
+        "-q",
+        "--out",
+        tmp_path / "out",
+        "--cache",
+        cache,
+    )
     assert code == 0, err
 
 
@@ -344,9 +433,16 @@ def test_the_papers_sets_are_for_their_own_tasks():
 @pytest.mark.thorough
 def test_two_processes_make_what_one_makes(models, tmp_path):
     arguments = [
-        "evaluate", models["clip"], "--tasks", "retrieval,zero-shot,mmvp", "--data", "openmoji,emoji-mmvp", "--limit",
-        "300", "-q",
-    ]  # fmt: skip
+        "evaluate",
+        models["clip"],
+        "--tasks",
+        "retrieval,zero-shot,mmvp",
+        "--data",
+        "openmoji,emoji-mmvp",
+        "--limit",
+        "300",
+        "-q",
+    ]
     rows = []
     for count in (1, 2):
         out = tmp_path / str(count)

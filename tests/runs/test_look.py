@@ -66,9 +66,20 @@ def pixels(name):
 
 def test_figure_and_maps_are_written(folder, models, run_cli):
     code, out, err = run_cli(
-        "look", "run/diffclip", "one.png", "two.png", "--text", "mug", "--text", "lamp",
-        "--against", "run/clip", "--out", "new/figure.png", "--quiet",
-    )  # fmt: skip
+        "look",
+        "run/diffclip",
+        "one.png",
+        "two.png",
+        "--text",
+        "mug",
+        "--text",
+        "lamp",
+        "--against",
+        "run/clip",
+        "--out",
+        "new/figure.png",
+        "--quiet",
+    )
     assert (code, err) == (0, "")
     assert "new/figure.png" in out
     assert sorted(path.name for path in (folder / "new").iterdir()) == ["figure.json", "figure.png"]
@@ -93,9 +104,22 @@ def test_figure_and_maps_are_written(folder, models, run_cli):
 
 def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder, models, run_cli):
     code, out, err = run_cli(
-        "look", "run/clip", "one.png", "two.png", "--text", "mug", "--mask", "one-mask.png",
-        "--mask", "two-mask.png", "--out", "figure.pdf", "--method", "relevance", "-q",
-    )  # fmt: skip
+        "look",
+        "run/clip",
+        "one.png",
+        "two.png",
+        "--text",
+        "mug",
+        "--mask",
+        "one-mask.png",
+        "--mask",
+        "two-mask.png",
+        "--out",
+        "figure.pdf",
+        "--method",
+        "relevance",
+        "-q",
+    )
     assert (code, err) == (0, "")
     assert "pointing" in out
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
@@ -114,9 +138,21 @@ def test_masks_are_measured_in_the_part_of_the_image_that_the_model_sees(folder,
 
 def test_methods_that_a_model_has_no_map_for_are_left_out(folder, models, run_cli):
     code, _, err = run_cli(
-        "look", "run/diffclip", "two.png", "--text", "mug", "--against", "run/clip",
-        "--method", "attention, negative", "--layer", "0", "--out", "figure.png", "-q",
-    )  # fmt: skip
+        "look",
+        "run/diffclip",
+        "two.png",
+        "--text",
+        "mug",
+        "--against",
+        "run/clip",
+        "--method",
+        "attention, negative",
+        "--layer",
+        "0",
+        "--out",
+        "figure.png",
+        "-q",
+    )
     assert code == 0
     assert err.startswith("clip: no column for negative")
     stored = json.loads((folder / "figure.json").read_text())

@@ -221,11 +221,7 @@ def test_a_nesting_that_does_not_exist(nested):
 
 @pytest.mark.parametrize(
     ("options", "budgets"),
-    [
-        ([], "nested up"),
-        (["--nested", "down"], "nested down"),
-        (["--nested", "off"], "independent"),
-    ],
+    [([], "nested up"), (["--nested", "down"], "nested down"), (["--nested", "off"], "independent")],
 )
 def test_the_command_line_chooses(tmp_path, run_cli, options, budgets):
     given = ["--steps", 2, "--queries", 3, "--eps", "8/255,16/255", "--limit", 2, "-q", "--out", tmp_path]

@@ -27,22 +27,56 @@ from antiphase.runs.options.training import TrainOptions
 from antiphase.studies import options as studies
 
 MODELS = (
-    QuickstartOptions, AuditOptions, AttackOptions, SenseOptions, CertifyOptions, EvaluateOptions, LookOptions,
-    TrainOptions, TrainClipOptions, ExportOptions, studies.ListOptions, studies.StudyOptions, studies.AnyStudyOptions,
-    studies.RunOptions, studies.RowsOptions, studies.ClaimsOptions, studies.ReportOptions, studies.NewOptions,
-)  # fmt: skip
+    QuickstartOptions,
+    AuditOptions,
+    AttackOptions,
+    SenseOptions,
+    CertifyOptions,
+    EvaluateOptions,
+    LookOptions,
+    TrainOptions,
+    TrainClipOptions,
+    ExportOptions,
+    studies.ListOptions,
+    studies.StudyOptions,
+    studies.AnyStudyOptions,
+    studies.RunOptions,
+    studies.RowsOptions,
+    studies.ClaimsOptions,
+    studies.ReportOptions,
+    studies.NewOptions,
+)
 
 
 def test_an_audit_in_python_and_on_the_command_line_give_the_same_rows_and_record(tmp_path, run_cli):
     code, _, err = run_cli(
-        "audit", "specimen:vit-0", "--limit", 3, "--eps", "4/255,8/255", "--steps", 2, "--sense-limit", 0,
-        "--nested", "down", "--out", tmp_path / "a", "-q",
-    )  # fmt: skip
+        "audit",
+        "specimen:vit-0",
+        "--limit",
+        3,
+        "--eps",
+        "4/255,8/255",
+        "--steps",
+        2,
+        "--sense-limit",
+        0,
+        "--nested",
+        "down",
+        "--out",
+        tmp_path / "a",
+        "-q",
+    )
     assert code == 0, err
     found = ap.audit(
-        "specimen:vit-0", limit=3, eps=(4 / 255, 8 / 255), steps=2, sense_limit=0, nested="down", out=tmp_path / "b",
+        "specimen:vit-0",
+        limit=3,
+        eps=(4 / 255, 8 / 255),
+        steps=2,
+        sense_limit=0,
+        nested="down",
+        out=tmp_path / "b",
         quiet=True,
-    )  # fmt: skip
+    )
     rows = [pl.read_parquet(tmp_path / run / "rows.parquet") for run in "ab"]
     assert len(rows[0]) == 6
     assert rows[0].equals(rows[1])
@@ -145,9 +179,30 @@ def test_help_shows_the_choices(run_cli, arguments, choices):
 
 
 VALUES = (
-    -1, 0, 1.5, 10**12, 2**63, 10**400, -(10**30), float("nan"), True, "x", "", "\0", "1e999999999", [], [[]], {},
-    {"a": 1}, [None], [1, "x"], object(), b"x", (1,), "1/0",
-)  # fmt: skip
+    -1,
+    0,
+    1.5,
+    10**12,
+    2**63,
+    10**400,
+    -(10**30),
+    float("nan"),
+    True,
+    "x",
+    "",
+    "\0",
+    "1e999999999",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    [None],
+    [1, "x"],
+    object(),
+    b"x",
+    (1,),
+    "1/0",
+)
 
 
 @pytest.mark.parametrize("options", MODELS)

@@ -14,9 +14,7 @@ from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.estimators import Estimator, all_estimators
 
 PLAN = SensePlan(samples=2, steps=1, points=1, lipschitz_limit=2)
-BUILT_IN = [
-    "sampled mean", "sampled maximum", "power iteration", "gradient ascent", "local maximum", "exact",
-]  # fmt: skip
+BUILT_IN = ["sampled mean", "sampled maximum", "power iteration", "gradient ascent", "local maximum", "exact"]
 HALF = Estimator(
     name="half",
     estimates="half of the slope at the image",

@@ -54,9 +54,20 @@ def test_a_task_of_ones_own_is_measured_tabulated_and_drawn(run_cli, tmp_path):
     write_model(clip(**TINY, seed=1), tmp_path / "two")
     out = tmp_path / "out"
     code, printed, err = run_cli(
-        "evaluate", tmp_path / "one", "--against", tmp_path / "two", "--tasks", "nearest-mean", "--data",
-        folder_of(tmp_path / "set", (0, 150)), "--cache", tmp_path / "cache", "--out", out, "-q",
-    )  # fmt: skip
+        "evaluate",
+        tmp_path / "one",
+        "--against",
+        tmp_path / "two",
+        "--tasks",
+        "nearest-mean",
+        "--data",
+        folder_of(tmp_path / "set", (0, 150)),
+        "--cache",
+        tmp_path / "cache",
+        "--out",
+        out,
+        "-q",
+    )
     assert code == 0, err
     assert "top-1 by mean" in printed
     rows = pl.read_parquet(out / "rows.parquet")

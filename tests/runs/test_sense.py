@@ -11,12 +11,7 @@ from polars.testing import assert_frame_equal
 from antiphase.attacks import Threat, pgd
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import (
-    ALIGNMENT_SCHEMA,
-    DEPTH_SCHEMA,
-    LIPSCHITZ_SCHEMA,
-    prediction_error,
-)
+from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA, prediction_error
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.runs.processes import Process
@@ -138,9 +133,11 @@ def test_the_estimators_of_the_lipschitz_constant_stand_in_order(measured, kind)
     rows = found[kind]["lipschitz"].pivot("estimator", index=["of", "name", "sample"], values="value")
     assert len(rows) == 2 * 3
     for below, above in (
-        ("sampled mean", "sampled maximum"), ("sampled maximum", "gradient ascent"),
-        ("power iteration", "gradient ascent"), ("power iteration", "exact"),
-    ):  # fmt: skip
+        ("sampled mean", "sampled maximum"),
+        ("sampled maximum", "gradient ascent"),
+        ("power iteration", "gradient ascent"),
+        ("power iteration", "exact"),
+    ):
         assert (rows[below] > 0).all()
         assert (rows[below] <= rows[above] * (1 + 1e-5)).all(), (below, above)
 

@@ -115,10 +115,7 @@ class Fused(Own):
             [heads(part, HEADS) for part in w(x).split(DIM, -1)] for w in (self.q, self.kv)
         )
         one, two = (F.scaled_dot_product_attention(q, k, v) for q, k in ((q1, k1), (q2, k2)))
-        self.truth = (
-            *(normalised(q @ k.mT * q.shape[-1] ** -0.5) for q, k in ((q1, k1), (q2, k2))),
-            LAM,
-        )
+        self.truth = (*(normalised(q @ k.mT * q.shape[-1] ** -0.5) for q, k in ((q1, k1), (q2, k2))), LAM)
         return self.o(merge(one - LAM * two))
 
 

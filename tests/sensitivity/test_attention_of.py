@@ -106,9 +106,16 @@ V1 = (
     "maps computed twice",
 )
 STANDARD = (
-    "", "fused", "two softmaxes", "gated", "a softmax over experts", "a softmax as wide as there are tokens",
-    "softmax weights of the heads", "a norm by hand", "residual minus",
-)  # fmt: skip
+    "",
+    "fused",
+    "two softmaxes",
+    "gated",
+    "a softmax over experts",
+    "a softmax as wide as there are tokens",
+    "softmax weights of the heads",
+    "a norm by hand",
+    "residual minus",
+)
 DIFFERENTIAL = {
     **{f"V1 {how}": (lambda how=how: variants.V1(how)) for how in V1},
     "grouped 1:1": lambda: variants.Grouped(1),
@@ -130,21 +137,26 @@ UNKNOWN = {
     "V2, grouped queries": (lambda: variants.V2("fused", keys=1), OF_TOKENS),
     "V2, a sum": (lambda: variants.V2("sum"), "several of its maps weigh the same values"),
     "gates of both maps": (variants.Gated, OF_TOKENS),
-    "gates of channels": (variants.GatedByChannel, "what it subtracts is not a weighted map of the same values"),
+    "gates of channels": (
+        variants.GatedByChannel,
+        "what it subtracts is not a weighted map of the same values",
+    ),
     "DINT": (variants.Dint, "its output at a token is not a sum of values weighted by"),
     "talking heads": (variants.TalkingHeads, "computes softmax maps"),
     "two modules of torch": (
-        lambda: variants.SubtractsModules(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True)), OF_OTHERS
+        lambda: variants.SubtractsModules(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True)),
+        OF_OTHERS,
     ),
     "two modules of timm": (lambda: variants.SubtractsModules(lambda: Attention(DIM, 2)), OF_OTHERS),
     "two modules by hand": (lambda: variants.SubtractsModules(variants.Standard), OF_OTHERS),
     "two modules, a sum with −λ": (
-        lambda: variants.SubtractsModules(variants.Standard, written="sum"), OF_OTHERS
+        lambda: variants.SubtractsModules(variants.Standard, written="sum"),
+        OF_OTHERS,
     ),
     "timm's class with another forward": (variants.OverriddenTimm, "its maps do not reproduce its output"),
     "σ": (variants.Sigmoid, "no known attention module"),
     "without a map": (variants.LinearAttention, "has no adapter"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -245,9 +257,11 @@ class Parallel(variants.SubtractsModules):
 def test_modules_whose_outputs_are_added_stay_standard():
     net, x = made(Parallel(lambda: Attention(DIM, 2)), Parallel(variants.Standard))
     assert attention_of(net, x) == ("softmax", ())
-    assert list(attention_maps(net, x)) == list(attention_maps(net, x)) == [
-        f"blocks.{block}.attn.{part}" for block in (0, 1) for part in ("one", "two")
-    ]  # fmt: skip
+    assert (
+        list(attention_maps(net, x))
+        == list(attention_maps(net, x))
+        == [f"blocks.{block}.attn.{part}" for block in (0, 1) for part in ("one", "two")]
+    )
 
 
 @pytest.mark.parametrize("pool", [Pool, lambda: AttentionPoolLatent(DIM, num_heads=2), AttentionPooling])
@@ -280,9 +294,13 @@ def test_an_adapter_that_is_registered_later_is_called_first():
         weights = [part.unflatten(0, (2, 2, -1)).unbind(1) for part in module.qkv.weight.chunk(3)]
         branches = [Branch(*own) for own in zip((q1, q2), (k1, k2), weights[0], weights[1], strict=True)]
         return Layer(
-            call.name, x, *branches, module.lam, lambda a: module.out((a @ v).transpose(1, 2).flatten(2)),
+            call.name,
+            x,
+            *branches,
+            module.lam,
+            lambda a: module.out((a @ v).transpose(1, 2).flatten(2)),
             call.tangent,
-        )  # fmt: skip
+        )
 
     net, x = made(Late(differential=True), FusedHalves())
     before = attention_maps(net, x)

@@ -104,11 +104,15 @@ def test_every_number_by_hand():
                 (one, two), (one_moved, two_moved) = outputs
                 delta, other = one_moved - one, two_moved - two
                 expected = {
-                    "positive": delta.norm(), "negative": other.norm(), "moved": (delta - other).norm(),
-                    "clean_positive": one.norm(), "clean_moved": (one - two).norm(),
-                    "clean_correlation": pearson(*maps[0]), "correlation": pearson(*maps[1]),
+                    "positive": delta.norm(),
+                    "negative": other.norm(),
+                    "moved": (delta - other).norm(),
+                    "clean_positive": one.norm(),
+                    "clean_moved": (one - two).norm(),
+                    "clean_correlation": pearson(*maps[0]),
+                    "correlation": pearson(*maps[1]),
                     "change_correlation": pearson(maps[1][0] - maps[0][0], maps[1][1] - maps[0][1]),
-                }  # fmt: skip
+                }
                 for name, value in expected.items():
                     assert_close(getattr(change, name)[sample, head], torch.as_tensor(value), msg=name)
                 squares += torch.stack([(delta - other).square().sum(), delta.square().sum()])

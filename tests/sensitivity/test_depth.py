@@ -106,9 +106,16 @@ def test_blocks_of_other_libraries():
     assert [block.name for block in blocks(model, torch.rand(1, 3, 64, 64))] == ["blocks.0", "blocks.1"]
     from transformers import ViTConfig, ViTModel
 
-    other = ViTModel(ViTConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=14, patch_size=7,
-    )).eval()  # fmt: skip
+    other = ViTModel(
+        ViTConfig(
+            hidden_size=12,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=20,
+            image_size=14,
+            patch_size=7,
+        )
+    ).eval()
     assert len({block.name for block in blocks(other, torch.rand(1, 3, 14, 14))}) == 2
 
 

@@ -51,11 +51,15 @@ def dense(model, x):
         for side in ("positive", "negative"):
             rows = [
                 torch.autograd.functional.jacobian(
-                    lambda t, name=name, side=side: getattr(attention_maps(model, t[None], graph=True)[name], side)[0],
+                    lambda t, name=name, side=side: getattr(
+                        attention_maps(model, t[None], graph=True)[name], side
+                    )[0],
                     sample,
-                ).flatten(3).flatten(1, 2)
+                )
+                .flatten(3)
+                .flatten(1, 2)
                 for sample in x
-            ]  # fmt: skip
+            ]
             sides.append(torch.stack(rows))
         found[name] = tuple(sides)
     return found

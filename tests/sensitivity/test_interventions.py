@@ -130,9 +130,11 @@ def test_the_gradient_is_the_sum_of_what_passes_each_map(model, images):
 def test_what_cannot_be_intervened_on_is_refused(model, images):
     vit = load_model("specimen:vit-0")
     for attempt in (
-        lambda: scale_lambda(vit, 0.5), lambda: stop_gradient(vit, ["negative"]), lambda: mean_negatives(vit, [images]),
+        lambda: scale_lambda(vit, 0.5),
+        lambda: stop_gradient(vit, ["negative"]),
+        lambda: mean_negatives(vit, [images]),
         lambda: replace_negative(vit, []),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match="expected a model with differential attention"):
             attempt()
     scale_lambda(model, 0.5)  # may be followed by another intervention

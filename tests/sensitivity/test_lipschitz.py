@@ -271,10 +271,13 @@ def estimates(f, x, ids, norm):
     sampled = uniform_sampling(f, x, 0.05, samples=5, **options)
     largest = local_maximum(f, x, 0.05, points=2, steps=10, **options)
     return {
-        "largest": sampled.largest, "mean": sampled.mean, "local": largest.largest, "around": largest.mean,
+        "largest": sampled.largest,
+        "mean": sampled.mean,
+        "local": largest.largest,
+        "around": largest.mean,
         "power": power_iteration(f, x, **options).value,
         "ascent": gradient_ascent(f, x, 0.05, **FEW, **options).value,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -324,10 +327,7 @@ def test_a_sample_that_has_converged_waits_untouched():
 )
 def test_a_constant_has_slope_zero(f, norm):
     x = gaussian(3, 5)
-    found = {
-        **estimates(f, x, None, norm),
-        "svd": exact_norm(f, x, norm=norm).value,
-    }
+    found = {**estimates(f, x, None, norm), "svd": exact_norm(f, x, norm=norm).value}
     for key, value in found.items():
         assert torch.equal(value, torch.zeros(3).double()), key
     direction = power_iteration(f, x, norm=norm).direction
@@ -404,12 +404,9 @@ def test_bad_input_gets_one_line():
         "restarts 0": [lambda: power_iteration(f, x, restarts=0)],
         "chunk 0": [lambda: exact_norm(f, x, chunk=0)],
         "ids": [lambda: power_iteration(f, x, ids=torch.arange(2))],
-        "finite floats": [
-            lambda: power_iteration(f, x * math.nan),
-            lambda: power_iteration(f, x[:0]),
-        ],
+        "finite floats": [lambda: power_iteration(f, x * math.nan), lambda: power_iteration(f, x[:0])],
         "x of shape .* and torch.int64: expected a torch tensor of float": [
-            lambda: power_iteration(f, torch.ones(3, 7, dtype=torch.int64)),
+            lambda: power_iteration(f, torch.ones(3, 7, dtype=torch.int64))
         ],
         "NaN or infinite": [
             lambda g=g: g(lambda t: torch.where(t > 0, t, math.nan), x.abs())

@@ -36,28 +36,55 @@ def wild(module, seed=0):
 def diff_llama():
     from transformers import DiffLlamaConfig, DiffLlamaModel
 
-    return wild(DiffLlamaModel(DiffLlamaConfig(
-        vocab_size=31, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=6, attn_implementation="sdpa",
-    )))  # fmt: skip
+    return wild(
+        DiffLlamaModel(
+            DiffLlamaConfig(
+                vocab_size=31,
+                hidden_size=24,
+                intermediate_size=20,
+                num_hidden_layers=2,
+                num_attention_heads=8,
+                num_key_value_heads=4,
+                head_dim=6,
+                attn_implementation="sdpa",
+            )
+        )
+    )
 
 
 def hugging_vit(implementation="sdpa"):
     from transformers import ViTConfig, ViTModel
 
-    return wild(ViTModel(ViTConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=14, patch_size=7,
-        attn_implementation=implementation,
-    )))  # fmt: skip
+    return wild(
+        ViTModel(
+            ViTConfig(
+                hidden_size=12,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                intermediate_size=20,
+                image_size=14,
+                patch_size=7,
+                attn_implementation=implementation,
+            )
+        )
+    )
 
 
 def hugging_clip():
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    return wild(CLIPTextModel(CLIPTextConfig(
-        vocab_size=37, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
-        max_position_embeddings=11,
-    )))  # fmt: skip
+    return wild(
+        CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=37,
+                hidden_size=12,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=20,
+                max_position_embeddings=11,
+            )
+        )
+    )
 
 
 def ids(count=31):
@@ -67,40 +94,51 @@ def ids(count=31):
 LAYERS = {
     "timm": lambda: (Attention(14, 2, qkv_bias=True), rand(2, 5, 14)),
     "timm norms and gate": lambda: (
-        Attention(14, 2, qk_norm=True, scale_norm=True, gated=True, norm_layer=nn.LayerNorm), rand(2, 5, 14),
+        Attention(14, 2, qk_norm=True, scale_norm=True, gated=True, norm_layer=nn.LayerNorm),
+        rand(2, 5, 14),
     ),
     "timm differential": lambda: (DiffAttention(12, 2, depth=3), rand(2, 5, 12)),
     "timm differential, norms": lambda: (
-        DiffAttention(12, 3, qk_norm=True, scale_norm=True, dual_lambda=True, norm_layer=RmsNorm), rand(2, 5, 12),
+        DiffAttention(12, 3, qk_norm=True, scale_norm=True, dual_lambda=True, norm_layer=RmsNorm),
+        rand(2, 5, 12),
     ),
     "timm parallel": lambda: (ParallelScalingBlock(14, 2, qk_norm=True), rand(2, 5, 14)),
     "timm parallel, biases": lambda: (
-        ParallelScalingBlock(14, 2, qkv_bias=True, fuse_out_proj=True, init_values=0.1), rand(2, 5, 14),
+        ParallelScalingBlock(14, 2, qkv_bias=True, fuse_out_proj=True, init_values=0.1),
+        rand(2, 5, 14),
     ),
     "timm parallel differential": lambda: (
-        DiffParallelScalingBlock(12, 3, qk_norm=True, init_values=0.1, depth=3), rand(2, 5, 12),
+        DiffParallelScalingBlock(12, 3, qk_norm=True, init_values=0.1, depth=3),
+        rand(2, 5, 12),
     ),
     "timm parallel differential, biases": lambda: (
-        DiffParallelScalingBlock(12, 3, qkv_bias=True, dual_lambda=True), rand(2, 5, 12),
+        DiffParallelScalingBlock(12, 3, qkv_bias=True, dual_lambda=True),
+        rand(2, 5, 12),
     ),
-}  # fmt: skip
+}
 MODELS = {
     "ours, standard": lambda: (
         wild(vit(image_size=6, patch_size=2, in_channels=1, dim=12, depth=2, num_heads=2, num_classes=3)),
-        rand(2, 1, 6, 6).sigmoid(), 2, False,
+        rand(2, 1, 6, 6).sigmoid(),
+        2,
+        False,
     ),
     "ours, differential": lambda: (
         wild(diffvit(image_size=6, patch_size=2, in_channels=1, dim=12, depth=2, num_heads=4, num_classes=3)),
-        rand(2, 1, 6, 6).sigmoid(), 2, True,
+        rand(2, 1, 6, 6).sigmoid(),
+        2,
+        True,
     ),
     "transformers ViT": lambda: (hugging_vit(), rand(2, 3, 14, 14), 2, False),
     "transformers CLIP text": lambda: (hugging_clip(), ids(37), 2, False),
     "transformers DiffLlama": lambda: (diff_llama(), ids(), 2, True),
     "torch encoder": lambda: (
         wild(nn.TransformerEncoder(nn.TransformerEncoderLayer(10, 2, 14), 2, enable_nested_tensor=False)),
-        rand(7, 3, 10), 2, False,
+        rand(7, 3, 10),
+        2,
+        False,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -479,8 +517,9 @@ def test_what_is_left_out_is_left_out():
 def test_attention_maps_of_a_clip_without_texts_say_what_is_missing():
     clip = diffclip(
         vision={"image_size": 8, "patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2},
-        text={"dim": 8, "depth": 1, "num_heads": 2, "context_length": 8}, embed_dim=4,
-    ).eval()  # fmt: skip
+        text={"dim": 8, "depth": 1, "num_heads": 2, "context_length": 8},
+        embed_dim=4,
+    ).eval()
     images = torch.rand(2, 3, 8, 8)
     with pytest.raises(
         UserError, match=r"CLIP failed on the inputs .*'texts'.*pass call, such as model.encode_image"

@@ -15,11 +15,7 @@ from antiphase.sensitivity import exact_norm, power_iteration, propagate, stage_
 from antiphase.sensitivity.cancellation import BranchChange
 from antiphase.streams import key, sample_keys
 
-MODES = {
-    "gradients": nullcontext,
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-}
+MODES = {"gradients": nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 
 
 def make():
@@ -80,9 +76,10 @@ def numbers(found):
 
 def test_every_public_generator_is_covered():
     public = {
-        name for name in sensitivity.__all__
+        name
+        for name in sensitivity.__all__
         if inspect.isgeneratorfunction(inspect.unwrap(getattr(sensitivity, name)))
-    }  # fmt: skip
+    }
     assert public == set(GENERATORS)
 
 
@@ -114,9 +111,12 @@ def test_norms_and_paths_are_the_same_in_every_mode(mode):
         x = images()
         path = propagate(model, x, x.flip(0))
         return [
-            power_iteration(model, x, steps=3).value, exact_norm(model, x).value,
-            stage_norms(model, x, steps=3), path.length, path.moved,
-        ]  # fmt: skip
+            power_iteration(model, x, steps=3).value,
+            exact_norm(model, x).value,
+            stage_norms(model, x, steps=3),
+            path.length,
+            path.moved,
+        ]
 
     expected = compute()
     with MODES[mode]():

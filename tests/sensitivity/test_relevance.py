@@ -45,12 +45,17 @@ def slow(model, x, texts, part, start=0):
     weights["image_projection"] = model.image_projection.detach()
     directions = model.encode_text(texts).detach()
     scale = float(model.logit_scale.detach().exp())
-    return torch.stack([
-        torch.stack([
-            reference.relevance(one, text, weights, model.config.vision, scale, part, start) for one in x
-        ])
-        for text in directions
-    ]).unflatten(-1, (3, 3))  # fmt: skip
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    reference.relevance(one, text, weights, model.config.vision, scale, part, start)
+                    for one in x
+                ]
+            )
+            for text in directions
+        ]
+    ).unflatten(-1, (3, 3))
 
 
 @pytest.mark.parametrize("start", [0, 1, 2])

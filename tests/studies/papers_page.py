@@ -10,10 +10,16 @@ from antiphase.studies.papers.transcription import Line, in_words
 PAGE = Path(__file__).parents[2] / "docs/papers.md"
 PAPERS = {"robustness": ROBUSTNESS, "diffclip": DIFFCLIP}
 PLACES = {
-    "train": "training/recipe.py", "attack": "attacks/catalogue.py", "sense": "runs/sense_model.py",
-    "given": "models.load_model", "clip": "training/clip_recipe.py", "look": "studies/cells/relevance.py",
-    "align": "training/vlm_recipe.py", "tune": "training/vlm_recipe.py", "answers": "runs/attack_pope.py",
-}  # fmt: skip
+    "train": "training/recipe.py",
+    "attack": "attacks/catalogue.py",
+    "sense": "runs/sense_model.py",
+    "given": "models.load_model",
+    "clip": "training/clip_recipe.py",
+    "look": "studies/cells/relevance.py",
+    "align": "training/vlm_recipe.py",
+    "tune": "training/vlm_recipe.py",
+    "answers": "runs/attack_pope.py",
+}
 _HEAD = "| in the paper | here | study | status |\n|---|---|---|---|"
 
 

@@ -49,8 +49,12 @@ from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
 
 SMALL = TrainVit(
-    model="diffvit", data="digits", limit=64, sizes={"dim": 8, "num_heads": 2, "patch_size": 4}, recipe={"epochs": 1}
-)  # fmt: skip
+    model="diffvit",
+    data="digits",
+    limit=64,
+    sizes={"dim": 8, "num_heads": 2, "patch_size": 4},
+    recipe={"epochs": 1},
+)
 
 
 def test_a_name_is_no_part_of_a_variants_identity_but_an_intervention_is():
@@ -98,9 +102,11 @@ def test_the_wider_vit_has_the_parameters_of_diffvit_to_a_thousandth():
     counts = {
         name: sum(weights.numel() for weights in build(28, **model.sizes).parameters())
         for name, build, model in (
-            (VIT, vit, models[VIT]), (DIFFVIT, diffvit, models[DIFFVIT]), (WIDER, vit, models[WIDER].model),
+            (VIT, vit, models[VIT]),
+            (DIFFVIT, diffvit, models[DIFFVIT]),
+            (WIDER, vit, models[WIDER].model),
         )
-    }  # fmt: skip
+    }
     assert (counts[DIFFVIT] - counts[VIT], counts[WIDER] - counts[VIT]) == (96, 129)
     assert abs(counts[WIDER] / counts[DIFFVIT] - 1) < 1e-3
 

@@ -12,9 +12,11 @@ from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim
 def check(value, error, seeds=16, unit="points", **fields):
     half = 2.1314 * error  # Student's t at 15 degrees of freedom
     return Check(
-        "a − b", CrossedEstimate(value, value - half, value + half, 1000, Spread(seeds, 1000, error**2, 0.0, 0.0)),
-        unit, **fields,
-    )  # fmt: skip
+        "a − b",
+        CrossedEstimate(value, value - half, value + half, 1000, Spread(seeds, 1000, error**2, 0.0, 0.0)),
+        unit,
+        **fields,
+    )
 
 
 def claim(*checks, **fields):
@@ -107,12 +109,14 @@ def estimates(generator, means, seeds=10, samples=80):
         Check(
             "a − b",
             crossed_mean(
-                mean + generator.normal(size=(seeds, 1)) * 0.05 + generator.normal(size=(1, samples)) * 0.1
+                mean
+                + generator.normal(size=(seeds, 1)) * 0.05
+                + generator.normal(size=(1, samples)) * 0.1
                 + generator.normal(size=(seeds, samples)) * 0.2
             ),
         )
         for mean in means
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,13 @@ SMALL = {
     "embed_dim": 12,
 }
 TINY = TrainClip(
-    variant="diffclip", data="openmoji", preset="openmoji", limit=24, sizes=SMALL,
+    variant="diffclip",
+    data="openmoji",
+    preset="openmoji",
+    limit=24,
+    sizes=SMALL,
     recipe={"epochs": 1, "batch_size": 12},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +72,24 @@ def test_a_training_is_identified_by_what_is_not_at_its_default():
         variant="diffclip-depth", data="openmoji", preset="openmoji", recipe={"precision": "bf16"}
     )
     assert described(cell)["fields"] == {
-        "variant": "diffclip-depth", "data": "openmoji", "preset": "openmoji", "recipe": {"precision": "bf16"}
-    }  # fmt: skip
+        "variant": "diffclip-depth",
+        "data": "openmoji",
+        "preset": "openmoji",
+        "recipe": {"precision": "bf16"},
+    }
     assert identity(dataclasses.replace(cell, seed=0)) == identity(cell)
     others = [
         dataclasses.replace(cell, **{name: value})
         for name, value in {
-            "variant": "clip", "data": "noto-emoji", "seed": 1, "preset": "diffclip", "limit": 5, "sizes": SMALL,
+            "variant": "clip",
+            "data": "noto-emoji",
+            "seed": 1,
+            "preset": "diffclip",
+            "limit": 5,
+            "sizes": SMALL,
             "recipe": {"precision": "float32"},
         }.items()
-    ]  # fmt: skip
+    ]
     assert len({identity(one) for one in [cell, *others]}) == 8
 
 
@@ -86,9 +98,14 @@ def test_shards_need_not_be_there_to_be_planned():
     assert described(cell)["fields"] == {"variant": "diffclip", "data": CC12M, "seed": 2}
     assert cell.work() > 1e19
     assert cell.factors() == {
-        "series": "DiffCLIP", "trained_on": CC12M, "depth": 12, "lambda_init": 0.8, "train_eps": 0.0,
-        "lambda_schedule": "constant", "training_seed": 2,
-    }  # fmt: skip
+        "series": "DiffCLIP",
+        "trained_on": CC12M,
+        "depth": 12,
+        "lambda_init": 0.8,
+        "train_eps": 0.0,
+        "lambda_schedule": "constant",
+        "training_seed": 2,
+    }
 
 
 @pytest.mark.thorough
@@ -170,9 +187,13 @@ def test_a_training_that_lies_in_its_folder_is_finished_at_once(lab, tmp_path, m
 )
 def test_rows_are_those_of_the_evaluation_suite(task, fields, lab, twins, tmp_path):
     cell = Evaluate(
-        model=twins["DiffCLIP"], task=task, data="openmoji", protocol=fields, limit=60,
+        model=twins["DiffCLIP"],
+        task=task,
+        data="openmoji",
+        protocol=fields,
+        limit=60,
         train_limit=400 if task in ("probe", "few-shot") else None,
-    )  # fmt: skip
+    )
     run_cells([cell], lab)
     rows = lab.store.rows(cell)
     source = load_source("openmoji", "test", 60, 400, task in ("probe", "few-shot"), False, False)
@@ -189,8 +210,10 @@ def test_mmvps_rows_tell_their_pattern(lab, twins):
     run_cells([cell], lab)
     rows = lab.store.rows(cell)
     assert rows.group_by("group", maintain_order=True).agg(pl.first("pattern"), pl.len()).rows() == [
-        (0, "Facing right", 15), (1, "Skin tone", 15), (2, "Woman or man", 15)
-    ]  # fmt: skip
+        (0, "Facing right", 15),
+        (1, "Skin tone", 15),
+        (2, "Woman or man", 15),
+    ]
     (told,) = study_rows([cell], lab.store).values()
     assert told.select("series", "trained_on", "task", "data").unique().rows() == [
         ("CLIP", "nothing", "mmvp", "emoji-mmvp")
@@ -211,13 +234,20 @@ def test_tasks_share_their_features_whichever_comes_first(lab, twins, monkeypatc
 def test_an_evaluation_is_identified_by_its_model_task_data_and_protocol(twins):
     cell = Evaluate(model=TINY, task="probe", data="openmoji")
     assert described(cell)["fields"] == {
-        "model": {"identity": identity(TINY)}, "task": "probe", "data": "openmoji"
-    }  # fmt: skip
+        "model": {"identity": identity(TINY)},
+        "task": "probe",
+        "data": "openmoji",
+    }
     assert cell.needs() == (TINY,)
     fields = {
-        "model": twins["CLIP"], "task": "few-shot", "data": "digits", "protocol": {"seeds": 2}, "limit": 3,
-        "train_limit": 3, "split": "val",
-    }  # fmt: skip
+        "model": twins["CLIP"],
+        "task": "few-shot",
+        "data": "digits",
+        "protocol": {"seeds": 2},
+        "limit": 3,
+        "train_limit": 3,
+        "split": "val",
+    }
     others = [dataclasses.replace(cell, **{name: value}) for name, value in fields.items()]
     assert len({identity(one) for one in [cell, *others]}) == 8
     assert all(one.work() > 0 for one in others)
@@ -321,9 +351,10 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
         for at, points in enumerate(corners)
     ]
     told = {
-        "images": [{"id": 1, "file_name": "000000000001.jpg", "height": 20, "width": 50}], "annotations": notes,
+        "images": [{"id": 1, "file_name": "000000000001.jpg", "height": 20, "width": 50}],
+        "annotations": notes,
         "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
-    }  # fmt: skip
+    }
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(told))
     (tmp_path / "val2014").mkdir()

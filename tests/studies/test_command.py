@@ -160,8 +160,13 @@ def test_power_says_what_the_rows_can_decide(call, tmp_path):
     code, out, _ = call("power", *words, "--json")
     found = json.loads(out)
     assert [each["claim"] for each in found] == [
-        "asr-peaks", "asr-peaks", "asr-rises", "asr-falls", "accuracy-peaks", "accuracy-peaks",
-    ]  # fmt: skip
+        "asr-peaks",
+        "asr-peaks",
+        "asr-rises",
+        "asr-falls",
+        "accuracy-peaks",
+        "accuracy-peaks",
+    ]
     for each in found:
         assert each["seeds"] == 2
         assert each["error"] ** 2 == pytest.approx(each["error_of_seeds"] ** 2 + each["error_of_images"] ** 2)
@@ -296,19 +301,37 @@ def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, 
         (("run", "nowhere.py"), "nowhere.py: no such file; create one with antiphase study new NAME"),
         (("run", "table-1", "--executor", "cloud"), "executor 'cloud': expected local or slurm"),
         (("run", "table-1", "--executor", "slurm", "--slurm", "x"), "--slurm 'x': expected name=value"),
-        (("rows", "table-1", "--profile", "paper"), "table-1: no rows in antiphase-store under profile paper"),
+        (
+            ("rows", "table-1", "--profile", "paper"),
+            "table-1: no rows in antiphase-store under profile paper",
+        ),
         (("report", "table-1", "--profile", "paper"), "antiphase-store: holds no cell of these studies"),
         (("claims", "table-1", "--into", "nowhere.md"), "antiphase-store: holds no cell of these studies"),
-        (("pack", "table-1", "--profile", "paper"), "antiphase-store: holds no finished cell of these studies"),
-        (("power", "table-1", "--rows", "nowhere"), "rows 'nowhere': no such directory; expected one written by"),
+        (
+            ("pack", "table-1", "--profile", "paper"),
+            "antiphase-store: holds no finished cell of these studies",
+        ),
+        (
+            ("power", "table-1", "--rows", "nowhere"),
+            "rows 'nowhere': no such directory; expected one written by",
+        ),
         (("run", "broken.py"), "broken.py: SyntaxError: "),
         (("run", "raises.py"), "raises.py: raised ZeroDivisionError: division by zero (raises.py, line 2)"),
-        (("run", "figure-2a", "--profile", "smoke", "--device", "nonsense"), "device 'nonsense' cannot be used"),
-        (("run", "figure-2a", "--profile", "smoke", "--dry-run", "--device", "cuda:99"), "device 'cuda:99' cannot be"),
-        (("report", "table-1", "--profile", "smoke", "--markdown", "."), ".: is no file; expected the name of"),
+        (
+            ("run", "figure-2a", "--profile", "smoke", "--device", "nonsense"),
+            "device 'nonsense' cannot be used",
+        ),
+        (
+            ("run", "figure-2a", "--profile", "smoke", "--dry-run", "--device", "cuda:99"),
+            "device 'cuda:99' cannot be",
+        ),
+        (
+            ("report", "table-1", "--profile", "smoke", "--markdown", "."),
+            ".: is no file; expected the name of",
+        ),
         (("new", "My Study"), "name 'My Study': expected small letters"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_gets_one_line(call, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("study =")

@@ -36,8 +36,18 @@ from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
 
 MODULES = (
-    table_1, table_2, table_4, table_5, figure_1, figure_3, figure_4, figure_5, attention, figure_2b, figure_2d
-)  # fmt: skip
+    table_1,
+    table_2,
+    table_4,
+    table_5,
+    figure_1,
+    figure_3,
+    figure_4,
+    figure_5,
+    attention,
+    figure_2b,
+    figure_2d,
+)
 STUDIES = {module.study.name: module.study for module in MODULES}
 MODEL = ["trained_on", "series", SEED]
 
@@ -97,16 +107,20 @@ def test_the_sheets_of_maps_are_drawn_from_stored_rows(store):
     asked, measured, parts = found.artefact.galleries
     assert [len(sheet.rows) for sheet in (asked, measured, parts)] == [1, 3, 3]
     assert [one.title for one in asked.rows[0]] == [
-        "black heart; flag: Libya", "black heart: CLIP", "black heart: DiffCLIP", "flag: Libya: CLIP",
+        "black heart; flag: Libya",
+        "black heart: CLIP",
+        "black heart: DiffCLIP",
+        "flag: Libya: CLIP",
         "flag: Libya: DiffCLIP",
-    ]  # fmt: skip
+    ]
     for pictures in (*asked.rows, *measured.rows, *parts.rows):
         assert len(pictures) == 5  # two maps for each of two queries
         assert pictures[0].over is None
         assert all(one.over.shape == (4, 4) and one.image.shape == (64, 64, 3) for one in pictures[1:])
     assert [one.title.rpartition(": ")[2] for one in parts.rows[0][1:3]] == [
-        "DiffCLIP, A1 alone", "DiffCLIP, A2 alone"
-    ]  # fmt: skip
+        "DiffCLIP, A1 alone",
+        "DiffCLIP, A2 alone",
+    ]
     own = rows["relevance"].filter(pl.col("asked").is_null(), series="DiffCLIP", kind="relevance")
     first = np.array(own["relevance"][0]).reshape(4, 4)
     assert np.array_equal(measured.rows[0][2].over, first)
@@ -143,9 +157,11 @@ def made_up(cell, draw):
             share = cell.task in ("few-shot", "mmvp")
             told = {"score": right.astype(float)} if share else {"rank": np.where(right, 0, 7)}
             named = {"pattern": [PATTERNS[at] for at in group]} if cell.task == "mmvp" else {}
-            frames.append(pl.DataFrame({"unit": range(len(group)), "group": group, **told, **named}).with_columns(
-                setting=pl.lit(setting), seed=pl.lit(seed, pl.Int64),
-            ))  # fmt: skip
+            frames.append(
+                pl.DataFrame({"unit": range(len(group)), "group": group, **told, **named}).with_columns(
+                    setting=pl.lit(setting), seed=pl.lit(seed, pl.Int64)
+                )
+            )
     empty = pl.DataFrame(schema={"rank": pl.Int64, "score": pl.Float64, "pattern": pl.String})
     rows = pl.concat([empty, *frames], how="diagonal_relaxed")
     return rows.with_columns(
@@ -188,8 +204,13 @@ def test_figures_have_the_numbers_that_the_paper_prints(published_rows):
     three = figure_3.draw(chosen("diffclip-figure-3", published_rows)).plots[0]
     assert [panel.title for panel in three.panels] == ["trained on CC3M", "trained on CC12M"]
     assert three.panels[0].ticks == (
-        "imagenet", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch", "Avg. shifted"
-    )  # fmt: skip
+        "imagenet",
+        "imagenet-v2",
+        "imagenet-a",
+        "imagenet-r",
+        "imagenet-sketch",
+        "Avg. shifted",
+    )
     assert three.panels[1].paper.rows() == [("CLIP", 0.0, 0.318), ("DiffCLIP", 0.0, 0.338)]
     four = figure_4.draw(chosen("diffclip-figure-4", published_rows))
     assert four.plots[0].panels[0].ticks == PAPER_PATTERNS
@@ -258,8 +279,10 @@ def test_state_and_condition_is_the_papers_exception_among_the_patterns():
         claim.name: (claim.verdict, len(claim.checks)) for claim in figure_4.claims({"evaluate": rows})
     }
     assert verdicts == {
-        "fine-grained": ("holds", 1), "by-pattern": ("holds", 6), "worse-in-state-and-condition": ("holds", 1)
-    }  # fmt: skip
+        "fine-grained": ("holds", 1),
+        "by-pattern": ("holds", 6),
+        "worse-in-state-and-condition": ("holds", 1),
+    }
     swapped = made_of({"DiffCLIP": other, "CLIP": sets}).with_columns(task=pl.lit("mmvp"))
     assert {claim.verdict for claim in figure_4.claims({"evaluate": swapped})} == {"contradicted"}
 
@@ -319,10 +342,22 @@ def test_classes_alike_are_the_mean_over_classes_with_its_interval():
     draw = np.random.default_rng(1)
     group = np.repeat([0, 1, 2], [7, 31, 113])
     right = draw.random(len(group)) < np.array([0.2, 0.5, 0.8])[group]
-    rows = pl.DataFrame({
-        "series": "CLIP", "trained_on": "openmoji", SEED: 0, "task": "zero-shot", "data": "noto-emoji", "seed": 0,
-        "setting": "own", "unit": range(len(group)), "group": group, "rank": 1 - right.astype(int), "score": None,
-    }, schema_overrides={"score": pl.Float64})  # fmt: skip
+    rows = pl.DataFrame(
+        {
+            "series": "CLIP",
+            "trained_on": "openmoji",
+            SEED: 0,
+            "task": "zero-shot",
+            "data": "noto-emoji",
+            "seed": 0,
+            "setting": "own",
+            "unit": range(len(group)),
+            "group": group,
+            "rank": 1 - right.astype(int),
+            "score": None,
+        },
+        schema_overrides={"score": pl.Float64},
+    )
     observed = observations(rows)
     expected = mean_over_groups(right.astype(float), group)
     found = estimated(observed).row(0, named=True)
@@ -334,10 +369,22 @@ def test_captions_count_alike_and_images_are_drawn():
     draw = np.random.default_rng(2)
     owners = np.repeat(range(53), draw.integers(1, 6, 53))
     right = draw.random(len(owners)) < draw.random(53)[owners]
-    rows = pl.DataFrame({
-        "series": "CLIP", "trained_on": CC3M, SEED: 0, "task": "retrieval", "data": "flickr8k", "setting": "image",
-        "seed": 0, "unit": range(len(owners)), "group": owners, "rank": 5 * (1 - right), "score": None,
-    }, schema_overrides={"score": pl.Float64})  # fmt: skip
+    rows = pl.DataFrame(
+        {
+            "series": "CLIP",
+            "trained_on": CC3M,
+            SEED: 0,
+            "task": "retrieval",
+            "data": "flickr8k",
+            "setting": "image",
+            "seed": 0,
+            "unit": range(len(owners)),
+            "group": owners,
+            "rank": 5 * (1 - right),
+            "score": None,
+        },
+        schema_overrides={"score": pl.Float64},
+    )
     found = estimated(observations(rows)).row(0, named=True)
     counts = np.bincount(owners)
     expected = jackknife(

@@ -16,11 +16,18 @@ def rows(series, seeds=(0, 1), samples=(3, 5, 7), cell="", shift=0.0):
     return pl.DataFrame(
         [
             (series, seed, sample, cell or f"{series}{seed}", np.sin(seed * 7 + sample) + shift)
-            for seed in seeds for sample in samples
+            for seed in seeds
+            for sample in samples
         ],
-        {"series": pl.String, "training_seed": pl.Int64, "sample": pl.Int64, "cell": pl.String, "value": pl.Float64},
+        {
+            "series": pl.String,
+            "training_seed": pl.Int64,
+            "sample": pl.Int64,
+            "cell": pl.String,
+            "value": pl.Float64,
+        },
         orient="row",
-    )  # fmt: skip
+    )
 
 
 def test_means_are_over_seeds_and_samples_in_any_order():
@@ -74,10 +81,20 @@ def test_two_cells_are_not_averaged_unseen():
 def of_seeds(values, samples=40):
     """One value for every sample of a seed."""
     return pl.DataFrame(
-        [("a", seed, sample, f"a{seed}", value) for seed, value in enumerate(values) for sample in range(samples)],
-        {"series": pl.String, "training_seed": pl.Int64, "sample": pl.Int64, "cell": pl.String, "value": pl.Float64},
+        [
+            ("a", seed, sample, f"a{seed}", value)
+            for seed, value in enumerate(values)
+            for sample in range(samples)
+        ],
+        {
+            "series": pl.String,
+            "training_seed": pl.Int64,
+            "sample": pl.Int64,
+            "cell": pl.String,
+            "value": pl.Float64,
+        },
         orient="row",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,14 +127,19 @@ def by_depth(means, seeds, samples=30, spread=0.05):
         [
             ("a", seed, sample, f"{depth}-{seed}", depth, mean + by_seed[seed] + by_sample[sample])
             for (depth, mean), count in zip(means.items(), seeds, strict=True)
-            for seed in range(count) for sample in range(samples)
+            for seed in range(count)
+            for sample in range(samples)
         ],
         {
-            "series": pl.String, "training_seed": pl.Int64, "sample": pl.Int64, "cell": pl.String, "depth": pl.Int64,
+            "series": pl.String,
+            "training_seed": pl.Int64,
+            "sample": pl.Int64,
+            "cell": pl.String,
+            "depth": pl.Int64,
             "value": pl.Float64,
         },
         orient="row",
-    )  # fmt: skip
+    )
 
 
 def test_a_trend_is_the_fitted_line_from_end_to_end():
@@ -178,9 +200,11 @@ def test_the_interval_of_a_trend_covers_the_truth_as_often_as_it_says():
     for _ in range(rounds):
         # models of each depth and seed are trained independently; images are shared
         noise = (
-            generator.normal(size=(3, seeds, 1)) * 0.1 + generator.normal(size=(1, 1, samples)) * 0.2
-            + generator.normal(size=(3, 1, samples)) * 0.1 + generator.normal(size=(3, seeds, samples)) * 0.2
-        )  # fmt: skip
+            generator.normal(size=(3, seeds, 1)) * 0.1
+            + generator.normal(size=(1, 1, samples)) * 0.2
+            + generator.normal(size=(3, 1, samples)) * 0.1
+            + generator.normal(size=(3, seeds, samples)) * 0.2
+        )
         truth = np.log2(depths)[:, None, None] * 0.05
         found = trend(
             frame.with_columns(value=pl.Series((truth + noise).ravel())), "depth", {}, VALUE, scale="log2"

@@ -72,9 +72,10 @@ def test_a_table_of_released_files_is_one_command(call, files, tmp_path):
     assert code == 0, err
     rows = pl.read_parquet(tmp_path / "rows.parquet").filter(task="zero-shot")
     (cell,) = [
-        one for one in select(StudyOptions(names=words[:1], profile="smoke", models=given)).cells
+        one
+        for one in select(StudyOptions(names=words[:1], profile="smoke", models=given)).cells
         if one.task == "zero-shot" and one.model.series == "DiffCLIP"
-    ]  # fmt: skip
+    ]
     encoder = as_dual_encoder(load_model(cell.model.spec))
     assert encoder.square.size == 32
     own = rows.filter(series="DiffCLIP")
@@ -101,16 +102,25 @@ def test_kinds_and_training_sets_are_read_from_the_file_and_its_path(files, tmp_
     (tmp_path / "cc3m").mkdir()
     (tmp_path / "cc3m" / "checkpoint_best.pt").symlink_to(files / "diffclip.pt")
     specs = (
-        f"diffclip:{files}/clip.pt", f"diffclip:{files}/diffclip.pt#lambda_init=0.7",
-        f"diffclip:{files}/diffclip.pt#lambda_init=depth", f"diffclip:{files}/vision.pt#lambda_init=0.8",
-        f"diffclip:{tmp_path}/cc3m#lambda_init=0.8", f"diffclip:{files}/diffclip.pt#lambda_init=0.6",
+        f"diffclip:{files}/clip.pt",
+        f"diffclip:{files}/diffclip.pt#lambda_init=0.7",
+        f"diffclip:{files}/diffclip.pt#lambda_init=depth",
+        f"diffclip:{files}/vision.pt#lambda_init=0.8",
+        f"diffclip:{tmp_path}/cc3m#lambda_init=0.8",
+        f"diffclip:{files}/diffclip.pt#lambda_init=0.6",
         "open_clip:ViT-B-16/openai",
-    )  # fmt: skip
+    )
     found = given_models(under("laptop", *specs))
     facts = [one.factors() for one in found]
     assert [each["series"] for each in facts] == [
-        "CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†", "DiffCLIP", "DiffCLIP", "ViT-B-16"
-    ]  # fmt: skip
+        "CLIP",
+        "DiffCLIP",
+        "DiffCLIP*",
+        "DiffCLIP†",
+        "DiffCLIP",
+        "DiffCLIP",
+        "ViT-B-16",
+    ]
     assert [each["trained_on"] for each in facts] == [CC12M] * 4 + [CC3M, CC12M, "openai"]
     assert [each["training_seed"] for each in facts] == [0, 0, 0, 0, 0, 1, 0]  # the second DiffCLIP of CC12M
     assert [each.get("lambda_init") for each in facts] == [None, 0.7, 0.8, 0.8, 0.8, 0.6, None]
@@ -153,10 +163,13 @@ def test_a_baseline_replaces_the_unverified_name(files):
         (("diffclip-table-2",), {"models": "released"}),
     ):
         plain, other = (
-            {cell.model.spec for cell in select(StudyOptions(names=names, profile="paper", **more, **last)).cells
-             if hasattr(cell.model, "spec")}
+            {
+                cell.model.spec
+                for cell in select(StudyOptions(names=names, profile="paper", **more, **last)).cells
+                if hasattr(cell.model, "spec")
+            }
             for last in ({}, {"baseline": file})
-        )  # fmt: skip
+        )
         assert plain == set(PAIR)
         assert other == {f"diffclip:{file}", PAIR[1]}
     for one in (under("paper", "released"), under("paper")):
@@ -178,9 +191,15 @@ def test_rows_and_workers_get_the_same_models():
         names=("diffclip",), models="open_clip:ViT-B-16/openai,released", baseline="a.pt", seeds=2
     )
     assert options.words == [
-        "--profile", "laptop", "--seeds", "2", "--models", "open_clip:ViT-B-16/openai,released", "--baseline",
+        "--profile",
+        "laptop",
+        "--seeds",
+        "2",
+        "--models",
+        "open_clip:ViT-B-16/openai,released",
+        "--baseline",
         "diffclip:a.pt",
-    ]  # fmt: skip
+    ]
     assert RunOptions(**options.record()) == options
     rows = RowsOptions(name="diffclip-table-2", models="released", baseline="a.pt")
     assert rows.study.words == ["--profile", "laptop", "--models", "released", "--baseline", "diffclip:a.pt"]
@@ -197,16 +216,22 @@ def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--models", "timm:vit"), "models 'timm:vit': expected diffclip:PATH#lambda_init=0.8, diffclip:PATH"),
+        (
+            ("--models", "timm:vit"),
+            "models 'timm:vit': expected diffclip:PATH#lambda_init=0.8, diffclip:PATH",
+        ),
         (("--models", "diffclip:"), "models 'diffclip:': expected"),
         (("--models", "released,released"), "models 'released': given twice"),
         (("--models", "diffclip:{}/none.pt"), "none.pt: no such file"),
         (("--models", "diffclip:{}/diffclip.pt"), "diffclip.pt: λ_init missing"),
         (("--models", "diffclip:{}/diffclip.pt#x=1"), "expected #lambda_init=0.8"),
         (("--baseline", "{}/clip.pt"), "--baseline: has no effect on diffclip-table-2 under profile laptop"),
-        (("--baseline", "{}/diffclip.pt#lambda_init=1", "--models", "released"), "differential attention; expected"),
+        (
+            ("--baseline", "{}/diffclip.pt#lambda_init=1", "--models", "released"),
+            "differential attention; expected",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line(call, files, tmp_path, words, message):
     words = [word.format(files) for word in words]
     code, _, err = call("run", "diffclip-table-2", "--store", tmp_path, *words)

@@ -108,12 +108,14 @@ def test_golden_identities(expected):
 def test_all_kinds_of_cells_tell_themselves_apart():
     model = TrainVit(model="vit", data="digits")
     every = [
-        model, Attack(model=model, data="digits", eps=(0.1,)), Accuracy(model=model, data="digits"),
+        model,
+        Attack(model=model, data="digits", eps=(0.1,)),
+        Accuracy(model=model, data="digits"),
         *(
             Sense(model=model, data="digits", part=part, limit=3)
             for part in ("alignment", "alignment-perturbed", "depth")
         ),
-    ]  # fmt: skip
+    ]
     assert len({identity(cell) for cell in every}) == len(every)
 
 

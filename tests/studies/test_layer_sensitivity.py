@@ -52,9 +52,15 @@ def gradients(draw: np.random.Generator, standard: bool, opposed: bool) -> dict[
     two = 0 * two if standard else two - one if opposed else two + one
     moved = one - 0.5 * two
     return {
-        "site": "pixels", "lam": 0.0 if standard else 0.5, "first": one @ one, "second": two @ two, "cross": one @ two,
-        "moved": moved @ moved, "low": None, "high": None,
-    }  # fmt: skip
+        "site": "pixels",
+        "lam": 0.0 if standard else 0.5,
+        "first": one @ one,
+        "second": two @ two,
+        "cross": one @ two,
+        "moved": moved @ moved,
+        "low": None,
+        "high": None,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +77,13 @@ def of_seed(found: pl.DataFrame, quantity: str, seed: int = 0) -> list[float]:
 @pytest.mark.parametrize(
     ("quantity", "metric"),
     [
-        (layer.RATIO, "relative"), (layer.PARTS[0], "by_gamma"), (layer.PARTS[1], "by_rho"),
-        (layer.PARTS[2], "by_cosine"), ("γ", "gamma"),
+        (layer.RATIO, "relative"),
+        (layer.PARTS[0], "by_gamma"),
+        (layer.PARTS[1], "by_rho"),
+        (layer.PARTS[2], "by_cosine"),
+        ("γ", "gamma"),
     ],
-)  # fmt: skip
+)
 def test_parts_are_those_of_antiphase_sense(made, quantity, metric):
     expected = sensitivity.explanation(made["alignment"], [("DiffViT-1", "ViT-1")]).filter(metric=metric)
     assert of_seed(layer.values(made), quantity, 1) == pytest.approx(expected["value"].to_list())
@@ -104,9 +113,11 @@ def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logar
     parts = [np.array(of_seed(found, part)) for part in layer.PARTS]
     assert sum(parts) == pytest.approx(np.array(of_seed(found, layer.RATIO)))
     mine, twin = (
-        made["lipschitz"].filter(series=series, training_seed=0, layer=2, estimator="sampled mean")["value"].to_numpy()
+        made["lipschitz"]
+        .filter(series=series, training_seed=0, layer=2, estimator="sampled mean")["value"]
+        .to_numpy()
         for series in ("DiffViT", "ViT")
-    )  # fmt: skip
+    )
     expected = 0.5 * np.log(np.square(mine).mean() / np.square(twin).mean())
     assert of_seed(found, "sampled mean")[2] == pytest.approx(expected)
 

@@ -104,8 +104,16 @@ def test_numbers_are_kept_to_float32_and_types_to_64_bits(tmp_path):
         {"sample": [3, 1], "value": [1 / 3, None], "eps": [1 / 255, 0.1], "name": ["b", "a"]}
     )
     run_cells([Train(number=0)], Lab(store, progress=False))
-    about = {"seconds": 1.0, "whole": True, "work": 1.0, "warnings": [], "finished": "", "hardware": "x, 2 threads",
-             "versions": {}, "commit": "abc"}  # fmt: skip
+    about = {
+        "seconds": 1.0,
+        "whole": True,
+        "work": 1.0,
+        "warnings": [],
+        "finished": "",
+        "hardware": "x, 2 threads",
+        "versions": {},
+        "commit": "abc",
+    }
     store.finish(cell, exact, about)
     add(pack, cell, source=store)
     found = pack.rows(cell)

@@ -22,9 +22,18 @@ from antiphase.studies.store import Store
 
 NAMES = list(known_studies())
 SLOW = {
-    "figure-2b", "figure-3b", "figure-3c", "figure-3d", "figure-4", "figure-5", "figure-6", "layer-sensitivity",
-    "theory-depth", "diffclip-figure-5", "diffclip-table-3",
-}  # fmt: skip
+    "figure-2b",
+    "figure-3b",
+    "figure-3c",
+    "figure-3d",
+    "figure-4",
+    "figure-5",
+    "figure-6",
+    "layer-sensitivity",
+    "theory-depth",
+    "diffclip-figure-5",
+    "diffclip-table-3",
+}
 NEEDS_LAYERS = {"opposed-first-in-diffclip", "opposed-first-in-diffclip-at-x"}  # the smallest CLIP has one
 
 
@@ -163,8 +172,9 @@ def test_means_are_taken_over_every_seed_and_image(store):
     points = found.artefact.plots[0].panels[0].points
     rows = pl.concat(
         store.rows(cell).with_columns(series=pl.lit(cell.factors()["series"]))
-        for cell in study.cells(small) if cell.table == "attack"
-    )  # fmt: skip
+        for cell in study.cells(small)
+        if cell.table == "attack"
+    )
     by_hand = rows.group_by("series", "eps").agg(pl.col("success").mean()).sort("series", "eps")
     assert points.sort("series", "x")["value"].to_list() == pytest.approx(by_hand["success"].to_list())
     assert set(points["seeds"]) == {2}
@@ -173,20 +183,38 @@ def test_means_are_taken_over_every_seed_and_image(store):
 def test_released_models_are_judged_over_images_and_trained_ones_have_a_price(store):
     trained, released = (
         Study(
-            "made-up", "own", "Made up", "made up", "", lambda _, cells=cells: cells, lambda rows: Artefact(),
+            "made-up",
+            "own",
+            "Made up",
+            "made up",
+            "",
+            lambda _, cells=cells: cells,
+            lambda rows: Artefact(),
             lambda rows: [
                 Claim("any", "", "", [Check("ASR − 1", mean(rows["attack"], {"eps": 1 / 255}, ASR - 1.0))])
             ],
         )
         for cells in (
-            [Attack(model=model, data="digits", eps=(1 / 255,), limit=6, settings={"steps": 1}) for model in models]
+            [
+                Attack(model=model, data="digits", eps=(1 / 255,), limit=6, settings={"steps": 1})
+                for model in models
+            ]
             for models in (
-                [TrainVit(model="vit", data="digits", seed=seed, limit=32, sizes={"depth": 1, "dim": 8, "num_heads": 2},
-                          recipe={"epochs": 1}) for seed in (0, 1)],
+                [
+                    TrainVit(
+                        model="vit",
+                        data="digits",
+                        seed=seed,
+                        limit=32,
+                        sizes={"depth": 1, "dim": 8, "num_heads": 2},
+                        recipe={"epochs": 1},
+                    )
+                    for seed in (0, 1)
+                ],
                 [Own(build=untrained, series="given", image_shape=(1, 8, 8), num_classes=10)],
             )
         )
-    )  # fmt: skip
+    )
     laptop = profile("laptop", 1)
     for study in (trained, released):
         run_cells(study.cells(laptop), Lab(store, progress=False))

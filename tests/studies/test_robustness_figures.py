@@ -142,9 +142,12 @@ def test_figure_5_tests_the_papers_claims_at_perturbed_images_and_apart_at_clean
         return [
             _model("DiffViT", seed, 1)
             | {"site": site, "layer": 0, "sample": image, "head": 0, "cell": f"{seed}{share}"}
-            | {"cross": -1.0 if image < share * IMAGES else 1.0} | more
-            for site in figure_5.SITES for seed in range(SEEDS) for image in range(IMAGES)
-        ]  # fmt: skip
+            | {"cross": -1.0 if image < share * IMAGES else 1.0}
+            | more
+            for site in figure_5.SITES
+            for seed in range(SEEDS)
+            for image in range(IMAGES)
+        ]
 
     perturbed = [*rows(1.0, perturbation="noise"), *rows(0.8, perturbation="pgd")]
     tables = {"alignment": pl.DataFrame(rows(0.2)), "alignment-perturbed": pl.DataFrame(perturbed)}

@@ -65,9 +65,14 @@ def test_what_is_finished_says_what_it_is_and_how_it_was_made(store):
 def test_a_field_that_affects_results_runs_exactly_the_cells_that_depend_on_it(store):
     run(cells(3), store)
     run([*cells(2), Measure(model=Train(number=2, rate=0.75))], store)
-    assert log(store) == Counter({"training 2": 2, "measuring training 2, ×2": 2} | {
-        f"{what} {n}{x}": 1 for n in range(2) for what, x in (("training", ""), ("measuring training", ", ×2"))
-    })  # fmt: skip
+    assert log(store) == Counter(
+        {"training 2": 2, "measuring training 2, ×2": 2}
+        | {
+            f"{what} {n}{x}": 1
+            for n in range(2)
+            for what, x in (("training", ""), ("measuring training", ", ×2"))
+        }
+    )
     run([Measure(model=Train(number=2, rate=0.75), factor=3.0)], store)
     assert log(store)["training 2"] == 2
 
@@ -90,8 +95,9 @@ def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
         "4 cells: needs a cell that failed",
     ]
     assert said[:2] == [
-        "failed: training -1: the number is below 0", "failed: training -2: for the same reason"
-    ]  # fmt: skip
+        "failed: training -1: the number is below 0",
+        "failed: training -2: for the same reason",
+    ]
     assert store.done(cells(2)[1])
     assert log(store, "failed") == Counter({"training -1": 1, "training -2": 1})
 

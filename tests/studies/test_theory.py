@@ -29,9 +29,13 @@ def models(depths):
     for series, size, seed in product(("DiffViT", "ViT"), depths, range(SEEDS)):
         attention = "differential" if series == "DiffViT" else "softmax"
         yield {
-            "data": "digits", "series": series, "attention": attention, "depth": size, "training_seed": seed,
+            "data": "digits",
+            "series": series,
+            "attention": attention,
+            "depth": size,
+            "training_seed": seed,
             "cell": f"{series}-{size}-{seed}",
-        }  # fmt: skip
+        }
 
 
 def paths(alpha=0.5, kept=0.3, gain=1.5, constant=4.0, deeper=1.0):
@@ -98,15 +102,19 @@ def test_factors_are_geometric_means_over_the_layers():
 @pytest.mark.parametrize(
     ("planted", "claim", "verdict"),
     [
-        ({"alpha": 0.5}, "subtraction-removes", "holds"), ({"alpha": 1.2}, "subtraction-removes", "contradicted"),
+        ({"alpha": 0.5}, "subtraction-removes", "holds"),
+        ({"alpha": 1.2}, "subtraction-removes", "contradicted"),
         ({"alpha": 0.5, "kept": 0.8}, "noise-before-signal", "holds"),
         ({"alpha": 0.5, "kept": 0.3}, "noise-before-signal", "contradicted"),
-        ({"constant": 1.0}, "attenuated", "holds"), ({"constant": 4.0}, "attenuated", "contradicted"),
-        ({"constant": 4.0}, "bound-holds", "holds"), ({"constant": 1.0}, "bound-holds", "contradicted"),
-        ({"deeper": 0.5}, "growth-crosses", "holds"), ({"deeper": 2.0}, "growth-crosses", "contradicted"),
+        ({"constant": 1.0}, "attenuated", "holds"),
+        ({"constant": 4.0}, "attenuated", "contradicted"),
+        ({"constant": 4.0}, "bound-holds", "holds"),
+        ({"constant": 1.0}, "bound-holds", "contradicted"),
+        ({"deeper": 0.5}, "growth-crosses", "holds"),
+        ({"deeper": 2.0}, "growth-crosses", "contradicted"),
         ({"alpha": 0.9, "deeper": 0.5}, "bound-crosses", "holds"),
     ],
-)  # fmt: skip
+)
 def test_verdicts_follow_what_is_planted(planted, claim, verdict):
     found = {each.name: each.verdict for each in theory_depth.claims(paths(**planted))}
     assert found[claim] == verdict
@@ -137,9 +145,10 @@ def radius_rows(ratio=0.5):
             )
             cross = -0.5 if differs else 0.0
             found["alignment"].append(
-                here | {"layer": 0, "head": 0, "site": "pixels", "lam": 0.8, "first": draw.uniform(1.0, 1.1)}
+                here
+                | {"layer": 0, "head": 0, "site": "pixels", "lam": 0.8, "first": draw.uniform(1.0, 1.1)}
                 | {"second": 1.0 * differs, "cross": cross}
-            )  # fmt: skip
+            )
             found["attack"].append(here | {"prediction": 1, "clean_prediction": 0, "distance": 0.4})
     return {table: pl.DataFrame(rows) for table, rows in found.items()}
 
@@ -185,9 +194,16 @@ def measured(tmp_path_factory):
 
     def measure(out, batch_size):
         return sense(
-            "m", loaded, data, SensePlan(travel=(8 / 255,)), folder / out, parts=["branches"], process=Process(),
-            batch_size=batch_size, progress=False,
-        )["branches"]  # fmt: skip
+            "m",
+            loaded,
+            data,
+            SensePlan(travel=(8 / 255,)),
+            folder / out,
+            parts=["branches"],
+            process=Process(),
+            batch_size=batch_size,
+            progress=False,
+        )["branches"]
 
     return loaded, data, measure
 
@@ -212,13 +228,24 @@ def test_correlations_are_taken_once_for_the_clean_image():
     draw = np.random.default_rng(0)
     rows = [
         {
-            "series": series, "training_seed": seed, "cell": f"{series}{seed}", "layer": layer, "head": 0,
-            "sample": sample, "perturbation": kind, "eps": eps, "clean_correlation": 0.1 * layer, "correlation": 0.5,
-            "change_correlation": (0.3 if series == map_correlation.TRAINED else -0.3) + draw.uniform(-0.01, 0.01),
+            "series": series,
+            "training_seed": seed,
+            "cell": f"{series}{seed}",
+            "layer": layer,
+            "head": 0,
+            "sample": sample,
+            "perturbation": kind,
+            "eps": eps,
+            "clean_correlation": 0.1 * layer,
+            "correlation": 0.5,
+            "change_correlation": (0.3 if series == map_correlation.TRAINED else -0.3)
+            + draw.uniform(-0.01, 0.01),
         }
         for series in (map_correlation.TRAINED, map_correlation.UNTRAINED)
-        for seed, layer, sample, kind, eps in product(range(SEEDS), range(2), range(5), KINDS, map_correlation.NOISE)
-    ]  # fmt: skip
+        for seed, layer, sample, kind, eps in product(
+            range(SEEDS), range(2), range(5), KINDS, map_correlation.NOISE
+        )
+    ]
     found = map_correlation.values({"branches": pl.DataFrame(rows)})
     clean = found.filter(input="clean", series="DiffCLIP")
     assert len(clean) == SEEDS * 2 * 5

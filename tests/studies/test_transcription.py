@@ -23,10 +23,18 @@ studies = pytest.mark.parametrize("name", NAMES)
 PLANTED = {
     "robustness": {"train.epochs", "train.learning_rate", "attack.steps", "sense.images", "sense.eps_255"},
     "diffclip": {
-        "clip.epochs", "clip.learning_rate", "clip.precision", "probe.iterations", "few-shot.shots", "zero-shot.data",
-        "sense.data", "align.learning_rate", "tune.batch_size", "answers.steps",
+        "clip.epochs",
+        "clip.learning_rate",
+        "clip.precision",
+        "probe.iterations",
+        "few-shot.shots",
+        "zero-shot.data",
+        "sense.data",
+        "align.learning_rate",
+        "tune.batch_size",
+        "answers.steps",
     },
-}  # fmt: skip
+}
 
 
 @cache
@@ -63,10 +71,14 @@ def test_a_wrong_number_in_the_transcription_is_found(name, monkeypatch):
 def test_a_wrong_number_in_a_bench_is_found(name, monkeypatch):
     own = robustness._BENCHES["paper"]
     wrong = {
-        "epochs": dict.fromkeys(own.epochs, 7), "recipe": {"learning_rate": 1e-3}, "pgd": {"steps": 7},
-        "autoattack": {"steps": 7}, "carlini_wagner": {**own.carlini_wagner, "steps": 7}, "probed": 7,
+        "epochs": dict.fromkeys(own.epochs, 7),
+        "recipe": {"learning_rate": 1e-3},
+        "pgd": {"steps": 7},
+        "autoattack": {"steps": 7},
+        "carlini_wagner": {**own.carlini_wagner, "steps": 7},
+        "probed": 7,
         "sense": {"eps": 4 / 255},
-    }  # fmt: skip
+    }
     monkeypatch.setitem(robustness._BENCHES, "paper", replace(own, **wrong))
     clip = diffclip._BENCHES["paper"]
     recipe, protocols = (

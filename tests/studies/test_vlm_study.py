@@ -32,16 +32,23 @@ TUNE = TrainVlm(start=ALIGN, data="emoji-objects", preset="emoji", seed=1)
 def test_a_stage_is_identified_by_its_settings_and_by_what_it_starts_from():
     assert (ALIGN.stage, TUNE.stage, ALIGN.needs(), TUNE.needs()) == (1, 2, (TOWER,), (ALIGN,))
     assert described(TUNE)["fields"] == {
-        "start": {"identity": identity(ALIGN)}, "data": "emoji-objects", "seed": 1, "preset": "emoji",
-    }  # fmt: skip
+        "start": {"identity": identity(ALIGN)},
+        "data": "emoji-objects",
+        "seed": 1,
+        "preset": "emoji",
+    }
     others = [
         replace(TUNE, **change)
         for change in (
-            {"start": replace(ALIGN, start=replace(TOWER, seed=1))}, {"start": replace(ALIGN, language="smollm2")},
-            {"data": "llava:x.json?images=."}, {"seed": 0}, {"preset": "diffclip"}, {"limit": 5},
+            {"start": replace(ALIGN, start=replace(TOWER, seed=1))},
+            {"start": replace(ALIGN, language="smollm2")},
+            {"data": "llava:x.json?images=."},
+            {"seed": 0},
+            {"preset": "diffclip"},
+            {"limit": 5},
             {"recipe": {"epochs": 2}},
         )
-    ]  # fmt: skip
+    ]
     assert len({identity(cell) for cell in (TUNE, *others)}) == 1 + len(others)
     factors = TUNE.factors()
     assert (factors["series"], factors["trained_on"], factors[SEED]) == ("DiffCLIP", "openmoji", 1)
@@ -70,11 +77,20 @@ def asked(said, truth, images):
     wrong = [int((one == YES) != right) for one, right in zip(said, truth, strict=True)]
     score = [0.9 if one == YES else 0.1 for one in said]
     rows = outcome_rows(
-        setting="random", seed=0, unit=list(range(len(said))), group=images, prediction=said, rank=wrong, score=score,
-    )  # fmt: skip
+        setting="random",
+        seed=0,
+        unit=list(range(len(said))),
+        group=images,
+        prediction=said,
+        rank=wrong,
+        score=score,
+    )
     return rows.with_columns(
-        series=pl.lit("CLIP"), trained_on=pl.lit("emoji-objects"), task=pl.lit("pope"), data=pl.lit("emoji-pope"),
-    ).join(pl.DataFrame({SEED: [0]}), how="cross")  # fmt: skip
+        series=pl.lit("CLIP"),
+        trained_on=pl.lit("emoji-objects"),
+        task=pl.lit("pope"),
+        data=pl.lit("emoji-pope"),
+    ).join(pl.DataFrame({SEED: [0]}), how="cross")
 
 
 def test_metrics_of_pope_by_hand():
@@ -85,10 +101,15 @@ def test_metrics_of_pope_by_hand():
     assert found.select(*KEYS[:3]).unique().rows() == [("random", "emoji-objects", "CLIP")]
     assert dict(found.select("data", "value").iter_rows()) == pytest.approx(
         {
-            "accuracy": 4 / 6, "precision": 3 / 4, "recall": 3 / 4, "F1": 3 / 4, "AUC": 4 / 8, "yes": 4 / 6,
+            "accuracy": 4 / 6,
+            "precision": 3 / 4,
+            "recall": 3 / 4,
+            "F1": 3 / 4,
+            "AUC": 4 / 8,
+            "yes": 4 / 6,
             "unparsed": 1 / 6,
         }
-    )  # fmt: skip
+    )
     assert set(found["n"]) == {3}
     never = scores(asked([NO] * 4, [True, False] * 2, [1, 1, 2, 2]))
     assert "precision" not in set(never["data"])
@@ -96,34 +117,54 @@ def test_metrics_of_pope_by_hand():
 
 def attacked(series, seed, answers):
     """Return rows of an attack: for each image its answers without and under two budgets to absent objects."""
-    return pl.DataFrame([
-        {
-            "model": f"{series} {seed}", "series": series, SEED: seed, "trained_on": "emoji-objects",
-            "attack": "apgd-ce", "eps": eps, "label": 0, "clean_prediction": clean, "success": broken,
-            "samplings": "random,popular", "image": image,
-        }
-        for image, (clean, *broke) in enumerate(answers)
-        for eps, broken in zip((2 / 255, 4 / 255), broke, strict=True)
-    ])  # fmt: skip
+    return pl.DataFrame(
+        [
+            {
+                "model": f"{series} {seed}",
+                "series": series,
+                SEED: seed,
+                "trained_on": "emoji-objects",
+                "attack": "apgd-ce",
+                "eps": eps,
+                "label": 0,
+                "clean_prediction": clean,
+                "success": broken,
+                "samplings": "random,popular",
+                "image": image,
+            }
+            for image, (clean, *broke) in enumerate(answers)
+            for eps, broken in zip((2 / 255, 4 / 255), broke, strict=True)
+        ]
+    )
 
 
 def test_the_hallucination_rate_rises_by_the_answers_that_are_changed():
     calm, nervous = [(1, False, False), (0, False, True)] * 9, [(0, True, True), (0, True, True)] * 9
     seeds = range(LEAST_SEEDS)
-    rows = pl.concat([
-        attacked(series, seed, answers)
-        for series, answers in (("CLIP", calm), ("DiffCLIP", nervous)) for seed in seeds
-    ])  # fmt: skip
+    rows = pl.concat(
+        [
+            attacked(series, seed, answers)
+            for series, answers in (("CLIP", calm), ("DiffCLIP", nervous))
+            for seed in seeds
+        ]
+    )
     observed = hallucinations(rows).filter(task="all")
     rates = dict(estimated(observed).select(pl.format("{} {}", "series", "data"), "value").iter_rows())
     assert rates == {
-        "CLIP clean": 0.5, "CLIP 2/255": 0.5, "CLIP 4/255": 1.0,
-        "DiffCLIP clean": 0.0, "DiffCLIP 2/255": 1.0, "DiffCLIP 4/255": 1.0,
-    }  # fmt: skip
+        "CLIP clean": 0.5,
+        "CLIP 2/255": 0.5,
+        "CLIP 4/255": 1.0,
+        "DiffCLIP clean": 0.0,
+        "DiffCLIP 2/255": 1.0,
+        "DiffCLIP 4/255": 1.0,
+    }
     more = rises(observed).group_by("series", "data").agg(pl.mean("value"))
     assert set(more.iter_rows()) == {
-        ("CLIP", "2/255", 0.0), ("CLIP", "4/255", 0.5), ("DiffCLIP", "2/255", 1.0), ("DiffCLIP", "4/255", 1.0),
-    }  # fmt: skip
+        ("CLIP", "2/255", 0.0),
+        ("CLIP", "4/255", 0.5),
+        ("DiffCLIP", "2/255", 1.0),
+        ("DiffCLIP", "4/255", 1.0),
+    }
     pope = asked([YES, NO], [True, False], [0, 1])
     both = pl.concat([pope.with_columns(series=pl.lit(series)) for series in ("CLIP", "DiffCLIP")])
     larger = rows.filter(eps=4 / 255).with_columns(eps=pl.lit(8 / 255), success=pl.lit(True))
@@ -139,8 +180,9 @@ def test_the_papers_numbers_are_next_to_ours_and_their_gains_are_those_in_bracke
     values = {tuple(row[i] for i in (0, 2, 3)): row[4] for row in table_3.PAPER.iter_rows()}
     gains = {
         (task, metric): round(100 * (values[task, "DiffCLIP", metric] - values[task, "CLIP", metric]), 6)
-        for task in ("random", "popular", "adversarial") for metric in table_3.PRINTED
-    }  # fmt: skip
+        for task in ("random", "popular", "adversarial")
+        for metric in table_3.PRINTED
+    }
     assert list(gains.values()) == [0.27, 0.14, 0.35, 0.0, 0.0, 0.14, 0.03, 0.02, 0.14]
     pope = asked([YES, NO], [True, False], [0, 1]).with_columns(
         trained_on=pl.lit(models(profile("paper"))[0].tower.data)

@@ -332,15 +332,38 @@ def test_robust_accuracy_is_that_of_the_attack(eps):
 
 NATURAL = {
     "model": {
-        "attention": "differential", "image_size": 28, "patch_size": 4, "in_channels": 1, "dim": 192, "depth": 1,
-        "num_heads": 6, "num_classes": 10, "mlp_ratio": 4.0, "mean": [0.286], "std": [0.353], "lambda_init": 0.8,
-        "lambda_schedule": "constant", "parameterisation": "vector", "head_norm": True, "rescale": True,
+        "attention": "differential",
+        "image_size": 28,
+        "patch_size": 4,
+        "in_channels": 1,
+        "dim": 192,
+        "depth": 1,
+        "num_heads": 6,
+        "num_classes": 10,
+        "mlp_ratio": 4.0,
+        "mean": [0.286],
+        "std": [0.353],
+        "lambda_init": 0.8,
+        "lambda_schedule": "constant",
+        "parameterisation": "vector",
+        "head_norm": True,
+        "rescale": True,
         "norm_eps": 1e-6,
     },
-    "data": "fashion-mnist", "data_fingerprint": "0a73535d266375c022583865ec8536828c1d0d912f04f835c14c146b8b59e808",
-    "seed": 0, "epochs": 8, "batch_size": 128, "optimizer": "adam", "learning_rate": 0.0005, "weight_decay": 0.0,
-    "schedule": "cosine", "warmup_epochs": 0.0, "augment": "none", "precision": "bf16", "store": "float16",
-}  # fmt: skip
+    "data": "fashion-mnist",
+    "data_fingerprint": "0a73535d266375c022583865ec8536828c1d0d912f04f835c14c146b8b59e808",
+    "seed": 0,
+    "epochs": 8,
+    "batch_size": 128,
+    "optimizer": "adam",
+    "learning_rate": 0.0005,
+    "weight_decay": 0.0,
+    "schedule": "cosine",
+    "warmup_epochs": 0.0,
+    "augment": "none",
+    "precision": "bf16",
+    "store": "float16",
+}
 
 
 def test_a_natural_recipe_is_written_and_told_apart_as_before_there_were_adversaries():
@@ -357,8 +380,13 @@ def test_an_adversarial_recipe_is_written_whole_and_read_again():
     plan = Recipe.model_validate(NATURAL | {"adversarial": {"eps": 0.1, "variant": "free", "replays": 8}})
     held = json.loads(plan.model_dump_json())
     assert held["adversarial"] == {
-        "eps": 0.1, "variant": "free", "steps": 3, "step_size": None, "warmup_epochs": 1.0, "replays": 8,
-    }  # fmt: skip
+        "eps": 0.1,
+        "variant": "free",
+        "steps": 3,
+        "step_size": None,
+        "warmup_epochs": 1.0,
+        "replays": 8,
+    }
     assert {name: value for name, value in held.items() if name != "adversarial"} == NATURAL
     assert Recipe.model_validate(held) == plan
     assert digest(plan.model_dump_json()) != digest(Recipe.model_validate(NATURAL).model_dump_json())

@@ -110,9 +110,24 @@ def shards(folder):
 
 def command(data, out, *more):
     return [
-        "-m", "antiphase", "train-clip", "--model", "diffclip", "--preset", "openmoji",
-        "--data", data, "--batch-size", "8", "--precision", "float32", "--out", str(out), "-q", *more,
-    ]  # fmt: skip
+        "-m",
+        "antiphase",
+        "train-clip",
+        "--model",
+        "diffclip",
+        "--preset",
+        "openmoji",
+        "--data",
+        data,
+        "--batch-size",
+        "8",
+        "--precision",
+        "float32",
+        "--out",
+        str(out),
+        "-q",
+        *more,
+    ]
 
 
 @pytest.mark.thorough
@@ -246,9 +261,22 @@ def test_a_table_without_splits_holds_nothing_out(run_cli, tmp_path, more):
         "image,caption\n" + "".join(f"{at}.png,number {at}\n" for at in range(6))
     )
     code, _, err = run_cli(
-        "train-clip", "--model", "clip", "--preset", "openmoji", "--data", f"csv:{tmp_path / 'pairs.csv'}",
-        "--batch-size", "2", "--epochs", "1", "--out", tmp_path / "run", "-q", *more,
-    )  # fmt: skip
+        "train-clip",
+        "--model",
+        "clip",
+        "--preset",
+        "openmoji",
+        "--data",
+        f"csv:{tmp_path / 'pairs.csv'}",
+        "--batch-size",
+        "2",
+        "--epochs",
+        "1",
+        "--out",
+        tmp_path / "run",
+        "-q",
+        *more,
+    )
     assert code == 0, err
     assert "nothing is held out" in err
     assert "image R@1" not in json.loads((tmp_path / "run" / "metrics.jsonl").read_text())

@@ -53,6 +53,12 @@ def _differences(one: Result, two: Result) -> pl.DataFrame:
 
 
 KIND = Kind(
-    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, write_pope_page,
+    "rows",
+    ("rows.parquet", "summary.json", "run.json"),
+    _line,
+    _sheets,
+    _figure,
+    _differences,
+    write_pope_page,
     of="POPE's answers",
-)  # fmt: skip
+)

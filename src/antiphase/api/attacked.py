@@ -55,6 +55,12 @@ def _report(folder: Path) -> None:
 
 
 KIND = Kind(
-    "rows", ("rows.parquet", "summary.json", "run.json"), _line, _sheets, _figure, _differences, _report,
+    "rows",
+    ("rows.parquet", "summary.json", "run.json"),
+    _line,
+    _sheets,
+    _figure,
+    _differences,
+    _report,
     instead=lambda summary: answered.KIND if "pope" in summary else None,
-)  # fmt: skip
+)

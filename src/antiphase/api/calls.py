@@ -78,9 +78,11 @@ def sense(model: Any, **options: Any) -> Result:
     from antiphase.runs.sense import run
 
     return _run(
-        "sense", SenseOptions, {"model": model, **options},
+        "sense",
+        SenseOptions,
+        {"model": model, **options},
         lambda chosen, command: run(chosen, command, announce=_teller(chosen.quiet)),
-    )  # fmt: skip
+    )
 
 
 def certify(model: Any, **options: Any) -> Result:
@@ -96,9 +98,11 @@ def certify(model: Any, **options: Any) -> Result:
     from antiphase.runs.certify import run
 
     return _run(
-        "certify", CertifyOptions, {"model": model, **options},
+        "certify",
+        CertifyOptions,
+        {"model": model, **options},
         lambda chosen, command: run(chosen, command, announce=_teller(chosen.quiet)),
-    )  # fmt: skip
+    )
 
 
 def evaluate(models: Any, **options: Any) -> Result:
@@ -147,9 +151,14 @@ def look(model: Any, images: Any, text: Any, **options: Any) -> Result:
     from antiphase.report.runs.look import check_rows, check_suffix, figure_bytes, looked_figure
     from antiphase.runs.look import run
 
-    several = {name: (value,) if isinstance(value, str | Path) else value for name, value in (
-        ("images", images), ("text", text), *((name, options[name]) for name in ("mask",) if name in options),
-    )}  # fmt: skip
+    several = {
+        name: (value,) if isinstance(value, str | Path) else value
+        for name, value in (
+            ("images", images),
+            ("text", text),
+            *((name, options[name]) for name in ("mask",) if name in options),
+        )
+    }
     with as_text({"model": model, **options, **several}) as values:
         chosen = LookOptions(**values)
         check_suffix(chosen.out)
@@ -287,8 +296,14 @@ def _teller(quiet: bool) -> Callable[[str], None] | None:
 
 
 for _function, _options in (
-    (audit, AuditOptions), (attack, AttackOptions), (sense, SenseOptions), (certify, CertifyOptions),
-    (evaluate, EvaluateOptions), (look, LookOptions), (train, TrainOptions), (train_vlm, TrainVlmOptions),
+    (audit, AuditOptions),
+    (attack, AttackOptions),
+    (sense, SenseOptions),
+    (certify, CertifyOptions),
+    (evaluate, EvaluateOptions),
+    (look, LookOptions),
+    (train, TrainOptions),
+    (train_vlm, TrainVlmOptions),
     (study, RunOptions),
-):  # fmt: skip
+):
     _function.__signature__ = inspect.signature(_options)  # type: ignore[attr-defined]

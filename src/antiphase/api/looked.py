@@ -64,11 +64,15 @@ def _sheets(folder: Path) -> list[Sheet]:
     metrics = read_json(folder / "maps.json")["metrics"]
     rows = tuple(
         (
-            Field(row["model"], kind="name"), Field(row["method"]), Field(row["text"]), Field(str(row["image"])),
-            Field("hit" if row["pointing_game"] else "miss"), Field(f"{row['average_precision']:.2f}"),
+            Field(row["model"], kind="name"),
+            Field(row["method"]),
+            Field(row["text"]),
+            Field(str(row["image"])),
+            Field("hit" if row["pointing_game"] else "miss"),
+            Field(f"{row['average_precision']:.2f}"),
         )
         for row in metrics
-    )  # fmt: skip
+    )
     columns = ("model", "method", "text", "image", "pointing game", "average precision")
     return (
         [Sheet("masks", "Maps against masks", columns, rows, pl.DataFrame(metrics).write_csv())]

@@ -117,6 +117,11 @@ def _report(folder: Path) -> None:
 
 
 KIND = Kind(
-    "claims", (CELLS_FILE, _CHOICE), _line, _sheets, _figure,
-    nothing_paired("studies compare models in their claims: see frame()"), _report,
-)  # fmt: skip
+    "claims",
+    (CELLS_FILE, _CHOICE),
+    _line,
+    _sheets,
+    _figure,
+    nothing_paired("studies compare models in their claims: see frame()"),
+    _report,
+)

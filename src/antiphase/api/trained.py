@@ -73,9 +73,13 @@ def _figure(folder: Path) -> Figure:
 
 
 KIND = Kind(
-    "metrics", ("recipe.json", _METRICS), _line, _sheets, _figure,
+    "metrics",
+    ("recipe.json", _METRICS),
+    _line,
+    _sheets,
+    _figure,
     nothing_paired(
         "a training has no rows for single images; save both models and give them to antiphase.audit or evaluate"
     ),
     lambda folder: None,
-)  # fmt: skip
+)

@@ -16,6 +16,21 @@ from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 
 __all__ = [
-    "AttackResult", "Threat", "apgd", "asr_by_eps", "autoattack", "carlini_wagner", "eps_at", "fab", "fgsm",
-    "noise", "patch_pgd", "pgd", "run_foolbox", "run_foreign", "run_torchattacks", "square", "sweep",
-]  # fmt: skip
+    "AttackResult",
+    "Threat",
+    "apgd",
+    "asr_by_eps",
+    "autoattack",
+    "carlini_wagner",
+    "eps_at",
+    "fab",
+    "fgsm",
+    "noise",
+    "patch_pgd",
+    "pgd",
+    "run_foolbox",
+    "run_foreign",
+    "run_torchattacks",
+    "square",
+    "sweep",
+]

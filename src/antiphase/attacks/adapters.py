@@ -93,10 +93,13 @@ def run_foreign(
         )
     search = _Foreign(attack, options.get("name") or _name(attack), threat)
     run: RunOptions = {
-        "seed": options.get("seed", 0), "ids": options.get("ids"), "context": options.get("context"),
+        "seed": options.get("seed", 0),
+        "ids": options.get("ids"),
+        "context": options.get("context"),
         "batch_size": options.get("batch_size"),
-        "progress": options.get("progress", False), "on_finished": options.get("on_finished"),
-    }  # fmt: skip
+        "progress": options.get("progress", False),
+        "on_finished": options.get("on_finished"),
+    }
     result = run_search(model, images, labels, threat, search, options.get("settings", {}), run)
     limit = threat.eps + threat.slack(result.adversarial)
     said = [

@@ -78,9 +78,13 @@ def apgd(
     objective = objective or ("dlr" if targets else "cross_entropy")
     search = _Apgd(threat, objective, steps, targets, restarts, rho, momentum)
     settings: dict[str, Any] = {
-        "steps": steps, "objective": objective if isinstance(objective, str) else "custom",
-        "targets": targets, "restarts": restarts, "rho": rho, "momentum": momentum,
-    }  # fmt: skip
+        "steps": steps,
+        "objective": objective if isinstance(objective, str) else "custom",
+        "targets": targets,
+        "restarts": restarts,
+        "rho": rho,
+        "momentum": momentum,
+    }
     return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
@@ -112,9 +116,15 @@ class _Apgd:
     decides_in_float32 = False
 
     def __init__(
-        self, threat: Threat, objective: str | Objective | TargetedObjective, steps: int,
-        targets: int | None, restarts: int, rho: float, momentum: float,
-    ) -> None:  # fmt: skip
+        self,
+        threat: Threat,
+        objective: str | Objective | TargetedObjective,
+        steps: int,
+        targets: int | None,
+        restarts: int,
+        rho: float,
+        momentum: float,
+    ) -> None:
         self.threat, self.steps, self.rho, self.momentum = threat, steps, rho, momentum
         self.targets, self.restarts = targets or 0, restarts
         if targets:

@@ -96,9 +96,14 @@ def carlini_wagner(
     if run.get("precision") == "bf16":  # whose rounding moves the boundary (dev/low-precision.md)
         run["precision"] = "float32"
     settings: dict[str, Any] = {
-        "steps": steps, "search_steps": search_steps, "targets": targets, "learning_rate": learning_rate,
-        "initial_const": initial_const, "confidence": confidence, "abort_early": abort_early,
-    }  # fmt: skip
+        "steps": steps,
+        "search_steps": search_steps,
+        "targets": targets,
+        "learning_rate": learning_rate,
+        "initial_const": initial_const,
+        "confidence": confidence,
+        "abort_early": abort_early,
+    }
     return run_search(model, images, labels, threat, _CarliniWagner(threat, **settings), settings, run)
 
 
@@ -116,9 +121,16 @@ class _CarliniWagner:
     decides_in_float32 = False
 
     def __init__(
-        self, threat: Threat, steps: int, search_steps: int, targets: int | None, learning_rate: float,
-        initial_const: float, confidence: float, abort_early: bool,
-    ) -> None:  # fmt: skip
+        self,
+        threat: Threat,
+        steps: int,
+        search_steps: int,
+        targets: int | None,
+        learning_rate: float,
+        initial_const: float,
+        confidence: float,
+        abort_early: bool,
+    ) -> None:
         self.threat, self.steps, self.search_steps = threat, steps, search_steps
         self.targets = targets or 0
         self.learning_rate, self.initial_const = learning_rate, initial_const
@@ -178,9 +190,12 @@ class _CarliniWagner:
         return margin(logits, rows["label"])
 
     def _judge(
-        self, rows: Rows, square: Float[Tensor, " batch"], hinge: Float[Tensor, " batch"],
+        self,
+        rows: Rows,
+        square: Float[Tensor, " batch"],
+        hinge: Float[Tensor, " batch"],
         adversarial: Bool[Tensor, " batch"],
-    ) -> Bool[Tensor, " batch"]:  # fmt: skip
+    ) -> Bool[Tensor, " batch"]:
         """Record the loss and whether c is sufficient; return the rows whose run has ended."""
         enough = adversarial & (square <= rows["const"] * rows["clean_hinge"])
         rows["enough"] = rows["enough"] | enough
@@ -243,6 +258,8 @@ def _tanh(w: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
 
 
 CARLINI_WAGNER = AttackSpec(
-    carlini_wagner, "Carlini–Wagner", nearest=True,
+    carlini_wagner,
+    "Carlini–Wagner",
+    nearest=True,
     passes=lambda settings: float(settings["steps"] * settings["search_steps"] * (settings["targets"] or 1)),
-)  # fmt: skip
+)

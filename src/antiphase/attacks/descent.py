@@ -20,9 +20,14 @@ Piece = tuple[Int64[Tensor, " some"], AttackResult]  # positions, and what a sta
 
 
 def descend(
-    ensemble: Ensemble, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat,
-    budgets: Sequence[float], run: RunOptions,
-) -> list[AttackResult]:  # fmt: skip
+    ensemble: Ensemble,
+    model: Classifier,
+    images: Tensor,
+    labels: Tensor | None,
+    threat: Threat,
+    budgets: Sequence[float],
+    run: RunOptions,
+) -> list[AttackResult]:
     """Attack at the largest ε, and the broken samples at the next smaller one; return a result for each, ε rising.
 
     The stage that is furthest back goes first, so that samples come to the late and long ones together, each with its
@@ -79,9 +84,16 @@ def _groups(stage: Stage, chosen: Tensor, level: Tensor, most: float) -> list[Te
 
 
 def _attack(
-    stage: Stage, model: Classifier, images: Tensor, labels: Tensor | None, threat: Threat,
-    budgets: Sequence[float], at: Tensor, level: Tensor, run: RunOptions,
-) -> AttackResult:  # fmt: skip
+    stage: Stage,
+    model: Classifier,
+    images: Tensor,
+    labels: Tensor | None,
+    threat: Threat,
+    budgets: Sequence[float],
+    at: Tensor,
+    level: Tensor,
+    run: RunOptions,
+) -> AttackResult:
     chosen = read_options(run, "sweep")
     ids = torch.arange(len(images)) if chosen.ids is None else chosen.ids.cpu()
     here: dict[str, Any] = {**of_samples(run, ids, at), "progress": title(stage, chosen)}
@@ -108,10 +120,20 @@ def _by_level(
     for each in levels:
         rows = level == each
         arrays: dict[str, Any] = {name: tensor[rows] for name, tensor in arrays_of(part).items()}
-        yield each, (at[rows], replace(
-            part, ids=part.ids[rows], settings=settings, warnings=tuple(said),
-            seconds=part.seconds * float(share[rows].sum()), **arrays,
-        ))  # fmt: skip
+        yield (
+            each,
+            (
+                at[rows],
+                replace(
+                    part,
+                    ids=part.ids[rows],
+                    settings=settings,
+                    warnings=tuple(said),
+                    seconds=part.seconds * float(share[rows].sum()),
+                    **arrays,
+                ),
+            ),
+        )
 
 
 def _joined(pieces: list[Piece]) -> Piece:
@@ -123,9 +145,12 @@ def _joined(pieces: list[Piece]) -> Piece:
     }
     warnings = dict.fromkeys(warning for part in parts for warning in part.warnings)
     return at, replace(
-        parts[0], ids=torch.cat([part.ids for part in parts])[order], warnings=tuple(warnings),
-        seconds=sum((part.seconds for part in parts), 0.0), **arrays,
-    )  # fmt: skip
+        parts[0],
+        ids=torch.cat([part.ids for part in parts])[order],
+        warnings=tuple(warnings),
+        seconds=sum((part.seconds for part in parts), 0.0),
+        **arrays,
+    )
 
 
 def _result(
@@ -141,11 +166,16 @@ def _result(
     if above is not None:
         nothing = torch.zeros_like(above.forwards)
         whole = replace(
-            above, threat=threat, settings=parts[0].settings if parts else above.settings,
-            success=torch.zeros_like(above.success), prediction=above.clean_prediction.clone(),
-            adversarial=images.detach().cpu().clone(), distance=torch.zeros_like(above.distance),
-            forwards=nothing, backwards=nothing.clone(),
-        )  # fmt: skip
+            above,
+            threat=threat,
+            settings=parts[0].settings if parts else above.settings,
+            success=torch.zeros_like(above.success),
+            prediction=above.clean_prediction.clone(),
+            adversarial=images.detach().cpu().clone(),
+            distance=torch.zeros_like(above.distance),
+            forwards=nothing,
+            backwards=nothing.clone(),
+        )
     for (_, (at, _)), part in zip(found, parts, strict=True):
         whole = merged(whole, part, at, threat)
     assert whole is not None

@@ -215,6 +215,13 @@ def merged(
 def arrays_of(result: AttackResult) -> dict[str, Tensor]:
     """Return what a result holds for each sample, but for the ids."""
     names = (
-        "label", "clean_prediction", "prediction", "success", "adversarial", "distance", "forwards", "backwards",
-    )  # fmt: skip
+        "label",
+        "clean_prediction",
+        "prediction",
+        "success",
+        "adversarial",
+        "distance",
+        "forwards",
+        "backwards",
+    )
     return {name: getattr(result, name) for name in names}

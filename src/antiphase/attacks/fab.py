@@ -87,9 +87,13 @@ def fab(
     if run.get("precision") == "bf16" and not search.exact_from:  # none of its steps would be
         run["precision"] = "float32"
     settings: dict[str, Any] = {
-        "steps": steps, "targets": targets, "restarts": restarts, "alpha_max": alpha_max, "eta": eta,
+        "steps": steps,
+        "targets": targets,
+        "restarts": restarts,
+        "alpha_max": alpha_max,
+        "eta": eta,
         "beta": beta,
-    }  # fmt: skip
+    }
     return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
@@ -144,9 +148,15 @@ class _Fab:
     decides_in_float32 = False
 
     def __init__(
-        self, threat: Threat, steps: int, targets: int | None, restarts: int,
-        alpha_max: float, eta: float, beta: float,
-    ) -> None:  # fmt: skip
+        self,
+        threat: Threat,
+        steps: int,
+        targets: int | None,
+        restarts: int,
+        alpha_max: float,
+        eta: float,
+        beta: float,
+    ) -> None:
         self.threat, self.steps = threat, steps
         self.targets, self.restarts = targets or 0, restarts
         self.alpha_max, self.eta, self.beta = alpha_max, eta, beta

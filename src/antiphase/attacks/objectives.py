@@ -93,8 +93,11 @@ def targeted_dlr(
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "cross_entropy": cross_entropy, "margin": margin, "dlr": dlr, "cosine": own_prompt,
-}  # fmt: skip
+    "cross_entropy": cross_entropy,
+    "margin": margin,
+    "dlr": dlr,
+    "cosine": own_prompt,
+}
 TARGETED_OBJECTIVES: dict[str, TargetedObjective] = {
     "cross_entropy": targeted_cross_entropy,
     "margin": targeted_margin,

@@ -69,9 +69,12 @@ def patch_pgd(
         threat, objectives.resolve(objective), steps, alpha, restarts=restarts, name=f"patch-{width}"
     )
     settings: dict[str, Any] = {
-        "width": width, "steps": steps, "step_size": alpha, "restarts": restarts,
+        "width": width,
+        "steps": steps,
+        "step_size": alpha,
+        "restarts": restarts,
         "objective": objective if isinstance(objective, str) else "custom",
-    }  # fmt: skip
+    }
     return run_search(model, images, labels, threat, _PatchPgd(inner, width), settings, run)
 
 

@@ -80,14 +80,24 @@ def pgd(
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
     alpha = threat.eps / 4 if step_size is None else step_size
     search = PgdSearch(
-        threat, objectives.resolve(objective), steps, alpha, schedule=schedule, restarts=restarts,
-        random_start=random_start, momentum=momentum,
-    )  # fmt: skip
+        threat,
+        objectives.resolve(objective),
+        steps,
+        alpha,
+        schedule=schedule,
+        restarts=restarts,
+        random_start=random_start,
+        momentum=momentum,
+    )
     settings: dict[str, Any] = {
-        "steps": steps, "step_size": alpha, "schedule": schedule, "restarts": restarts,
-        "random_start": random_start, "momentum": momentum,
+        "steps": steps,
+        "step_size": alpha,
+        "schedule": schedule,
+        "restarts": restarts,
+        "random_start": random_start,
+        "momentum": momentum,
         "objective": objective if isinstance(objective, str) else "custom",
-    }  # fmt: skip
+    }
     return run_search(model, images, labels, threat, search, settings, run)
 
 
@@ -98,10 +108,18 @@ class PgdSearch:
     decides_in_float32 = False
 
     def __init__(
-        self, threat: Threat, objective: Objective, steps: int, step_size: float, *,
-        schedule: StepSchedule = "constant", restarts: int = 1, random_start: bool = True, momentum: float = 0.0,
+        self,
+        threat: Threat,
+        objective: Objective,
+        steps: int,
+        step_size: float,
+        *,
+        schedule: StepSchedule = "constant",
+        restarts: int = 1,
+        random_start: bool = True,
+        momentum: float = 0.0,
         name: str = "pgd",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.momentum = name, momentum
         self.threat, self.objective = threat, objective
         self.steps, self.restarts, self.random_start = steps, restarts, random_start

@@ -16,14 +16,7 @@ from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.spec import AttackSpec, Settings
-from antiphase.attacks.square_moves import (
-    Windows,
-    first_l2,
-    first_linf,
-    propose_l2,
-    propose_linf,
-    windows,
-)
+from antiphase.attacks.square_moves import Windows, first_l2, first_linf, propose_l2, propose_linf, windows
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -106,10 +99,13 @@ def square(
     rescale = rescales(queries, rescale_schedule)
     search = _Square(threat, objective, queries, p_init, restarts, targets, rescale)
     settings: dict[str, Any] = {
-        "queries": queries, "p_init": p_init, "restarts": restarts, "targets": targets,
+        "queries": queries,
+        "p_init": p_init,
+        "restarts": restarts,
+        "targets": targets,
         "objective": objective if isinstance(objective, str) else "custom",
         "rescale_schedule": rescale,
-    }  # fmt: skip
+    }
     return run_search(model, images, labels, threat, search, settings, run, budgets)
 
 
@@ -130,9 +126,15 @@ class _Square:
     decides_in_float32 = True
 
     def __init__(
-        self, threat: Threat, objective: str | Objective | TargetedObjective, queries: int, p_init: float,
-        restarts: int, targets: int | None, rescale: bool,
-    ) -> None:  # fmt: skip
+        self,
+        threat: Threat,
+        objective: str | Objective | TargetedObjective,
+        queries: int,
+        p_init: float,
+        restarts: int,
+        targets: int | None,
+        rescale: bool,
+    ) -> None:
         self.name = "square-t" if targets else "square"
         self.targets, self.restarts = targets or 0, restarts
         self.threat, self.queries, self.p_init, self.rescale = threat, queries, p_init, rescale
@@ -209,9 +211,13 @@ class _Square:
         rows["done"] = rows["t"] == self.queries
 
     def _near(
-        self, rows: Rows, asked: Bool[Tensor, "batch ahead"], rough: Float[Tensor, "batch ahead"],
-        adversarial: Bool[Tensor, "batch ahead"], until: Int64[Tensor, " batch"],
-    ) -> tuple[Bool[Tensor, "batch ahead"], Float[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:  # fmt: skip
+        self,
+        rows: Rows,
+        asked: Bool[Tensor, "batch ahead"],
+        rough: Float[Tensor, "batch ahead"],
+        adversarial: Bool[Tensor, "batch ahead"],
+        until: Int64[Tensor, " batch"],
+    ) -> tuple[Bool[Tensor, "batch ahead"], Float[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:
         """Return the queries for float32 to decide, their low-precision losses, and how many queries they settle."""
         waits, least = rows["waits"], rows["rough"] - _REACH * rows["rounding"]
         near = asked & ((adversarial & ~rows["found"][:, None]) | (rough > least[:, None]))
@@ -220,9 +226,12 @@ class _Square:
         return near, rough, torch.where(waits, 1, until)
 
     def _answers(
-        self, rows: Rows, x: Float[Tensor, "batch ahead ..."], asked: Bool[Tensor, "batch ahead"],
+        self,
+        rows: Rows,
+        x: Float[Tensor, "batch ahead ..."],
+        asked: Bool[Tensor, "batch ahead"],
         model: Classifier,
-    ) -> tuple[Float[Tensor, "batch ahead"], Bool[Tensor, "batch ahead"]]:  # fmt: skip
+    ) -> tuple[Float[Tensor, "batch ahead"], Bool[Tensor, "batch ahead"]]:
         """Return the losses and whether the prediction changes; −∞ and False for queries that were not evaluated."""
         loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
         adversarial = torch.zeros_like(asked)
@@ -235,9 +244,12 @@ class _Square:
         return loss, adversarial
 
     def _learn(
-        self, rows: Rows, moved: Bool[Tensor, " batch"], rough: Float[Tensor, " batch"],
+        self,
+        rows: Rows,
+        moved: Bool[Tensor, " batch"],
+        rough: Float[Tensor, " batch"],
         loss: Float[Tensor, " batch"],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record the low-precision losses of accepted proposals."""
         first = rows["rough"].isinf()
         error = torch.where(first, rough - loss, (rough - rows["rough"]) - (loss - rows["loss"])).abs()
@@ -267,9 +279,11 @@ class _Square:
 
 
 def _full_batches(
-    asked: Bool[Tensor, "batch ahead"], t: Int64[Tensor, " batch"], until: Int64[Tensor, " batch"],
+    asked: Bool[Tensor, "batch ahead"],
+    t: Int64[Tensor, " batch"],
+    until: Int64[Tensor, " batch"],
     least: int = 0,
-) -> tuple[Bool[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:  # fmt: skip
+) -> tuple[Bool[Tensor, "batch ahead"], Int64[Tensor, " batch"]]:
     """Defer queries that would start another quantum, those of the most advanced rows first.
 
     All are deferred if they are fewer than ``least``. Return the remaining ones, and how many queries of each row they
@@ -291,6 +305,12 @@ def _implied(settings: Settings) -> Settings:
 
 
 SQUARE = AttackSpec(
-    square, "Square", black_box=True, implied=_implied, unset=lambda settings: {"rescale_schedule": False},
-    passes=lambda settings: settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2,  # forward only
-)  # fmt: skip
+    square,
+    "Square",
+    black_box=True,
+    implied=_implied,
+    unset=lambda settings: {"rescale_schedule": False},
+    passes=lambda settings: (
+        settings["queries"] * settings["restarts"] * (settings["targets"] or 1) / 2
+    ),  # forward only
+)

@@ -63,8 +63,9 @@ def windows(
     return Windows(
         torch.tensor([h for h, _ in sizes], device=clean.device),
         torch.tensor([w for _, w in sizes], device=clean.device),
-        torch.tensor(after, device=clean.device), bumps.to(clean),
-    )  # fmt: skip
+        torch.tensor(after, device=clean.device),
+        bumps.to(clean),
+    )
 
 
 def window_size(share: float, height: int, width: int, least: int) -> tuple[int, int]:
@@ -90,10 +91,7 @@ def bump(height: int, width: int) -> Float64[Tensor, "height width"]:
     At distance d = max(|i − ⌊h/2⌋|, |j − ⌊w/2⌋|) from the centre of an h × w half, the pyramid is
     Σ_{m=d}^{n} 1/(m + 1)² with n = max(⌊h/2⌋, ⌊w/2⌋), normalised to length 1. A single row has only the lower half.
     """
-    halves = [
-        _pyramid(height // 2, width),
-        -_pyramid(height - height // 2, width),
-    ]
+    halves = [_pyramid(height // 2, width), -_pyramid(height - height // 2, width)]
     whole = torch.cat(halves)
     return whole / whole.square().sum().sqrt()
 
@@ -220,9 +218,11 @@ def propose_l2(
 def _draw(
     keys: Int64[Tensor, " batch"], t: Int64[Tensor, "batch ahead"], count: int, at: Windows
 ) -> tuple[
-    Int64[Tensor, "batch ahead"], Int64[Tensor, "batch ahead"], Int64[Tensor, "batch ahead"],
+    Int64[Tensor, "batch ahead"],
+    Int64[Tensor, "batch ahead"],
+    Int64[Tensor, "batch ahead"],
     Float[Tensor, "batch ahead count"],
-]:  # fmt: skip
+]:
     """Return each query's level, its window's height and width, and ``count`` numbers in [0, 1)."""
     draws = uniform(keys.repeat_interleave(t.shape[1]), count, (t * count).flatten())
     level = torch.bucketize(t - 1, at.after)  # iterations are counted from the first proposal

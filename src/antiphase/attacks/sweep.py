@@ -14,15 +14,7 @@ from antiphase.attacks.descent import descend
 from antiphase.attacks.engine.checks import falling_asr
 from antiphase.attacks.engine.options import RunOptions, of_samples, read_options
 from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.ensemble import (
-    AttackFunction,
-    Ensemble,
-    Stage,
-    Verdicts,
-    arrays_of,
-    title,
-    within,
-)
+from antiphase.attacks.ensemble import AttackFunction, Ensemble, Stage, Verdicts, arrays_of, title, within
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -103,12 +95,18 @@ def sweep(
             if part is None:
                 given = verdicts.labels(labels)
                 here: RunOptions = {
-                    **of_samples(run, ids, robust), "progress": title(stage, chosen), "on_finished": None,
-                }  # fmt: skip
+                    **of_samples(run, ids, robust),
+                    "progress": title(stage, chosen),
+                    "on_finished": None,
+                }
                 part = stage.attack(
-                    model, images[robust], None if given is None else given[robust],
-                    replace(threat, eps=math.inf) if unbounded else at, **stage.settings, **here,
-                )  # fmt: skip
+                    model,
+                    images[robust],
+                    None if given is None else given[robust],
+                    replace(threat, eps=math.inf) if unbounded else at,
+                    **stage.settings,
+                    **here,
+                )
                 part = within(part, at) if unbounded else part
             whole = verdicts.add(stage, part)
             if chosen.on_finished is not None:

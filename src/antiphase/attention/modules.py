@@ -74,11 +74,7 @@ class SoftmaxAttention(nn.Module):
         return (q,), (k,), v
 
     def forward(
-        self,
-        x: Float[Tensor, "batch tokens dim"],
-        mask: Tensor | None = None,
-        *,
-        queries: int | None = None,
+        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None, *, queries: int | None = None
     ) -> Float[Tensor, "batch queries dim"]:
         """Return the attended tokens; arguments as of :class:`DifferentialAttention`'s."""
         heads = attend(self.parts, 0.0, mask, self.backend, *_project_qkv(self.qkv, x, queries))
@@ -166,11 +162,7 @@ class DifferentialAttention(nn.Module):
         return q, k, v.unflatten(-1, (self.num_diff_heads, -1)).transpose(1, 2)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch tokens dim"],
-        mask: Tensor | None = None,
-        *,
-        queries: int | None = None,
+        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None, *, queries: int | None = None
     ) -> Float[Tensor, "batch queries dim"]:
         """Return the attended tokens.
 

@@ -19,9 +19,18 @@ from antiphase.torchrun import rank_and_count
 
 # what is wrong with a path that somebody gave
 _UNUSABLE = {
-    errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
-    errno.ELOOP, errno.ENOSPC, errno.EDQUOT, errno.EBUSY,
-}  # fmt: skip
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EBUSY,
+}
 
 _INTERRUPTED = 130
 _LONGEST_WORD = 500  # a longer name or path is shown without its middle

@@ -96,9 +96,12 @@ def _shared(fields: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:
         return path
 
     config = typer.Option(
-        "--config", callback=read, is_eager=True, metavar="FILE",
+        "--config",
+        callback=read,
+        is_eager=True,
+        metavar="FILE",
         help="TOML file with values of these options, under their names; what is typed counts more.",
-    )  # fmt: skip
+    )
 
     def log(verbose: bool) -> None:
         if verbose:
@@ -106,9 +109,13 @@ def _shared(fields: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:
             logging.getLogger("antiphase").setLevel(logging.INFO)
 
     talkative = typer.Option(
-        "--verbose", "-v", callback=log, is_eager=True, metavar="",
+        "--verbose",
+        "-v",
+        callback=log,
+        is_eager=True,
+        metavar="",
         help="Say more: why a backend was not chosen, and after a mistake where it was found.",
-    )  # fmt: skip
+    )
     as_json = typer.Option(
         "--json", metavar="", help="Print one JSON value to standard output; all else goes to standard error."
     )
@@ -148,10 +155,7 @@ def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
     """Return the parameter from which typer makes the option or argument of a field."""
     shown = _shown(field)
     kind, word = _kind(field.annotation, shown)
-    extra: dict[str, Any] = {
-        "help": field.description,
-        "metavar": (shown.metavar or word) + _range(field),
-    }
+    extra: dict[str, Any] = {"help": field.description, "metavar": (shown.metavar or word) + _range(field)}
     if shown.check is not None:
         extra["parser"] = _parser(shown.check)
     if shown.argument:

@@ -36,10 +36,7 @@ MODULES = {
         "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, "
         "captions.",
     ),
-    "look": (
-        "look",
-        "Draw where a CLIP and its twin look in images for a text, side by side.",
-    ),
+    "look": ("look", "Draw where a CLIP and its twin look in images for a text, side by side."),
     "train": (
         "training",
         "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",
@@ -64,18 +61,12 @@ MODULES = {
         "rerun",
         "Repeat a run with the options that it stored, and say whether the numbers are equal.",
     ),
-    "verify": (
-        "verify",
-        "Measure again what a robustness card says, and compare every number.",
-    ),
+    "verify": ("verify", "Measure again what a robustness card says, and compare every number."),
     "leaderboard": (
         "leaderboard",
         "Draw all robustness cards below a folder as one page, a table for each data set and norm.",
     ),
-    "doctor": (
-        "doctor",
-        "Show versions, devices, kernels and data, and how to get what is missing.",
-    ),
+    "doctor": ("doctor", "Show versions, devices, kernels and data, and how to get what is missing."),
 }
 """The commands: the module of each, and the first line of its help."""
 

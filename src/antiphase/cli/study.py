@@ -80,10 +80,17 @@ def show(options: StudyOptions) -> Answer:
         say(f"\n{describe(plan)}")
         found.append(
             {
-                "study": one.name, "paper": one.paper, "artefact": one.label, "title": one.title, "text": one.text,
-                "profile": chosen.profile.name, "settings": dict(settings), "cells": cells, "seconds": plan.seconds,
+                "study": one.name,
+                "paper": one.paper,
+                "artefact": one.label,
+                "title": one.title,
+                "text": one.text,
+                "profile": chosen.profile.name,
+                "settings": dict(settings),
+                "cells": cells,
+                "seconds": plan.seconds,
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -138,10 +145,14 @@ def status(options: AnyStudyOptions) -> Answer:
         table.add_row(one.name, str(there), str(len(running)), str(to_do), str(len(plan.damaged)), time)
         found.append(
             {
-                "study": one.name, "done": there, "running": len(running), "to_do": to_do,
-                "damaged": list(plan.damaged.values()), "seconds": plan.seconds if plan.missing else 0,
+                "study": one.name,
+                "done": there,
+                "running": len(running),
+                "to_do": to_do,
+                "damaged": list(plan.damaged.values()),
+                "seconds": plan.seconds if plan.missing else 0,
             }
-        )  # fmt: skip
+        )
         for why in plan.damaged.values():
             say(f"damaged: {why}", err=True)
         for cell in running:

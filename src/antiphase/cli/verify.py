@@ -40,10 +40,15 @@ def verify(options: VerifyOptions) -> Answer:
         say(f"note: {note}")
     say(repr(found))
     answer = {
-        "card": str(options.card), "name": found.card.name, "confirmed": found.confirmed, "reason": found.reason,
-        "numbers": found.numbers, "differences": [asdict(one) for one in found.differences],
-        "notes": list(found.notes), "out": None if options.out is None else str(options.out),
-    }  # fmt: skip
+        "card": str(options.card),
+        "name": found.card.name,
+        "confirmed": found.confirmed,
+        "reason": found.reason,
+        "numbers": found.numbers,
+        "differences": [asdict(one) for one in found.differences],
+        "notes": list(found.notes),
+        "out": None if options.out is None else str(options.out),
+    }
     return answer if found.confirmed else Refusal(answer)
 
 

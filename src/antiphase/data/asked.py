@@ -57,9 +57,13 @@ class AskedImages(ImageSet):
     def take(self, positions: Sequence[int] | Tensor) -> "AskedImages":
         at = torch.as_tensor(positions)
         return replace(
-            self, ids=self.ids[at], labels=self.labels[at], which=self.which[at], places=self.places[at],
+            self,
+            ids=self.ids[at],
+            labels=self.labels[at],
+            which=self.which[at],
+            places=self.places[at],
             samplings=tuple(self.samplings[one] for one in at.tolist()),
-        )  # fmt: skip
+        )
 
     def fingerprint(self) -> str:
         told = [repr(part.tolist()) for part in (self.ids, self.labels, self.which, self.places)]
@@ -84,10 +88,15 @@ def asked_images(pope: PopeSet, square: Square) -> AskedImages:
     questions = tuple(dict.fromkeys(text for _, text in pairs))
     number = {text: at for at, text in enumerate(questions)}
     return AskedImages(
-        name=pope.name, split="test", class_names=ANSWERS,
+        name=pope.name,
+        split="test",
+        class_names=ANSWERS,
         ids=torch.tensor([key(image, text) & (2**53 - 1) for image, text in pairs]),
-        labels=torch.tensor([int(truth[pair]) for pair in pairs]), pictures=pope.pictures, square=square,
-        questions=questions, which=torch.tensor([number[text] for _, text in pairs]),
+        labels=torch.tensor([int(truth[pair]) for pair in pairs]),
+        pictures=pope.pictures,
+        square=square,
+        questions=questions,
+        which=torch.tensor([number[text] for _, text in pairs]),
         places=torch.tensor([position[image] for image, _ in pairs]),
         samplings=tuple(tuple(samplings[pair]) for pair in pairs),
-    )  # fmt: skip
+    )

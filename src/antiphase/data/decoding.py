@@ -120,12 +120,7 @@ def decode_whole(
     """
     source = file if isinstance(file, Path) else io.BytesIO(file)
     return pil_to_tensor(
-        _read(
-            source,
-            3,
-            name or (printable(str(file)) if isinstance(file, Path) else "in memory"),
-            fix,
-        )
+        _read(source, 3, name or (printable(str(file)) if isinstance(file, Path) else "in memory"), fix)
     )
 
 

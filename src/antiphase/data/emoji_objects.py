@@ -31,12 +31,18 @@ _THEMES: tuple[dict[str, str], ...] = (
     {"cow": "", "horse": "", "pig": "", "rooster": "", "tractor": ""},
     {"dog": "", "cat": "", "chair": "", "bed": "", "television": ""},
     {"fish": "", "boat": "sailboat", "crab": "", "octopus": "", "anchor": ""},
-    {"car": "automobile", "bicycle": "", "bus": "", "motorcycle": "", "traffic light": "vertical traffic light"},
+    {
+        "car": "automobile",
+        "bicycle": "",
+        "bus": "",
+        "motorcycle": "",
+        "traffic light": "vertical traffic light",
+    },
     {"apple": "red apple", "banana": "", "lemon": "", "strawberry": "", "pineapple": ""},
     {"guitar": "", "drum": "", "violin": "", "trumpet": "", "microphone": ""},
     {"laptop": "", "clock": "alarm clock", "pencil": "", "telephone": "", "key": ""},
     {"tree": "deciduous tree", "owl": "", "bear": "", "fox": "", "mushroom": ""},
-)  # fmt: skip
+)
 OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
 """What can be seen, by theme."""
 
@@ -98,8 +104,13 @@ def _made(split: str, root: Path | None, progress: bool) -> ArrayPairs:
         objects.append(tuple(seen))
     captions = tuple((caption_of([one.name for one in scene]),) for scene in scenes)
     return ArrayPairs(
-        name=NAME, split=split, ids=ids, captions=captions, array=torch.from_numpy(array), objects=tuple(objects),
-    )  # fmt: skip
+        name=NAME,
+        split=split,
+        ids=ids,
+        captions=captions,
+        array=torch.from_numpy(array),
+        objects=tuple(objects),
+    )
 
 
 @dataclass(frozen=True)

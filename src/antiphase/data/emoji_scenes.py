@@ -47,9 +47,16 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
         for names, (_, own) in zip(captions, drawn, strict=True)
     ]
     return replace(
-        single, name=NAME, ids=torch.arange(len(scenes)), captions=captions, labels=None, class_names=(), prompts=None,
-        array=torch.stack([image for image, _ in drawn]), objects=tuple(map(tuple, masks)),
-    )  # fmt: skip
+        single,
+        name=NAME,
+        ids=torch.arange(len(scenes)),
+        captions=captions,
+        labels=None,
+        class_names=(),
+        prompts=None,
+        array=torch.stack([image for image, _ in drawn]),
+        objects=tuple(map(tuple, masks)),
+    )
 
 
 def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"]:

@@ -16,15 +16,44 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
 _RARE_SUFFIXES = (
-    ".jfif", ".jpe", ".jp2", ".j2k", ".jpx", ".jxl", ".avif", ".heic", ".heif", ".tga", ".pbm", ".pnm", ".pcx", ".dds",
-    ".ico", ".psd", ".svg", ".exr", ".hdr", ".dng", ".cr2", ".nef", ".arw", ".dcm", ".npy",
-)  # fmt: skip
+    ".jfif",
+    ".jpe",
+    ".jp2",
+    ".j2k",
+    ".jpx",
+    ".jxl",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".tga",
+    ".pbm",
+    ".pnm",
+    ".pcx",
+    ".dds",
+    ".ico",
+    ".psd",
+    ".svg",
+    ".exr",
+    ".hdr",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".arw",
+    ".dcm",
+    ".npy",
+)
 _FEATURES = {"AVIF": "avif", "JPEG2000": "jpg_2000"}  # formats that Pillow may list and not be able to read
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _SPLIT_WORDS = {
-    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
 
 
 @dataclass(frozen=True)

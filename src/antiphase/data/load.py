@@ -84,9 +84,15 @@ def load_data(
 
 
 def _named(
-    name: str, split: str, image_size: int | None, channels: int | None, num_classes: int | None,
-    root: str | os.PathLike[str] | None, limit: int | None, seed: int | None,
-) -> ImageSet:  # fmt: skip
+    name: str,
+    split: str,
+    image_size: int | None,
+    channels: int | None,
+    num_classes: int | None,
+    root: str | os.PathLike[str] | None,
+    limit: int | None,
+    seed: int | None,
+) -> ImageSet:
     source, path = source_of(name), name.partition(":")[2]
     if source.splits is not None:
         split = choose_split(name, split, source.splits)

@@ -10,9 +10,13 @@ from antiphase.errors import UserError, shown
 
 T = TypeVar("T")
 _FILES = {
-    ".npz": ("npz",), ".parquet": ("parquet",), ".csv": ("csv",), ".tsv": ("csv",), ".json": ("karpathy", "llava"),
+    ".npz": ("npz",),
+    ".parquet": ("parquet",),
+    ".csv": ("csv",),
+    ".tsv": ("csv",),
+    ".json": ("karpathy", "llava"),
     ".tar": ("shards",),
-}  # fmt: skip
+}
 
 
 def find_named(name: str, sources: Mapping[str, T], what: str) -> T:

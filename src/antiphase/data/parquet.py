@@ -57,9 +57,16 @@ def parquet_images(pattern: str, split: str, image_size: int, channels: int) -> 
         raise UserError(f"{name} ({split}): files with different class names; give those of one data set")
     names = several.pop() or tuple(map(str, range(max(labels) + 1)))
     return FileImages(
-        name=name, split=split, class_names=names, ids=torch.arange(len(files)), labels=torch.tensor(labels),
-        root=root, files=tuple(files), image_size=image_size, channels=channels,
-    )  # fmt: skip
+        name=name,
+        split=split,
+        class_names=names,
+        ids=torch.arange(len(files)),
+        labels=torch.tensor(labels),
+        root=root,
+        files=tuple(files),
+        image_size=image_size,
+        channels=channels,
+    )
 
 
 def _labels(name: str, path: Path) -> list[int]:

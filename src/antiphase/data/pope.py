@@ -114,10 +114,7 @@ def with_suffix(question: str, suffix: str) -> str:
 
 
 def pope_questions(
-    labelled: Mapping[str, Sequence[str]],
-    *,
-    images: int = IMAGES,
-    seed: int = 0,
+    labelled: Mapping[str, Sequence[str]], *, images: int = IMAGES, seed: int = 0
 ) -> dict[str, list[PopeQuestion]]:
     """Make the three sets of questions for labelled images by POPE's rules.
 
@@ -221,9 +218,13 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     names = tuple(dict.fromkeys(question.image for question in questions))
     root = _images(place, names)
     pictures = FilePairs(
-        name=name, split="val", ids=torch.arange(len(names)), captions=tuple((one,) for one in names), root=root,
+        name=name,
+        split="val",
+        ids=torch.arange(len(names)),
+        captions=tuple((one,) for one in names),
+        root=root,
         files=names,
-    )  # fmt: skip
+    )
     return PopeSet(name=name, pictures=pictures, names=names, questions=questions)
 
 

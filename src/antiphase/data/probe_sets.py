@@ -146,37 +146,43 @@ def _listed(found: Any) -> Entries:
 _ROBOTS = "https://www.robots.ox.ac.uk/~vgg/data"
 _SETS = {
     "food101": _ProbeSet(
-        ("train", "test"), "food-101",
+        ("train", "test"),
+        "food-101",
         "unpack food-101.tar.gz of https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/ in {root}",
         _food101,
     ),
     "sun397": _ProbeSet(
-        ("train", "test"), "SUN397",
+        ("train", "test"),
+        "SUN397",
         "unpack SUN397.tar.gz of https://vision.princeton.edu/projects/2010/SUN/ in {root}",
         _sun397,
     ),
     "aircraft": _ProbeSet(
-        ("train", "val", "test"), "fgvc-aircraft-2013b",
+        ("train", "val", "test"),
+        "fgvc-aircraft-2013b",
         "unpack fgvc-aircraft-2013b.tar.gz of " + _ROBOTS + "/fgvc-aircraft/ in {root}",
         _aircraft,
     ),
     "dtd": _ProbeSet(
-        ("train", "val", "test"), "dtd/dtd",
+        ("train", "val", "test"),
+        "dtd/dtd",
         "unpack dtd-r1.0.1.tar.gz of " + _ROBOTS + "/dtd/ in {root}/dtd",
         _dtd,
     ),
     "pets": _ProbeSet(
-        ("train", "test"), "oxford-iiit-pet",
+        ("train", "test"),
+        "oxford-iiit-pet",
         "unpack images.tar.gz and annotations.tar.gz of " + _ROBOTS + "/pets/ in {root}/oxford-iiit-pet",
         _pets,
     ),
     "flowers102": _ProbeSet(
-        ("train", "val", "test"), "flowers-102",
+        ("train", "val", "test"),
+        "flowers-102",
         "unpack 102flowers.tgz of " + _ROBOTS + "/flowers/102/ in {root}/flowers-102, and put its "
         "imagelabels.mat and setid.mat there",
         _flowers102,
     ),
-}  # fmt: skip
+}
 
 PROBE_FILE_SETS = {
     "food101": "Food-101, RGB, 101 classes of dishes (downloaded)",

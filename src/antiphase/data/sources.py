@@ -38,9 +38,14 @@ def _open_emoji(ask: Request, name: str) -> ArrayImages:
     pairs = {"openmoji": openmoji_pairs, "noto-emoji": noto_pairs}[name](ask.split, ask.root)
     assert pairs.labels is not None
     return ArrayImages(
-        name=name, split=ask.split, class_names=pairs.class_names, ids=pairs.ids, labels=pairs.labels,
-        pixels=pairs.array, prompts=pairs.prompts,
-    )  # fmt: skip
+        name=name,
+        split=ask.split,
+        class_names=pairs.class_names,
+        ids=pairs.ids,
+        labels=pairs.labels,
+        pixels=pairs.array,
+        prompts=pairs.prompts,
+    )
 
 
 def _open_coco(ask: Request) -> FileImages:
@@ -48,10 +53,17 @@ def _open_coco(ask: Request) -> FileImages:
     pairs = coco_single_label(ask.root / "coco", ask.split)
     assert pairs.labels is not None
     return FileImages(
-        name="coco", split=pairs.split, class_names=pairs.class_names, ids=pairs.ids, labels=pairs.labels,
-        skipped=pairs.skipped, root=pairs.root, files=pairs.files, image_size=ask.image_size or 224,
+        name="coco",
+        split=pairs.split,
+        class_names=pairs.class_names,
+        ids=pairs.ids,
+        labels=pairs.labels,
+        skipped=pairs.skipped,
+        root=pairs.root,
+        files=pairs.files,
+        image_size=ask.image_size or 224,
         channels=ask.channels or 3,
-    )  # fmt: skip
+    )
 
 
 def _open_parquet(ask: Request) -> FileImages:

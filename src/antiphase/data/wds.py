@@ -79,10 +79,17 @@ def wds_images(path: Path, split: str, image_size: int, channels: int) -> FileIm
         )
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
     return FileImages(
-        name=name, split=split, class_names=tuple(names), ids=torch.arange(len(samples)),
-        labels=torch.tensor(labels), prompts=prompts if templates else None, root=path / split,
-        files=tuple(sample.file for sample in samples), image_size=image_size, channels=channels,
-    )  # fmt: skip
+        name=name,
+        split=split,
+        class_names=tuple(names),
+        ids=torch.arange(len(samples)),
+        labels=torch.tensor(labels),
+        prompts=prompts if templates else None,
+        root=path / split,
+        files=tuple(sample.file for sample in samples),
+        image_size=image_size,
+        channels=channels,
+    )
 
 
 def wds_pairs(path: Path, split: str) -> FilePairs:
@@ -101,11 +108,14 @@ def wds_pairs(path: Path, split: str) -> FilePairs:
     kept = [row for row, said in enumerate(captions) if said]
     mute = [sample.file for sample, said in zip(samples, captions, strict=True) if not said]
     return FilePairs(
-        name=name, split=split, ids=torch.tensor(kept, dtype=torch.int64),
-        captions=tuple(captions[row] for row in kept), root=path / split,
+        name=name,
+        split=split,
+        ids=torch.tensor(kept, dtype=torch.int64),
+        captions=tuple(captions[row] for row in kept),
+        root=path / split,
         skipped=tuple(f"{file} has no caption" for file in mute),
         files=tuple(samples[row].file for row in kept),
-    )  # fmt: skip
+    )
 
 
 def has_captions(path: Path) -> bool:

@@ -54,9 +54,16 @@ def answers_questions(model: nn.Module) -> bool:
 
 
 def answer_all(
-    model: nn.Module, pictures: PairSet, asked: Sequence[Question], *, max_new_tokens: int, batch_size: int,
-    suffix: str = "", first_token: bool = False, title: str = "",
-) -> list[Answer]:  # fmt: skip
+    model: nn.Module,
+    pictures: PairSet,
+    asked: Sequence[Question],
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    suffix: str = "",
+    first_token: bool = False,
+    title: str = "",
+) -> list[Answer]:
     """Return the answer to every question.
 
     Questions of the same text go through the model together, so that their prompts are of the same length.

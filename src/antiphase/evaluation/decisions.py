@@ -64,9 +64,10 @@ def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
     for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
         numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
         signs = decide(
-            [Estimate(*each) for each in numbers], block["p_value"].to_list() if single else None,
+            [Estimate(*each) for each in numbers],
+            block["p_value"].to_list() if single else None,
             seeds=1 if single else numbers[0][3],
-        )  # fmt: skip
+        )
         found.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
     return pl.concat(found).sort("place").drop("place")
 

@@ -18,9 +18,13 @@ _NAMES = {"top-1": "zero-shot", "per class": "zero-shot per class"}
 
 @torch.no_grad()
 def encoder_numbers(
-    model: nn.Module, pairs: PairSet, *, prompts: Sequence[Sequence[str]] | None = None,
-    captions: Captions = "all", batch_size: int = 256,
-) -> dict[str, float]:  # fmt: skip
+    model: nn.Module,
+    pairs: PairSet,
+    *,
+    prompts: Sequence[Sequence[str]] | None = None,
+    captions: Captions = "all",
+    batch_size: int = 256,
+) -> dict[str, float]:
     """Return retrieval and, if the set has classes, zero-shot metrics in [0, 1] by name.
 
     Args:

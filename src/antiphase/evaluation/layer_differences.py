@@ -51,9 +51,16 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
                         numbers = (estimate.value, estimate.low, estimate.high, estimate.n)
                         found.append((model, against, *place, metric, *numbers))
     schema = {
-        "model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64, "metric": pl.String,
-        "difference": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64,
-    }  # fmt: skip
+        "model": pl.String,
+        "against": pl.String,
+        "site": pl.String,
+        "layer": pl.Int64,
+        "metric": pl.String,
+        "difference": pl.Float64,
+        "low": pl.Float64,
+        "high": pl.Float64,
+        "n": pl.Int64,
+    }
     return pl.DataFrame(found, schema, orient="row")
 
 

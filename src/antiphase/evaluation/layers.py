@@ -16,25 +16,67 @@ from antiphase.sensitivity.theory import amplification
 
 _WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
 _LAYER = {"layer": pl.Int64, "name": pl.String}
-ALIGNMENT_SCHEMA = _WHO | _LAYER | {
-    "head": pl.Int64, "site": pl.String, "probes": pl.Int64, "lam": pl.Float64, "first": pl.Float64,
-    "second": pl.Float64, "cross": pl.Float64, "moved": pl.Float64, "low": pl.Float64, "high": pl.Float64,
-}  # fmt: skip
-LIPSCHITZ_SCHEMA = _WHO | _LAYER | {
-    "of": pl.String, "estimator": pl.String, "norm": pl.String, "ball": pl.String, "eps": pl.Float64,
-    "value": pl.Float64,
-}  # fmt: skip
+ALIGNMENT_SCHEMA = (
+    _WHO
+    | _LAYER
+    | {
+        "head": pl.Int64,
+        "site": pl.String,
+        "probes": pl.Int64,
+        "lam": pl.Float64,
+        "first": pl.Float64,
+        "second": pl.Float64,
+        "cross": pl.Float64,
+        "moved": pl.Float64,
+        "low": pl.Float64,
+        "high": pl.Float64,
+    }
+)
+LIPSCHITZ_SCHEMA = (
+    _WHO
+    | _LAYER
+    | {
+        "of": pl.String,
+        "estimator": pl.String,
+        "norm": pl.String,
+        "ball": pl.String,
+        "eps": pl.Float64,
+        "value": pl.Float64,
+    }
+)
 DEPTH_SCHEMA = _WHO | {
-    "perturbation": pl.String, "eps": pl.Float64, "stage": pl.Int64, "name": pl.String, "length": pl.Float64,
-    "gain": pl.Float64, "lipschitz": pl.Float64, "alpha": pl.Float64, "positive": pl.Float64,
-    "negative": pl.Float64, "moved": pl.Float64,
-}  # fmt: skip
-BRANCHES_SCHEMA = _WHO | _LAYER | {"head": pl.Int64, "perturbation": pl.String} | dict.fromkeys(
-    (
-        "eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved", "clean_correlation",
-        "correlation", "change_correlation",
-    ), pl.Float64,
-)  # fmt: skip
+    "perturbation": pl.String,
+    "eps": pl.Float64,
+    "stage": pl.Int64,
+    "name": pl.String,
+    "length": pl.Float64,
+    "gain": pl.Float64,
+    "lipschitz": pl.Float64,
+    "alpha": pl.Float64,
+    "positive": pl.Float64,
+    "negative": pl.Float64,
+    "moved": pl.Float64,
+}
+BRANCHES_SCHEMA = (
+    _WHO
+    | _LAYER
+    | {"head": pl.Int64, "perturbation": pl.String}
+    | dict.fromkeys(
+        (
+            "eps",
+            "lam",
+            "positive",
+            "negative",
+            "moved",
+            "clean_positive",
+            "clean_moved",
+            "clean_correlation",
+            "correlation",
+            "change_correlation",
+        ),
+        pl.Float64,
+    )
+)
 
 _ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -77,9 +119,12 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
     negative, positive = (high < 0).fill_null(value=False), (low > 0).fill_null(value=False)
     return rows.with_columns(
-        difference=difference, negative=negative.cast(pl.Float64), positive=positive.cast(pl.Float64),
-        undecided=(~negative & ~positive).cast(pl.Float64), below=(pl.col("cross") < 0).cast(pl.Float64),
-    )  # fmt: skip
+        difference=difference,
+        negative=negative.cast(pl.Float64),
+        positive=positive.cast(pl.Float64),
+        undecided=(~negative & ~positive).cast(pl.Float64),
+        below=(pl.col("cross") < 0).cast(pl.Float64),
+    )
 
 
 def sample_parts(block: pl.DataFrame) -> np.ndarray:

@@ -15,17 +15,26 @@ from antiphase.evaluation.retrieval import ranks
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
 # Answers to POPE: see antiphase.evaluation.pope.
 ROW_SCHEMA = {
-    "setting": pl.String, "seed": pl.Int64, "unit": pl.Int64, "group": pl.Int64, "prediction": pl.Int64,
-    "rank": pl.Int64, "score": pl.Float64, "cost": pl.Float64,
-}  # fmt: skip
+    "setting": pl.String,
+    "seed": pl.Int64,
+    "unit": pl.Int64,
+    "group": pl.Int64,
+    "prediction": pl.Int64,
+    "rank": pl.Int64,
+    "score": pl.Float64,
+    "cost": pl.Float64,
+}
 
 _ROWS = 4096  # images whose scores are held at a time
 
 
 def classification_rows(
-    scores: Float[Tensor, "n classes"], labels: Int64[Tensor, " n"], ids: Int64[Tensor, " n"],
-    setting: str = "", seed: int = 0,
-) -> pl.DataFrame:  # fmt: skip
+    scores: Float[Tensor, "n classes"],
+    labels: Int64[Tensor, " n"],
+    ids: Int64[Tensor, " n"],
+    setting: str = "",
+    seed: int = 0,
+) -> pl.DataFrame:
     """Return a row for each image: the class of the highest score, and the rank of the right one.
 
     Of equal scores the lower class number stands first, for prediction and rank alike.
@@ -34,24 +43,33 @@ def classification_rows(
     earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
     before = (~(scores <= own)) | ((scores == own) & earlier)  # NaN stands before
     return outcome_rows(
-        setting=setting, seed=seed, unit=ids.tolist(), group=labels.tolist(),
-        prediction=scores.argmax(1).tolist(), rank=before.sum(1).tolist(),
-    )  # fmt: skip
+        setting=setting,
+        seed=seed,
+        unit=ids.tolist(),
+        group=labels.tolist(),
+        prediction=scores.argmax(1).tolist(),
+        rank=before.sum(1).tolist(),
+    )
 
 
 def zero_shot_rows(
-    images: Float[Tensor, "n embed"], classes: Float[Tensor, "embed classes"], labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"], setting: str = "",
-) -> pl.DataFrame:  # fmt: skip
+    images: Float[Tensor, "n embed"],
+    classes: Float[Tensor, "embed classes"],
+    labels: Int64[Tensor, " n"],
+    ids: Int64[Tensor, " n"],
+    setting: str = "",
+) -> pl.DataFrame:
     """Return a row for each image, classified by the cosines of unit vectors."""
     parts = zip(images.split(_ROWS), labels.split(_ROWS), ids.split(_ROWS), strict=True)
     return pl.concat([classification_rows(some @ classes, label, own, setting) for some, label, own in parts])
 
 
 def retrieval_rows(
-    images: Float[Tensor, "n embed"], texts: Float[Tensor, "m embed"], owners: Int64[Tensor, " m"],
+    images: Float[Tensor, "n embed"],
+    texts: Float[Tensor, "m embed"],
+    owners: Int64[Tensor, " m"],
     ids: Int64[Tensor, " n"],
-) -> pl.DataFrame:  # fmt: skip
+) -> pl.DataFrame:
     """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
 
     Args:
@@ -62,9 +80,12 @@ def retrieval_rows(
     """
     own = torch.arange(len(images), device=owners.device)
     by_caption = outcome_rows(
-        setting="image", seed=0, unit=list(range(len(texts))), group=ids[owners.cpu()].tolist(),
+        setting="image",
+        seed=0,
+        unit=list(range(len(texts))),
+        group=ids[owners.cpu()].tolist(),
         rank=ranks(texts, images, own, owners).tolist(),
-    )  # fmt: skip
+    )
     by_image = outcome_rows(
         setting="text",
         seed=0,

@@ -68,9 +68,12 @@ def join_answers(questions: Sequence[PopeQuestion], answers: Mapping[tuple[str, 
 
 
 def pope_rows(
-    sampling: str, questions: Sequence[PopeQuestion], answers: Sequence[str], yes: Sequence[float],
+    sampling: str,
+    questions: Sequence[PopeQuestion],
+    answers: Sequence[str],
+    yes: Sequence[float],
     images: Sequence[int],
-) -> pl.DataFrame:  # fmt: skip
+) -> pl.DataFrame:
     """Return a row of ``ROW_SCHEMA`` for each question.
 
     ``unit`` is the question's number, ``group`` its image, ``prediction`` one of ``NO``, ``YES`` and ``UNPARSED``.
@@ -87,9 +90,14 @@ def pope_rows(
     said = [(YES if is_parsed(text) else UNPARSED) if says_yes(text) else NO for text in answers]
     wrong = [int((probability > 0.5) != one.yes) for one, probability in zip(questions, yes, strict=True)]
     return outcome_rows(
-        setting=sampling, seed=0, unit=[one.number for one in questions], group=list(images), prediction=said,
-        rank=wrong, score=list(yes),
-    )  # fmt: skip
+        setting=sampling,
+        seed=0,
+        unit=[one.number for one in questions],
+        group=list(images),
+        prediction=said,
+        rank=wrong,
+        score=list(yes),
+    )
 
 
 def read_rows(rows: pl.DataFrame) -> pl.DataFrame:

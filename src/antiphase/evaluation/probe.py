@@ -262,9 +262,15 @@ def train_probe(
     else:
         features, labels = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
     cost, _ = search_cost(
-        train, train_labels, *validation, num_classes,
-        objective=objective, mean_per_class=mean_per_class, max_iter=max_iter, on_fit=on_fit,
-    )  # fmt: skip
+        train,
+        train_labels,
+        *validation,
+        num_classes,
+        objective=objective,
+        mean_per_class=mean_per_class,
+        max_iter=max_iter,
+        on_fit=on_fit,
+    )
     probe = fit_probe(features, labels, num_classes, cost, objective=objective, max_iter=max_iter)
     if on_fit:
         on_fit()

@@ -45,12 +45,16 @@ def summarise_tasks(
             results.append(
                 dict(zip(("model", "task", "data", "setting", "metric"), key, strict=True))
                 | {
-                    "value": spread.estimate.value, "low": _finite(spread.estimate.low),
-                    "high": _finite(spread.estimate.high), "n": spread.estimate.n, "seed_sd": spread.seed_sd,
-                    "unit_sd": spread.unit_sd, "seeds": spread.seeds,
+                    "value": spread.estimate.value,
+                    "low": _finite(spread.estimate.low),
+                    "high": _finite(spread.estimate.high),
+                    "n": spread.estimate.n,
+                    "seed_sd": spread.seed_sd,
+                    "unit_sd": spread.unit_sd,
+                    "seeds": spread.seeds,
                     "headline": _stands_for(key, metric),
                 }
-            )  # fmt: skip
+            )
     for (model, *key), metric in found.items():
         twin = twins.get(model)
         if twin is None or (twin, *key) not in found:

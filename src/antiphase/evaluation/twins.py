@@ -74,9 +74,7 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
         own.filter(site="pixels")
         .group_by(keys)
         .agg(
-            pl.mean("first"),
-            second=(lam**2 * pl.col("second")).mean(),
-            cross=(lam * pl.col("cross")).mean(),
+            pl.mean("first"), second=(lam**2 * pl.col("second")).mean(), cross=(lam * pl.col("cross")).mean()
         )
     )
     if base is None:
@@ -144,9 +142,7 @@ def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(found, {"layer": pl.Int64} | _ESTIMATED, orient="row")
 
 
-_ESTIMATED = {
-    "metric": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64,
-}  # fmt: skip
+_ESTIMATED = {"metric": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
 _FREE = ("critical", "printed")  # any number
 
 

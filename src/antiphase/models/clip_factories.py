@@ -129,10 +129,17 @@ def diffclip_vit_b16(
 
 @validated
 def configure_clip(
-    preset: str = "small", *, towers: Towers | None = None, lambda_init: float = 0.8,
-    schedule: ScheduleName = "constant", attention: str = "differential", init: Init = "matched",
-    vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, **fields: Any,
-) -> ClipConfig:  # fmt: skip
+    preset: str = "small",
+    *,
+    towers: Towers | None = None,
+    lambda_init: float = 0.8,
+    schedule: ScheduleName = "constant",
+    attention: str = "differential",
+    init: Init = "matched",
+    vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    **fields: Any,
+) -> ClipConfig:
     """Return a validated configuration.
 
     The ``towers`` have the registered ``attention``, other towers have standard attention; ``towers=None`` means
@@ -150,9 +157,7 @@ def configure_clip(
     standard = {"attention": "softmax"}
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
     eps = 1e-5 if init == "released" and towers in ("both", "vision") else 1e-6
-    fixed = {
-        "in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps
-    }  # fmt: skip
+    fixed = {"in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps}
     values = {
         "vision": fixed
         | sizes["vision"]

@@ -3,13 +3,7 @@
 from typing import Annotated, Any
 
 import torch
-from pydantic import (
-    Field,
-    PositiveFloat,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import Field, PositiveFloat, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from antiphase.arguments import Count, Seed, validated
 from antiphase.errors import UserError, invalid, one_line

@@ -35,17 +35,21 @@ _NAMES = (
 _ATTENTION: dict[tuple[str, str], dict[str, str | tuple[str, ...]]] = {
     ("visual", "softmax"): {},
     ("text", "softmax"): {
-        "qkv.weight": "in_proj_weight", "qkv.bias": "in_proj_bias",
-        "proj.weight": "out_proj.weight", "proj.bias": "out_proj.bias",
+        "qkv.weight": "in_proj_weight",
+        "qkv.bias": "in_proj_bias",
+        "proj.weight": "out_proj.weight",
+        "proj.bias": "out_proj.bias",
     },
 } | {
     (tower, "differential"): {
         **{f"qkv.{part}": tuple(f"{name}_proj.{part}" for name in "qkv") for part in ("weight", "bias")},
-        "proj.weight": "out_proj.weight", "proj.bias": "out_proj.bias", "norm.weight": "diff_norm.weight",
+        "proj.weight": "out_proj.weight",
+        "proj.bias": "out_proj.bias",
+        "norm.weight": "diff_norm.weight",
         **{f"lam.{name}": f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")},
     }
     for tower in ("visual", "text")
-}  # fmt: skip
+}
 
 
 def read_released(name: str | Path) -> State:
@@ -123,16 +127,22 @@ def config_of(
     return configure_clip(
         "b16",
         vision={
-            "image_size": grid * patch, "patch_size": patch, "dim": dim, "num_heads": dim // _HEAD,
+            "image_size": grid * patch,
+            "patch_size": patch,
+            "dim": dim,
+            "num_heads": dim // _HEAD,
             "depth": _depth(state, r"visual\.blocks\.(\d+)\."),
         },
         text={
-            "dim": text_dim, "context_length": context, "vocab_size": words, "num_heads": text_dim // _HEAD,
+            "dim": text_dim,
+            "context_length": context,
+            "vocab_size": words,
+            "num_heads": text_dim // _HEAD,
             "depth": _depth(state, r"transformer\.resblocks\.(\d+)\."),
         },
         embed_dim=embed,
         **chosen,
-    )  # fmt: skip
+    )
 
 
 def from_released(state: State, config: ClipConfig, source: str = "checkpoint") -> State:

@@ -76,9 +76,10 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     fits = [one for one in sets if one.matches == len(needed)]
     if sized and len(fits) > 1:
         fits = [
-            one for one in fits
+            one
+            for one in fits
             if all(tables[one.place][one.prefix + short].shape == own[names[short]].shape for short in needed)
-        ] or fits  # fmt: skip
+        ] or fits
     if which:
         known = ", ".join(one.name for one in fits) or "none"
         fits = [one for one in fits if which == one.name or which in one.name.split(".")]

@@ -86,11 +86,13 @@ def skeleton(modules: Mapping[str, nn.Module]) -> str:
         places.setdefault(_full_name(module), []).append(name or "the model itself")
     adapters = [
         _ADAPTER.format(
-            kind=kind, function=re.sub(r"\W", "_", kind), places=", ".join(names),
+            kind=kind,
+            function=re.sub(r"\W", "_", kind),
+            places=", ".join(names),
             parts="; ".join(_parts(next(m for m in modules.values() if _full_name(m) == kind))) or "none",
         )
         for kind, names in places.items()
-    ]  # fmt: skip
+    ]
     return _HEAD + "".join(adapters)
 
 

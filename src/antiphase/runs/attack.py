@@ -35,9 +35,14 @@ from antiphase.streams import check_seed
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
 _CELL_SCHEMA = {
-    "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "success": pl.Boolean,
-    "distance": pl.Float64, "forwards": pl.Int64, "backwards": pl.Int64,
-}  # fmt: skip
+    "sample": pl.Int64,
+    "clean_prediction": pl.Int64,
+    "prediction": pl.Int64,
+    "success": pl.Boolean,
+    "distance": pl.Float64,
+    "forwards": pl.Int64,
+    "backwards": pl.Int64,
+}
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,16 @@ class AttackPlan:
 
 
 def measure(
-    name: str, model: nn.Module, data: ImageSet, plan: AttackPlan, out: Path, *, process: Process, progress: bool,
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    plan: AttackPlan,
+    out: Path,
+    *,
+    process: Process,
+    progress: bool,
     context: Tensor | None = None,
-) -> tuple[pl.DataFrame, list[str]]:  # fmt: skip
+) -> tuple[pl.DataFrame, list[str]]:
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
 
     Args:
@@ -152,9 +164,13 @@ def _described(
     card = card_of(model)
     labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
     shared = {
-        "model": name, "attention": card.attention, "seed": card.seed, "attack": plan.attack,
-        "norm": plan.norm, "attack_seed": plan.seed,
-    }  # fmt: skip
+        "model": name,
+        "attention": card.attention,
+        "seed": card.seed,
+        "attack": plan.attack,
+        "norm": plan.norm,
+        "attack_seed": plan.seed,
+    }
     columns = [pl.lit(value, ROW_SCHEMA[column]).alias(column) for column, value in shared.items()]
     joined = rows.join(labels, on="sample", maintain_order="left").with_columns(columns)
     return joined.select(*ROW_SCHEMA).cast(dict[Any, Any](ROW_SCHEMA))
@@ -194,9 +210,15 @@ class _Cells:
 
         @functools.wraps(stage.attack)  # so that it takes budgets where the attack does
         def attack(
-            model: nn.Module, images: Tensor, labels: Tensor | None, threat: Threat, *, ids: Tensor,
-            budgets: Tensor | None = None, **run: Any,
-        ) -> AttackResult:  # fmt: skip
+            model: nn.Module,
+            images: Tensor,
+            labels: Tensor | None,
+            threat: Threat,
+            *,
+            ids: Tensor,
+            budgets: Tensor | None = None,
+            **run: Any,
+        ) -> AttackResult:
             eps = torch.full((len(ids),), threat.eps, dtype=torch.float64) if budgets is None else budgets
             described = {each: what | {"eps": each} for each in eps.unique().tolist()}
             asked = list(zip(eps.tolist(), ids.tolist(), strict=True))
@@ -205,16 +227,25 @@ class _Cells:
                 for part in parts:
                     at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
                     warnings = stage.attack(
-                        self.model, self.data.images(at), None, Threat(self.plan.norm, float(eps[part].max())),
-                        **stage.settings, **self.options(stage, at, ids[part], eps[part], cache.journals),
-                    ).warnings  # fmt: skip
+                        self.model,
+                        self.data.images(at),
+                        None,
+                        Threat(self.plan.norm, float(eps[part].max())),
+                        **stage.settings,
+                        **self.options(stage, at, ids[part], eps[part], cache.journals),
+                    ).warnings
                     for each in eps[part].unique().tolist() if warnings else ():
                         cache.journals[each].warn(warnings)
             arrays = self.collected(cache)
             return AttackResult(
-                stage.name, threat, stage.settings, ids, label=arrays["clean_prediction"], adversarial=images,
+                stage.name,
+                threat,
+                stage.settings,
+                ids,
+                label=arrays["clean_prediction"],
+                adversarial=images,
                 **arrays,
-            )  # fmt: skip
+            )
 
         return replace(stage, attack=attack, settings={})  # they are in the attack; checked with its images
 
@@ -246,8 +277,13 @@ class _Cells:
         up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
         title = f"{self.name} {stage.name}{up_to}" if self.progress and self.process.first else ""
         return {
-            "seed": plan.seed, "ids": ids, "batch_size": plan.batch_size, "precision": plan.precision,
-            "on_finished": keep, "progress": title, **({"compile": True} if plan.compile else {}),
+            "seed": plan.seed,
+            "ids": ids,
+            "batch_size": plan.batch_size,
+            "precision": plan.precision,
+            "on_finished": keep,
+            "progress": title,
+            **({"compile": True} if plan.compile else {}),
             **({"budgets": eps} if several else {}),
             **({} if self.context is None else {"context": self.context[at]}),
-        }  # fmt: skip
+        }

@@ -99,8 +99,9 @@ class PopeAttack:
         rows = pl.concat(measured)
         shown = [
             {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
-            for (name, model) in lineup.items() if (card := card_of(model))
-        ]  # fmt: skip
+            for (name, model) in lineup.items()
+            if (card := card_of(model))
+        ]
         # none of an audit's rates: the questions about one image are no independent draws
         answers = summarise_answers(rows, by_seed(shown), pairs)
         summary = {"version": 1, "models": described_models(rows, shown), "pope": answers}
@@ -109,9 +110,13 @@ class PopeAttack:
         return summary
 
     def _write(
-        self, rows: pl.DataFrame, summary: dict[str, Any], lineup: Mapping[str, nn.Module], warnings: list[str],
+        self,
+        rows: pl.DataFrame,
+        summary: dict[str, Any],
+        lineup: Mapping[str, nn.Module],
+        warnings: list[str],
         seconds: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         write_frame(self.out / "rows.parquet", rows)
         shown = dict(list(lineup.items())[:: max(len(self.models), 1)][:2]) if self.twins else dict(lineup)
         squares = {name: repr(_square(model)) for name, model in shown.items()}
@@ -122,16 +127,27 @@ class PopeAttack:
         write_json(self.out / "questions.json", words)
         plan = self.plan
         settings = {
-            "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(map(eps_label, plan.eps)),
+            "attack": plan.attack,
+            "norm": plan.norm,
+            "ε": ", ".join(map(eps_label, plan.eps)),
             **{name: str(value) for name, value in plan.settings.items()},
             "objective": "cross-entropy between no and yes as the first token",
             "attacked label": "the answer without an attack",
-            "attack seed": plan.seed, "search": plan.precision,
-            **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
-        }  # fmt: skip
+            "attack seed": plan.seed,
+            "search": plan.precision,
+            **({"compiled": True} if plan.compile else {}),
+            "verdicts": "float32",
+        }
         record = run_record(
-            list(lineup.values()), list(lineup), self.pope, settings, warnings, self.command, seconds, self.options
-        )  # fmt: skip
+            list(lineup.values()),
+            list(lineup),
+            self.pope,
+            settings,
+            warnings,
+            self.command,
+            seconds,
+            self.options,
+        )
         write_json(self.out / "run.json", record | {"n": len(self.pope.names)})
         write_json(self.out / "summary.json", summary)
 
@@ -155,16 +171,24 @@ def attack_answers(
     asked = _asked_of(model, pope)
     own = plan if plan.batch_size else replace(plan, batch_size=_TOGETHER)
     rows, warnings = measure(
-        name, _classifier(model, asked), asked, own, out, process=this_process(), progress=progress,
+        name,
+        _classifier(model, asked),
+        asked,
+        own,
+        out,
+        process=this_process(),
+        progress=progress,
         context=asked.which,
-    )  # fmt: skip
+    )
     about = pl.DataFrame(
         {
-            "sample": asked.ids.numpy(), "samplings": list(map(list, asked.samplings)),
-            "image": pope.pictures.ids[asked.places].numpy(), "question": asked.asked(),
+            "sample": asked.ids.numpy(),
+            "samplings": list(map(list, asked.samplings)),
+            "image": pope.pictures.ids[asked.places].numpy(),
+            "question": asked.asked(),
         },
         schema_overrides={"samplings": pl.List(pl.String)},
-    )  # fmt: skip
+    )
     return rows.join(about, on="sample", maintain_order="left").select(*ASKED_SCHEMA), warnings
 
 
@@ -214,20 +238,33 @@ def _gallery(
     answers: dict[str, list[list[str]]] = {}
     for name, model in first.items():
         found = sweep(
-            plan.ensemble, _classifier(model, some), pixels, None, Threat(plan.norm), sorted(plan.eps),
-            nested=plan.nested, seed=plan.seed, ids=some.ids, context=some.which, precision=plan.precision,
+            plan.ensemble,
+            _classifier(model, some),
+            pixels,
+            None,
+            Threat(plan.norm),
+            sorted(plan.eps),
+            nested=plan.nested,
+            seed=plan.seed,
+            ids=some.ids,
+            context=some.which,
+            precision=plan.precision,
             batch_size=plan.batch_size or _TOGETHER,
-        )[-1]  # fmt: skip
+        )[-1]
         results[name] = found
         said = (_said(model, images, some.asked()) for images in (pixels, found.adversarial))
         answers[name] = [list(both) for both in zip(*said, strict=True)]
     gallery = AttackGallery(
-        eps=max(plan.eps), models=tuple(first), class_names=some.class_names, sample=some.ids.numpy(),
-        label=some.labels.numpy(), clean=pixels.numpy(),
+        eps=max(plan.eps),
+        models=tuple(first),
+        class_names=some.class_names,
+        sample=some.ids.numpy(),
+        label=some.labels.numpy(),
+        clean=pixels.numpy(),
         adversarial=tuple(found.adversarial.numpy() for found in results.values()),
         clean_prediction=tuple(found.clean_prediction.numpy() for found in results.values()),
         prediction=tuple(found.prediction.numpy() for found in results.values()),
-    )  # fmt: skip
+    )
     return gallery, {"questions": some.asked(), "answers": answers}
 
 

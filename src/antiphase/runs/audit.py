@@ -69,17 +69,33 @@ def prepare(options: AuditOptions, command: str = "") -> "Audit | PopeAttack":
     if isinstance(options.data, str) and is_pope(options.data):
         return _of_answers(options, plan, command)
     models, twins, data = load_lineup(
-        options.model, options.against, options.data, split=options.split, limit=options.limit,
-        random_weights=options.random_weights, skip_bad=options.skip_bad, device=options.device,
-        progress=not options.quiet, prompt=options.prompt, classes=options.classes,
-    )  # fmt: skip
+        options.model,
+        options.against,
+        options.data,
+        split=options.split,
+        limit=options.limit,
+        random_weights=options.random_weights,
+        skip_bad=options.skip_bad,
+        device=options.device,
+        progress=not options.quiet,
+        prompt=options.prompt,
+        classes=options.classes,
+    )
     plain = [card_of(model).spec for model in (*models, *twins) if not isinstance(model, ZeroShotClassifier)]
     if plain and options.objective == "cosine":
         raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
     return Audit(
-        models, twins, data, plan, options.out, control=options.control, sense_limit=options.sense_limit,
-        command=command, options=options.record(), progress=not options.quiet,
-    )  # fmt: skip
+        models,
+        twins,
+        data,
+        plan,
+        options.out,
+        control=options.control,
+        sense_limit=options.sense_limit,
+        command=command,
+        options=options.record(),
+        progress=not options.quiet,
+    )
 
 
 def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAttack:
@@ -94,9 +110,16 @@ def _of_answers(options: AuditOptions, plan: AttackPlan, command: str) -> PopeAt
     pope = source.test.followed_by(options.suffix)
     record = options.record() | {"sense_limit": 0}  # nothing is measured but the answers
     return PopeAttack(
-        loaded[: len(models)], loaded[len(models) :], pope, plan, options.out, control=options.control,
-        command=command, options=record, progress=not options.quiet,
-    )  # fmt: skip
+        loaded[: len(models)],
+        loaded[len(models) :],
+        pope,
+        plan,
+        options.out,
+        control=options.control,
+        command=command,
+        options=record,
+        progress=not options.quiet,
+    )
 
 
 @dataclass(frozen=True)
@@ -179,8 +202,15 @@ class Audit:
         else:
             write_gallery(out / "gallery.safetensors", gallery)
         record = run_record(
-            everyone, names, data, _settings(plan), warnings, self.command, time.monotonic() - began, self.options
-        )  # fmt: skip
+            everyone,
+            names,
+            data,
+            _settings(plan),
+            warnings,
+            self.command,
+            time.monotonic() - began,
+            self.options,
+        )
         write_json(out / "run.json", record)
         write_json(out / "summary.json", summary)
         return summary
@@ -214,11 +244,19 @@ class Audit:
         try:
             found = [
                 sense(
-                    name, model, data, plan, self.out, parts=["alignment"], process=this_process(),
-                    batch_size=BATCH_SIZE, progress=self.progress, limit=self.sense_limit,
+                    name,
+                    model,
+                    data,
+                    plan,
+                    self.out,
+                    parts=["alignment"],
+                    process=this_process(),
+                    batch_size=BATCH_SIZE,
+                    progress=self.progress,
+                    limit=self.sense_limit,
                 )["alignment"]
                 for name, model in lineup.items()
-            ]  # fmt: skip
+            ]
         except UserError as error:
             return None, [f"the sensitivity of the attention was not measured: {error}"]
         return pl.concat(found), []
@@ -242,18 +280,30 @@ def _gallery(lineup: Mapping[str, nn.Module], data: ImageSet, plan: AttackPlan) 
     images = data.images(positions)
     results = [
         sweep(
-            plan.ensemble, model, images, None, Threat(plan.norm), budgets, nested=plan.nested, seed=plan.seed,
-            ids=data.ids[positions], precision=plan.precision,
+            plan.ensemble,
+            model,
+            images,
+            None,
+            Threat(plan.norm),
+            budgets,
+            nested=plan.nested,
+            seed=plan.seed,
+            ids=data.ids[positions],
+            precision=plan.precision,
         )[-1]
         for model in lineup.values()
-    ]  # fmt: skip
+    ]
     return AttackGallery(
-        eps=budgets[-1], models=tuple(lineup), class_names=data.class_names, sample=data.ids[positions].numpy(),
-        label=data.labels[positions].numpy(), clean=images.numpy(),
+        eps=budgets[-1],
+        models=tuple(lineup),
+        class_names=data.class_names,
+        sample=data.ids[positions].numpy(),
+        label=data.labels[positions].numpy(),
+        clean=images.numpy(),
         adversarial=tuple(result.adversarial.numpy() for result in results),
         clean_prediction=tuple(result.clean_prediction.numpy() for result in results),
         prediction=tuple(result.prediction.numpy() for result in results),
-    )  # fmt: skip
+    )
 
 
 def _predict(model: nn.Module, images: Tensor) -> Tensor:
@@ -285,9 +335,14 @@ def _about(data: ImageSet) -> list[str]:
 def _settings(plan: AttackPlan) -> dict[str, Any]:
     """Return what a reader needs to judge the numbers."""
     return {
-        "attack": plan.attack, "norm": plan.norm, "ε": ", ".join(map(eps_label, plan.eps)),
+        "attack": plan.attack,
+        "norm": plan.norm,
+        "ε": ", ".join(map(eps_label, plan.eps)),
         **{stage.name: settings_of(stage) for stage in plan.ensemble.stages},
         "budgets": _CARRIED[plan.nested],
-        "attacked label": "clean prediction", "attack seed": plan.seed, "search": plan.precision,
-        **({"compiled": True} if plan.compile else {}), "verdicts": "float32",
-    }  # fmt: skip
+        "attacked label": "clean prediction",
+        "attack seed": plan.seed,
+        "search": plan.precision,
+        **({"compiled": True} if plan.compile else {}),
+        "verdicts": "float32",
+    }

@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from antiphase.sensitivity.cancellation import branch_changes
 
 _PARTS = (
-    "positive", "negative", "moved", "clean_positive", "clean_moved", "clean_correlation", "correlation",
+    "positive",
+    "negative",
+    "moved",
+    "clean_positive",
+    "clean_moved",
+    "clean_correlation",
+    "correlation",
     "change_correlation",
-)  # fmt: skip
+)
 
 
 def branch_rows(

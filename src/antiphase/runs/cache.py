@@ -46,9 +46,13 @@ class Cache(Generic[Key]):
     """
 
     def __init__(
-        self, out: Path, cells: Mapping[Key, Mapping[str, Any]], schema: Mapping[str, Any],
-        wanted: Sequence[tuple[Key, int]], process: Process,
-    ) -> None:  # fmt: skip
+        self,
+        out: Path,
+        cells: Mapping[Key, Mapping[str, Any]],
+        schema: Mapping[str, Any],
+        wanted: Sequence[tuple[Key, int]],
+        process: Process,
+    ) -> None:
         self.wanted, self.process, self.warnings = wanted, process, dict[str, None]()
         self.journals: dict[Key, Journal] = {}
         stored: set[tuple[Key, int]] = set()

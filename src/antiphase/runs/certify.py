@@ -35,15 +35,30 @@ from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {
-    "sample": pl.Int64, "clean_prediction": pl.Int64, "prediction": pl.Int64, "radius": pl.Float64,
-    "top": pl.Int64, "count": pl.Int64,
-}  # fmt: skip
+    "sample": pl.Int64,
+    "clean_prediction": pl.Int64,
+    "prediction": pl.Int64,
+    "radius": pl.Float64,
+    "top": pl.Int64,
+    "count": pl.Int64,
+}
 CERTIFY_SCHEMA = {
-    "model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64, "label": pl.Int64,
-    "clean_prediction": pl.Int64, "prediction": pl.Int64, "radius": pl.Float64, "top": pl.Int64,
-    "count": pl.Int64, "sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64,
+    "model": pl.String,
+    "attention": pl.String,
+    "seed": pl.Int64,
+    "sample": pl.Int64,
+    "label": pl.Int64,
+    "clean_prediction": pl.Int64,
+    "prediction": pl.Int64,
+    "radius": pl.Float64,
+    "top": pl.Int64,
+    "count": pl.Int64,
+    "sigma": pl.Float64,
+    "select": pl.Int64,
+    "samples": pl.Int64,
+    "alpha": pl.Float64,
     "smoothing_seed": pl.Int64,
-}  # fmt: skip
+}
 
 
 def curve(
@@ -101,26 +116,51 @@ def run(
     names = ("sigma", "select", "samples", "alpha", "seed", "precision")
     smoothing = Smoothing(**{name: getattr(options, name) for name in names})
     ours, twins, data = load_lineup(
-        [options.model], [options.against] if options.against else [], options.data, split=options.split,
-        limit=options.limit, random_weights=options.random_weights, skip_bad=False, device=options.device,
-        progress=not options.quiet, prompt=options.prompt, classes=options.classes,
-    )  # fmt: skip
-    rows, summary = certify(
-        [*ours, *twins], data, smoothing, options.out, batch_size=options.batch_size, announce=announce,
+        [options.model],
+        [options.against] if options.against else [],
+        options.data,
+        split=options.split,
+        limit=options.limit,
+        random_weights=options.random_weights,
+        skip_bad=False,
+        device=options.device,
         progress=not options.quiet,
-    )  # fmt: skip
+        prompt=options.prompt,
+        classes=options.classes,
+    )
+    rows, summary = certify(
+        [*ours, *twins],
+        data,
+        smoothing,
+        options.out,
+        batch_size=options.batch_size,
+        announce=announce,
+        progress=not options.quiet,
+    )
     names = [model["name"] for model in summary["models"]]
     if options.estimated:
         summary["estimated"] = estimate_radii(
-            names, [*ours, *twins], in_model_order([card_of(ours[0])], data)[0], options.out, limit=options.estimated,
-            seed=options.seed, process=this_process(), progress=not options.quiet,
-        )  # fmt: skip
+            names,
+            [*ours, *twins],
+            in_model_order([card_of(ours[0])], data)[0],
+            options.out,
+            limit=options.estimated,
+            seed=options.seed,
+            process=this_process(),
+            progress=not options.quiet,
+        )
     if this_process().first:
         write_json(options.out / "summary.json", summary)
         record = run_record(
-            [*ours, *twins], names, data, asdict(smoothing), summary["warnings"], command, time.monotonic() - began,
+            [*ours, *twins],
+            names,
+            data,
+            asdict(smoothing),
+            summary["warnings"],
+            command,
+            time.monotonic() - began,
             options.record(),
-        )  # fmt: skip
+        )
         write_json(options.out / "run.json", record)
     return rows, summary
 
@@ -170,10 +210,11 @@ def certify(
     rows = pl.concat([_collect(cell, data, smoothing) for cell in cells])
     outputs = {name: card.num_classes for name, card in zip(names, cards, strict=True)}
     summary = summarise_certificates(rows, smoothing) | {
-        "warnings": warnings + not_above_chance(clean_accuracy(rows), outputs), "data": data.name,
+        "warnings": warnings + not_above_chance(clean_accuracy(rows), outputs),
+        "data": data.name,
         "data_fingerprint": data.fingerprint(),
         "specifications": {name: card_of(model).spec for name, model in zip(names, models, strict=True)},
-    }  # fmt: skip
+    }
     if process.first:
         write_frame(out / "rows.parquet", rows)
         write_json(out / "summary.json", summary)
@@ -196,8 +237,9 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
         certified.append((name, radius, correct))
         rates = {
             "clean_accuracy": (own["clean_prediction"] == own["label"]).sum(),
-            "smoothed_accuracy": int(correct.sum()), "abstentions": (own["prediction"] < 0).sum(),
-        }  # fmt: skip
+            "smoothed_accuracy": int(correct.sum()),
+            "abstentions": (own["prediction"] < 0).sum(),
+        }
         models.append(
             {"name": name, "attention": own["attention"][0], "seed": own["seed"][0]}
             | {rate: asdict(proportion(int(hits), len(own))) for rate, hits in rates.items()}
@@ -227,8 +269,10 @@ def _open(
     name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, out: Path, process: Process
 ) -> _Cell:
     what = asdict(smoothing) | {
-        "version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint(),
-    }  # fmt: skip
+        "version": CELL_VERSION,
+        "model": fingerprint(model),
+        "data": data.fingerprint(),
+    }
     asked = [(name, sample) for sample in data.ids.tolist()]
     return _Cell(name, model, Cache(out, {name: what}, _CELL_SCHEMA, asked, process))
 
@@ -275,9 +319,14 @@ def _fill(
                 cell.cache.journals[cell.name].append(pl.DataFrame([row], schema=_CELL_SCHEMA))
 
             smooth(
-                cell.model, images, **asdict(smoothing), ids=ids, batch_size=batch_size,
-                progress=title if process.first else "", on_finished=keep,
-            )  # fmt: skip
+                cell.model,
+                images,
+                **asdict(smoothing),
+                ids=ids,
+                batch_size=batch_size,
+                progress=title if process.first else "",
+                on_finished=keep,
+            )
 
 
 def _collect(cell: _Cell, data: ImageSet, smoothing: Smoothing) -> pl.DataFrame:
@@ -285,10 +334,15 @@ def _collect(cell: _Cell, data: ImageSet, smoothing: Smoothing) -> pl.DataFrame:
     rows = cell.cache.collect()[cell.name]
     card = card_of(cell.model)
     shared = {
-        "model": cell.name, "attention": card.attention, "seed": card.seed, "sigma": smoothing.sigma,
-        "select": smoothing.select, "samples": smoothing.samples, "alpha": smoothing.alpha,
+        "model": cell.name,
+        "attention": card.attention,
+        "seed": card.seed,
+        "sigma": smoothing.sigma,
+        "select": smoothing.select,
+        "samples": smoothing.samples,
+        "alpha": smoothing.alpha,
         "smoothing_seed": smoothing.seed,
-    }  # fmt: skip
+    }
     columns = [pl.lit(value, CERTIFY_SCHEMA[name]).alias(name) for name, value in shared.items()]
     labels = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
     joined = labels.join(rows, on="sample", maintain_order="left").with_columns(columns)

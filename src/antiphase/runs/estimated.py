@@ -27,9 +27,16 @@ STEPS = 20  # of power iteration
 
 
 def estimate_radii(
-    names: Sequence[str], models: Sequence[nn.Module], data: ImageSet, out: Path, *, limit: int, seed: int,
-    process: Process, progress: bool,
-) -> dict[str, Any]:  # fmt: skip
+    names: Sequence[str],
+    models: Sequence[nn.Module],
+    data: ImageSet,
+    out: Path,
+    *,
+    limit: int,
+    seed: int,
+    process: Process,
+    progress: bool,
+) -> dict[str, Any]:
     """Estimate the radius of each image within which the prediction does not change, and write ``estimated.parquet``.
 
     Nothing here is certified: the Lipschitz constants are lower bounds, see
@@ -108,10 +115,12 @@ def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
     )
     margin = margin * torch.tensor((rows["prediction"] == rows["label"]).to_numpy())
     values = {
-        "margin": margin, "constant": constant, "printed": estimated_radius(margin, constant, of="margin"),
+        "margin": margin,
+        "constant": constant,
+        "printed": estimated_radius(margin, constant, of="margin"),
         "radius": estimated_radius(margin, constant, of="logits"),
         "nearest": estimated_radius(margin, slope, of="margin"),
-    }  # fmt: skip
+    }
     found = {}
     for name, each in values.items():
         one = within(name)(jackknife(each.numpy()[:, None], lambda m: m[..., 0]))

@@ -51,10 +51,18 @@ class _Cell:
 
 
 def evaluate_models(
-    models: Sequence[nn.Module], against: Sequence[nn.Module], sources: Sequence[Source], out: Path,
-    store: FeatureStore, *, tasks: Tasks | None = None, protocol: Protocol | None = None, doubts: Sequence[str] = (),
-    command: str = "", options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    models: Sequence[nn.Module],
+    against: Sequence[nn.Module],
+    sources: Sequence[Source],
+    out: Path,
+    store: FeatureStore,
+    *,
+    tasks: Tasks | None = None,
+    protocol: Protocol | None = None,
+    doubts: Sequence[str] = (),
+    command: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Measure every task of every model on every data set and write the run directory; return the summary.
 
     ``out`` then holds ``rows.parquet`` (a row for each model, task, data set and image, caption, episode or pair),
@@ -108,7 +116,7 @@ def evaluate_models(
         settings = json.loads(json.dumps(dataclasses.asdict(protocol))) | {
             "tasks": list(dict.fromkeys(cell.task.name for cell in cells)),
             "precision": ", ".join(dict.fromkeys(_precision(cell.task, store.precision) for cell in cells)),
-        }  # fmt: skip
+        }
         record = run_record(
             every,
             names,
@@ -140,9 +148,14 @@ def warm(
 
 
 def _cells(
-    models: Sequence[nn.Module], names: Sequence[str], sources: Sequence[Source], out: Path,
-    tasks: Tasks | None, protocol: Protocol, precision: Precision,
-) -> Iterator[_Cell]:  # fmt: skip
+    models: Sequence[nn.Module],
+    names: Sequence[str],
+    sources: Sequence[Source],
+    out: Path,
+    tasks: Tasks | None,
+    protocol: Protocol,
+    precision: Precision,
+) -> Iterator[_Cell]:
     prints = [fingerprint(model) for model in models]
     for source in sources:
         for name in source.tasks():
@@ -250,9 +263,11 @@ def _collect(cells: Sequence[_Cell]) -> pl.DataFrame:
         rows = _stored(cell.path)
         assert rows is not None
         about = {
-            "model": cell.name, "attention": card_of(cell.model).attention, "task": cell.task.name,
+            "model": cell.name,
+            "attention": card_of(cell.model).attention,
+            "task": cell.task.name,
             "data": cell.source.name,
-        }  # fmt: skip
+        }
         found.append(rows.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
     return pl.concat(found)
 

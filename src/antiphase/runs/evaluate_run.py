@@ -76,13 +76,24 @@ def run(options: EvaluateOptions, command: str = "") -> dict[str, Any]:
     for line in doubts if process.first else ():
         say(f"antiphase: {line}", err=True)
     store = FeatureStore(
-        options.cache or data_root() / "features", batch_size=options.batch_size, precision=options.precision,
-        progress=progress, process=process,
-    )  # fmt: skip
+        options.cache or data_root() / "features",
+        batch_size=options.batch_size,
+        precision=options.precision,
+        progress=progress,
+        process=process,
+    )
     return evaluate_models(
-        loaded[: len(models)], loaded[len(models) :], sources, options.out, store, tasks=wanted, doubts=doubts,
-        protocol=protocol, command=command, options=options.record(),
-    )  # fmt: skip
+        loaded[: len(models)],
+        loaded[len(models) :],
+        sources,
+        options.out,
+        store,
+        tasks=wanted,
+        doubts=doubts,
+        protocol=protocol,
+        command=command,
+        options=options.record(),
+    )
 
 
 def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: Sequence[str]) -> None:
@@ -106,8 +117,15 @@ def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: 
 def _protocol(options: EvaluateOptions) -> Protocol:
     own = ("\n".join(options.prompt),) if options.prompt else ()
     return Protocol(
-        templates=tuple(dict.fromkeys((*options.templates, *own))), captions=options.captions, space=options.features,
-        objectives=tuple(dict.fromkeys(options.objective)), iterations=options.iterations, seeds=options.seeds,
-        episodes=options.episodes, ways=options.ways, shots=options.shots, queries=options.queries,
+        templates=tuple(dict.fromkeys((*options.templates, *own))),
+        captions=options.captions,
+        space=options.features,
+        objectives=tuple(dict.fromkeys(options.objective)),
+        iterations=options.iterations,
+        seeds=options.seeds,
+        episodes=options.episodes,
+        ways=options.ways,
+        shots=options.shots,
+        queries=options.queries,
         suffix=options.suffix,
-    )  # fmt: skip
+    )

@@ -77,9 +77,10 @@ def sense_expectation(
     """
     seconds = sense_seconds(models, data, plan, parts, batch_size)
     counts = {
-        "alignment": f"probes {plan.probes:,}", "lipschitz": f"samples {plan.samples:,}, steps {plan.steps:,}, "
-        f"points {plan.points:,}", "depth": f"steps {plan.steps:,}",
-    }  # fmt: skip
+        "alignment": f"probes {plan.probes:,}",
+        "lipschitz": f"samples {plan.samples:,}, steps {plan.steps:,}, points {plan.points:,}",
+        "depth": f"steps {plan.steps:,}",
+    }
     check_ends(seconds, f"{len(data):,} images, {', '.join(counts[part] for part in parts)}")
     return (
         None if seconds < 60 else f"about {duration(seconds)} for {len(data):,} images, less what is on disk"

@@ -22,10 +22,19 @@ if TYPE_CHECKING:
 
 
 def load_lineup(
-    models: Sequence[str], against: Sequence[str], data: Any, *, split: str, limit: int | None,
-    random_weights: bool, skip_bad: bool, device: str, progress: bool, prompt: str | None = None,
+    models: Sequence[str],
+    against: Sequence[str],
+    data: Any,
+    *,
+    split: str,
+    limit: int | None,
+    random_weights: bool,
+    skip_bad: bool,
+    device: str,
+    progress: bool,
+    prompt: str | None = None,
     classes: Path | None = None,
-) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:  # fmt: skip
+) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:
     """Load models, their twins and the images: those that were asked for, else those the first was trained for.
 
     A dual encoder is bound to the images' classes, so that it is a classifier like all others.
@@ -71,9 +80,16 @@ def load_lineup(
         if noise:
             size = size or card.image_shape[1]
         images = load_data(
-            source, split=split, image_size=size, channels=channels, limit=limit, seed=0, skip_bad=skip_bad,
-            num_classes=(card.num_classes or source_of(source).classes) if noise else None, progress=progress,
-        )  # fmt: skip
+            source,
+            split=split,
+            image_size=size,
+            channels=channels,
+            limit=limit,
+            seed=0,
+            skip_bad=skip_bad,
+            num_classes=(card.num_classes or source_of(source).classes) if noise else None,
+            progress=progress,
+        )
     settle_size(loaded, images.image_shape)
     if noise:
         square_of(loaded[0])  # refuses a model whose images are not square

@@ -176,12 +176,7 @@ def _pixels(picture: Tensor, square: Any) -> Tensor:
 
 
 def _column(
-    name: str,
-    model: Any,
-    pictures: Sequence[Tensor],
-    prompts: Sequence[str],
-    method: str,
-    layer: int | None,
+    name: str, model: Any, pictures: Sequence[Tensor], prompts: Sequence[str], method: str, layer: int | None
 ) -> MapColumn:
 
     square, device = _square_of(model), model.logit_scale.device

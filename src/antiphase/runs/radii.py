@@ -20,9 +20,13 @@ from antiphase.sensitivity.operator_norm import Linearisation, power_iteration
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {
-    "sample": pl.Int64, "label": pl.Int64, "prediction": pl.Int64, "margin": pl.Float64, "lipschitz": pl.Float64,
+    "sample": pl.Int64,
+    "label": pl.Int64,
+    "prediction": pl.Int64,
+    "margin": pl.Float64,
+    "lipschitz": pl.Float64,
     "slope": pl.Float64,
-}  # fmt: skip
+}
 RADIUS_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64} | _CELL_SCHEMA
 """``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
 
@@ -45,9 +49,18 @@ def margin_slopes(
 
 
 def measure_radii(
-    name: str, model: nn.Module, data: ImageSet, out: Path, *, steps: int, seed: int, process: Process,
-    batch_size: int, progress: bool, limit: int | None = None,
-) -> pl.DataFrame:  # fmt: skip
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    out: Path,
+    *,
+    steps: int,
+    seed: int,
+    process: Process,
+    batch_size: int,
+    progress: bool,
+    limit: int | None = None,
+) -> pl.DataFrame:
     """Measure every image that is not on disk yet; return the rows.
 
     Args:
@@ -64,9 +77,13 @@ def measure_radii(
     """
     device = device_of(model)
     what = {
-        "version": CELL_VERSION, "part": "radius", "model": fingerprint(model), "data": data.fingerprint(),
-        "steps": steps, "seed": seed,
-    }  # fmt: skip
+        "version": CELL_VERSION,
+        "part": "radius",
+        "model": fingerprint(model),
+        "data": data.fingerprint(),
+        "steps": steps,
+        "seed": seed,
+    }
     wanted = data.ids.tolist()[:limit]
     cache = Cache(out, {name: what}, _CELL_SCHEMA, [(name, sample) for sample in wanted], process)
     with (
@@ -78,9 +95,13 @@ def measure_radii(
             prediction, margin, slope = margin_slopes(model, images)
             constant = power_iteration(model, images, steps=steps, seed=seed, ids=ids).value
             columns = {
-                "sample": ids, "label": data.labels[at], "prediction": prediction, "margin": margin,
-                "lipschitz": constant, "slope": slope,
-            }  # fmt: skip
+                "sample": ids,
+                "label": data.labels[at],
+                "prediction": prediction,
+                "margin": margin,
+                "lipschitz": constant,
+                "slope": slope,
+            }
             rows = {column: values.cpu().numpy() for column, values in columns.items()}
             cache.journals[name].append(pl.DataFrame(rows, schema=_CELL_SCHEMA))
             advance(len(at))

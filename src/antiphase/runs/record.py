@@ -56,10 +56,15 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 
 
 def run_record(
-    models: Sequence[nn.Module], names: Sequence[str], data: ImageSet | PairSet | MmvpSet | PopeSet,
-    settings: dict[str, Any], warnings: list[str], command: str, seconds: float,
+    models: Sequence[nn.Module],
+    names: Sequence[str],
+    data: ImageSet | PairSet | MmvpSet | PopeSet,
+    settings: dict[str, Any],
+    warnings: list[str],
+    command: str,
+    seconds: float,
     options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
     preprocessing = {
         name: asdict(own)
@@ -80,7 +85,7 @@ def run_record(
         "seconds": round(seconds, 2),
         **environment_record(device_of(models[0])),
         "warnings": warnings,
-    }  # fmt: skip
+    }
 
 
 def _architecture(model: nn.Module) -> dict[str, Any]:

@@ -42,25 +42,56 @@ def run(
         UserError: as :func:`sense_all` does, and if models or data cannot be loaded.
     """
     plan = SensePlan(
-        options.probes, options.radius, options.samples, options.steps, options.points, options.eps,
-        options.lipschitz_limit, options.seed,
-    )  # fmt: skip
+        options.probes,
+        options.radius,
+        options.samples,
+        options.steps,
+        options.points,
+        options.eps,
+        options.lipschitz_limit,
+        options.seed,
+    )
     models, twins, data = load_lineup(
-        options.model, options.against, options.data, split=options.split, limit=options.limit,
-        random_weights=options.random_weights, skip_bad=options.skip_bad, device=options.device,
-        progress=not options.quiet, prompt=options.prompt,
-    )  # fmt: skip
+        options.model,
+        options.against,
+        options.data,
+        split=options.split,
+        limit=options.limit,
+        random_weights=options.random_weights,
+        skip_bad=options.skip_bad,
+        device=options.device,
+        progress=not options.quiet,
+        prompt=options.prompt,
+    )
     return sense_all(
-        models, twins, data, plan, options.out, parts=options.parts, batch_size=options.batch_size, command=command,
-        options=options.record(), announce=announce, progress=not options.quiet,
-    )  # fmt: skip
+        models,
+        twins,
+        data,
+        plan,
+        options.out,
+        parts=options.parts,
+        batch_size=options.batch_size,
+        command=command,
+        options=options.record(),
+        announce=announce,
+        progress=not options.quiet,
+    )
 
 
 def sense_all(
-    models: Sequence[nn.Module], twins: Sequence[nn.Module], data: ImageSet, plan: SensePlan, out: Path, *,
-    parts: Sequence[str] = ("alignment", "lipschitz", "depth"), batch_size: int | None = None, command: str = "",
-    options: Mapping[str, Any] | None = None, announce: Callable[[str], None] | None = None, progress: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    models: Sequence[nn.Module],
+    twins: Sequence[nn.Module],
+    data: ImageSet,
+    plan: SensePlan,
+    out: Path,
+    *,
+    parts: Sequence[str] = ("alignment", "lipschitz", "depth"),
+    batch_size: int | None = None,
+    command: str = "",
+    options: Mapping[str, Any] | None = None,
+    announce: Callable[[str], None] | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
     """Measure every model on the same images and write the run directory; return the summary.
 
     ``out`` then holds a Parquet file of rows for each part (``alignment.parquet`` and so on), ``summary.json``,
@@ -101,11 +132,18 @@ def sense_all(
             announce(said)
     measured = [
         sense(
-            name, model, data, plan, out, parts=parts, process=process, batch_size=batch_size or BATCH_SIZE,
+            name,
+            model,
+            data,
+            plan,
+            out,
+            parts=parts,
+            process=process,
+            batch_size=batch_size or BATCH_SIZE,
             progress=progress,
         )
         for name, model in zip(names, everyone, strict=True)
-    ]  # fmt: skip
+    ]
     rows = {part: pl.concat([each[part] for each in measured]) for part in measured[0]}
     pairs = list(zip(names[: len(models)], names[len(models) :], strict=False))
     if "alignment" in rows:

@@ -114,12 +114,20 @@ def _gram_rows(
         for head in range(layer.heads):
             here = (row, head)
             yield {
-                "sample": sample, "layer": at, "name": layer.name, "head": head, "site": site, "probes": probes,
-                "lam": float(layer.weight[head]), "first": float(mean.first[here]), "second": float(mean.second[here]),
-                "cross": float(mean.cross[here]), "moved": None if mean.moved is None else float(mean.moved[here]),
+                "sample": sample,
+                "layer": at,
+                "name": layer.name,
+                "head": head,
+                "site": site,
+                "probes": probes,
+                "lam": float(layer.weight[head]),
+                "first": float(mean.first[here]),
+                "second": float(mean.second[here]),
+                "cross": float(mean.cross[here]),
+                "moved": None if mean.moved is None else float(mean.moved[here]),
                 "low": None if found is None else float(found.low[here]),
                 "high": None if found is None else float(found.high[here]),
-            }  # fmt: skip
+            }
 
 
 def lipschitz_rows(
@@ -172,10 +180,16 @@ def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -
                         for part in ("positive", "negative", "moved")
                     }
                     yield maps | {
-                        "sample": sample, "perturbation": kind, "eps": eps, "stage": stage, "name": name,
-                        "length": float(path.length[row, stage + 1]), "gain": float(path.gain[row, stage]),
-                        "lipschitz": float(norms[row, stage]), "alpha": float(alpha[row, stage]),
-                    }  # fmt: skip
+                        "sample": sample,
+                        "perturbation": kind,
+                        "eps": eps,
+                        "stage": stage,
+                        "name": name,
+                        "length": float(path.length[row, stage + 1]),
+                        "gain": float(path.gain[row, stage]),
+                        "lipschitz": float(norms[row, stage]),
+                        "alpha": float(alpha[row, stage]),
+                    }
 
 
 def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, plan: SensePlan) -> Iterator[dict[str, Any]]:
@@ -220,9 +234,18 @@ PERTURBED = Part(
 
 
 def sense(
-    name: str, model: nn.Module, data: ImageSet, plan: SensePlan, out: Path, *, parts: Sequence[str],
-    process: Process, batch_size: int, progress: bool, limit: int | None = None,
-) -> dict[str, pl.DataFrame]:  # fmt: skip
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    plan: SensePlan,
+    out: Path,
+    *,
+    parts: Sequence[str],
+    process: Process,
+    batch_size: int,
+    progress: bool,
+    limit: int | None = None,
+) -> dict[str, pl.DataFrame]:
     """Measure every image that is not on disk yet; return the rows of each part.
 
     Args:
@@ -242,12 +265,7 @@ def sense(
     found = {}
     for part in (part for part in (*PARTS, PERTURBED, BRANCHES) if part.name in parts):
         chosen = {field: asdict(plan)[field] for field in part.settings} | part.registered()
-        what = {
-            "version": part.version,
-            "part": part.name,
-            "model": who,
-            "data": data.fingerprint(),
-        } | chosen
+        what = {"version": part.version, "part": part.name, "model": who, "data": data.fingerprint()} | chosen
         most = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(most, plan.lipschitz_limit) if part.heavy else most]
         asked = [(part.name, sample) for sample in wanted]

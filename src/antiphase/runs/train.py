@@ -11,9 +11,17 @@ from antiphase.training import fastest_precision, make_recipe, train_classifier
 from antiphase.training.tracking import check_trackers
 
 _RECIPE = (
-    "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay", "schedule", "warmup_epochs", "augment",
-    "store", "seed",
-)  # fmt: skip
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "schedule",
+    "warmup_epochs",
+    "augment",
+    "store",
+    "seed",
+)
 
 
 def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
@@ -33,9 +41,14 @@ def run(options: TrainOptions, command: str = "") -> list[dict[str, Any]]:
     held_out = load_data(options.data, split="test", image_size=size, progress=progress)
     precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
     recipe = make_recipe(
-        options.model, images, options.model_part, data=options.data, precision=precision,
-        adversarial=options.adversary or None, **{name: getattr(options, name) for name in _RECIPE},
-    )  # fmt: skip
+        options.model,
+        images,
+        options.model_part,
+        data=options.data,
+        precision=precision,
+        adversarial=options.adversary or None,
+        **{name: getattr(options, name) for name in _RECIPE},
+    )
     metrics = train_classifier(
         recipe, images, held_out, options.out, trackers=options.track, progress=progress
     )

@@ -33,23 +33,39 @@ def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:
     if options.compile:
         check_compiler(find_device("auto"))
     pairs = load_pairs(
-        options.data, split="train", limit=options.limit, samples=options.samples, lanes=options.lanes,
+        options.data,
+        split="train",
+        limit=options.limit,
+        samples=options.samples,
+        lanes=options.lanes,
         progress=not options.quiet,
-    )  # fmt: skip
+    )
     tested = _held_out(options, isinstance(pairs, PairSet))
     precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
     recipe = make_clip_recipe(
-        options.model, options.preset, options.data, pairs.fingerprint(), options.model_part, precision=precision,
+        options.model,
+        options.preset,
+        options.data,
+        pairs.fingerprint(),
+        options.model_part,
+        precision=precision,
         **options.recipe_part,
-    )  # fmt: skip
+    )
 
     def evaluate(model: CLIP) -> dict[str, float]:
         return evaluate_sets(model, tested)
 
     metrics = train_clip(
-        recipe, pairs, options.out, evaluate=evaluate, part=options.part, compiled=options.compile,
-        checkpointing=options.checkpointing, trackers=options.track, progress=not options.quiet,
-    )  # fmt: skip
+        recipe,
+        pairs,
+        options.out,
+        evaluate=evaluate,
+        part=options.part,
+        compiled=options.compile,
+        checkpointing=options.checkpointing,
+        trackers=options.track,
+        progress=not options.quiet,
+    )
     write_training_record(options, options.out, command, time.monotonic() - began)
     return metrics
 

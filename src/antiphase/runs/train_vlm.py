@@ -42,21 +42,40 @@ def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:
     config, vlm, source = _begin(options)
     precision = fastest_precision(find_device("auto")) if options.precision == "auto" else options.precision
     recipe = make_vlm_recipe(
-        stage, options.preset, config, pretrained_sha256=source, data=options.data,
-        data_fingerprint=data.fingerprint(), precision=precision, **options.recipe_part,
-    )  # fmt: skip
+        stage,
+        options.preset,
+        config,
+        pretrained_sha256=source,
+        data=options.data,
+        data_fingerprint=data.fingerprint(),
+        precision=precision,
+        **options.recipe_part,
+    )
     metrics = train_vlm(
-        recipe, vlm, data, options.out, part=options.part, checkpointing=options.checkpointing,
-        sharded=options.shard, trackers=options.track, progress=not options.quiet,
-    )  # fmt: skip
+        recipe,
+        vlm,
+        data,
+        options.out,
+        part=options.part,
+        checkpointing=options.checkpointing,
+        sharded=options.shard,
+        trackers=options.track,
+        progress=not options.quiet,
+    )
     write_training_record(options, options.out, command, time.monotonic() - began)
     return metrics
 
 
 def assemble(
-    model: nn.Module, spec: str, name: str, *, style: Style | None = None, kind: Kind = "linear", merge: int = 1,
+    model: nn.Module,
+    spec: str,
+    name: str,
+    *,
+    style: Style | None = None,
+    kind: Kind = "linear",
+    merge: int = 1,
     seed: int = 0,
-) -> tuple[VlmConfig, VisionLanguageModel]:  # fmt: skip
+) -> tuple[VlmConfig, VisionLanguageModel]:
     """Return architecture and model with which stage 1 begins: the projector's weights are drawn.
 
     Args:
@@ -74,9 +93,15 @@ def assemble(
     tower = image_tokens(model)
     language, tokenizer = load_language(name)
     config = VlmConfig(
-        tower_spec=spec, tower=tower.reference, tower_sha256=weights_digest(cast(nn.Module, tower)), projector=kind,
-        merge=merge, language=name, language_sha256=weights_digest(language), prompt=Prompt(tokenizer, style).style,
-    )  # fmt: skip
+        tower_spec=spec,
+        tower=tower.reference,
+        tower_sha256=weights_digest(cast(nn.Module, tower)),
+        projector=kind,
+        merge=merge,
+        language=name,
+        language_sha256=weights_digest(language),
+        prompt=Prompt(tokenizer, style).style,
+    )
     projector = make_projector(config, tower, language, seed)
     return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
 
@@ -101,9 +126,14 @@ def _begin(options: TrainVlmOptions) -> tuple[VlmConfig, VisionLanguageModel, st
     else:
         assert options.tower is not None
         config, vlm = assemble(
-            load_model(options.tower), options.tower, options.language or "smollm2", style=options.prompt,
-            kind=options.projector or "linear", merge=options.merge or MERGE[options.preset], seed=options.seed,
-        )  # fmt: skip
+            load_model(options.tower),
+            options.tower,
+            options.language or "smollm2",
+            style=options.prompt,
+            kind=options.projector or "linear",
+            merge=options.merge or MERGE[options.preset],
+            seed=options.seed,
+        )
         source = None
     tuned = options.stage == "2" and options.lora is None
     config = config.model_copy(update={"tuned": tuned, "lora": options.lora})

@@ -12,7 +12,7 @@ from antiphase.sensitivity.gradients import (
     loss_grams,
     random_directions,
     token_grams,
-)  # fmt: skip
+)
 from antiphase.sensitivity.layers import Call, Layer
 from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
 from antiphase.sensitivity.maps import attention_layers, attention_maps, map_function
@@ -23,10 +23,41 @@ from antiphase.sensitivity.smoothing import smooth
 from antiphase.sensitivity.theory import amplification, critical_cosine, relative_sensitivity
 
 __all__ = [
-    "Alignment", "Branch", "BranchChange", "Call", "Gram", "Layer", "align", "amplification", "attention_layers",
-    "attention_map", "attention_maps", "branch_changes", "chefer_relevance", "cotangent_gram", "cotangent_grams",
-    "critical_cosine", "crossover", "direction_grams", "estimated_radius", "exact_gram", "exact_norm",
-    "gradient_ascent", "local_maximum", "loss_grams", "map_function", "margins", "power_iteration",
-    "printed_radius_ratio", "propagate", "radius_ratio", "random_directions", "register", "relative_sensitivity",
-    "smooth", "stage_norms", "token_grams", "uniform_sampling",
-]  # fmt: skip
+    "Alignment",
+    "Branch",
+    "BranchChange",
+    "Call",
+    "Gram",
+    "Layer",
+    "align",
+    "amplification",
+    "attention_layers",
+    "attention_map",
+    "attention_maps",
+    "branch_changes",
+    "chefer_relevance",
+    "cotangent_gram",
+    "cotangent_grams",
+    "critical_cosine",
+    "crossover",
+    "direction_grams",
+    "estimated_radius",
+    "exact_gram",
+    "exact_norm",
+    "gradient_ascent",
+    "local_maximum",
+    "loss_grams",
+    "map_function",
+    "margins",
+    "power_iteration",
+    "printed_radius_ratio",
+    "propagate",
+    "radius_ratio",
+    "random_directions",
+    "register",
+    "relative_sensitivity",
+    "smooth",
+    "stage_norms",
+    "token_grams",
+    "uniform_sampling",
+]

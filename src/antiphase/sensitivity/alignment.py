@@ -59,9 +59,10 @@ class Gram:
 
 
 def gram_of(
-    one: Float[Tensor, "batch heads *shape"], two: Float[Tensor, "batch heads *shape"] | None,
+    one: Float[Tensor, "batch heads *shape"],
+    two: Float[Tensor, "batch heads *shape"] | None,
     lam: Float[Tensor, " heads"],
-) -> Gram:  # fmt: skip
+) -> Gram:
     """Return the inner products of two gradients for each sample and head.
 
     Args:
@@ -148,9 +149,11 @@ def _inner(one: Branch, two: Branch) -> Float[Tensor, "batch heads"]:
 
 
 def _crossed(
-    one: Branch, two: Branch, both: Float[Tensor, "batch heads tokens tokens"],
+    one: Branch,
+    two: Branch,
+    both: Float[Tensor, "batch heads tokens tokens"],
     mean_two: Float[Tensor, "batch heads tokens dim"],
-) -> Float[Tensor, "batch heads tokens"]:  # fmt: skip
+) -> Float[Tensor, "batch heads tokens"]:
     """Return u1_iᵀ(P2_i·M2)ᵀP1_i·e_i = Σ_j a_ij(δ_ij − a_ii)·b_ij·u1_i·(M2_j − mean2_i) of each row i."""
     own = one.attention.diagonal(dim1=-2, dim2=-1)
     projected = one.by_key @ two.by_query.mT - (one.by_key * mean_two).sum(-1, keepdim=True)

@@ -101,8 +101,15 @@ def _change(clean: Layer, other: Layer) -> BranchChange:
         correlations = (row_centred(a1, a2), row_centred(b1, b2), row_centred(b1 - a1, b2 - a2))
     lam = clean.weight if clean.lam is None or clean.lam.ndim <= 1 else None
     return BranchChange(
-        clean.name, lam, _norm(change), _norm(change - moved), _norm(moved), _norm(one), _norm(both), *correlations
-    )  # fmt: skip
+        clean.name,
+        lam,
+        _norm(change),
+        _norm(change - moved),
+        _norm(moved),
+        _norm(one),
+        _norm(both),
+        *correlations,
+    )
 
 
 def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:

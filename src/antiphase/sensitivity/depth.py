@@ -145,9 +145,13 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
 
 @validated
 def stage_norms(
-    model: nn.Module, images: Batch, *, steps: Count = 20, seed: Seed = 0,
+    model: nn.Module,
+    images: Batch,
+    *,
+    steps: Count = 20,
+    seed: Seed = 0,
     ids: Annotated[Int64[Tensor, " batch"], UNIQUE] | None = None,
-) -> Float[Tensor, "batch stages"]:  # fmt: skip
+) -> Float[Tensor, "batch stages"]:
     """Estimate L(d) of each stage, the L2 operator norm of its Jacobian at the clean input, from below.
 
     Args:
@@ -163,8 +167,9 @@ def stage_norms(
         return until(model, ran[0].module, x)[0][0]
 
     stages: Sequence[tuple[Callable[[Tensor], Tensor], Tensor]] = [
-        (embed, images), *((block.again, block.tokens) for block in ran),
-    ]  # fmt: skip
+        (embed, images),
+        *((block.again, block.tokens) for block in ran),
+    ]
     found = [power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages]
     return torch.stack(found, 1)
 

@@ -88,7 +88,7 @@ def values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
 
 def only_difference_counts(
     run: Replay, x: Tensor, plain: Replayed, positive: tuple[int, ...], negative: tuple[int, ...], lam: Tensor
-) -> bool:  # fmt: skip
+) -> bool:
     """Add E to A2 and λ·E to A1, which leaves A1 − λ·A2 as it is."""
     shape = plain.maps.shape
     error = (

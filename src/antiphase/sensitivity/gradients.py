@@ -28,9 +28,13 @@ from antiphase.streams import normal
 
 @validated
 def token_grams(
-    model: nn.Module, inputs: Inputs, keys: Int64[Tensor, "batch probes"], *, call: Callable[..., Any] | None = None,
+    model: nn.Module,
+    inputs: Inputs,
+    keys: Int64[Tensor, "batch probes"],
+    *,
+    call: Callable[..., Any] | None = None,
     exact: bool = True,
-) -> Iterator[tuple[Layer, Gram, int]]:  # fmt: skip
+) -> Iterator[tuple[Layer, Gram, int]]:
     """Yield each layer, its inner products at its own tokens, and the number of probes.
 
     Args:
@@ -54,9 +58,12 @@ def token_grams(
 
 @validated
 def direction_grams(
-    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *,
+    model: nn.Module,
+    images: Batch,
+    directions: Float[Tensor, "probes batch *shape"],
+    *,
     call: Callable[..., Any] | None = None,
-) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
+) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
     J1 and J2 are the Jacobians of the attention maps A1 and A2 with respect to the pixels. For standard normal u
@@ -98,9 +105,12 @@ def random_directions(
 
 @validated
 def cotangent_grams(
-    model: nn.Module, images: Batch, keys: Int64[Tensor, "batch probes"], *,
+    model: nn.Module,
+    images: Batch,
+    keys: Int64[Tensor, "batch probes"],
+    *,
     call: Callable[..., Any] | None = None,
-) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
+) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
 
     Costs one backward pass through the preceding layers per layer, head, branch and probe.
@@ -138,9 +148,12 @@ def _to_pixels(
 
 @validated
 def loss_grams(
-    model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor], *,
+    model: nn.Module,
+    inputs: Batch,
+    loss: Callable[[Tensor], Tensor],
+    *,
     call: Callable[..., Any] | None = None,
-) -> Iterator[tuple[Layer, Gram]]:  # fmt: skip
+) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with the inner products at its tokens for the cotangent v = ∂loss/∂(A1 − λ·A2).
 
     J1ᵀv and −λ·J2ᵀv are the two parts of the loss gradient through the layer's maps, so their alignment is the one

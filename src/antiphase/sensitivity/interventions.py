@@ -179,8 +179,10 @@ def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     named = list(model.named_modules())
     taken = tuple(f"{name}." for name, each in named if isinstance(each, ReplacedMap | StoppedGradient))
     return {
-        name: each for name, each in named if isinstance(each, DifferentialAttention) and not name.startswith(taken)
-    }  # fmt: skip
+        name: each
+        for name, each in named
+        if isinstance(each, DifferentialAttention) and not name.startswith(taken)
+    }
 
 
 def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:

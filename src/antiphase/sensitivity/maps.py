@@ -30,9 +30,13 @@ _SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose o
 
 
 def record(
-    model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    call: Callable[..., Any] | None = None,
+    tangent: Tensor | None = None,
     graph: bool = False,
-) -> list[Call]:  # fmt: skip
+) -> list[Call]:
     """Run a model once and return the calls of its attention modules in order.
 
     Args:
@@ -290,9 +294,13 @@ def _call(name: str, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], 
 
 @validated
 def attention_layers(
-    model: nn.Module, inputs: Inputs, *, call: Callable[..., Any] | None = None, tangent: Tensor | None = None,
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    call: Callable[..., Any] | None = None,
+    tangent: Tensor | None = None,
     graph: bool = False,
-) -> Iterator[Layer]:  # fmt: skip
+) -> Iterator[Layer]:
     """Run a model once and yield its attention layers; arguments as for :func:`record`.
 
     Raises:

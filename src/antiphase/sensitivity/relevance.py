@@ -89,10 +89,7 @@ def chefer_relevance(
 @validated
 @gradients(enabled=False)
 def attention_map(
-    model: nn.Module,
-    images: Images,
-    part: Part = "combined",
-    layer: int = -1,
+    model: nn.Module, images: Images, part: Part = "combined", layer: int = -1
 ) -> Float[Tensor, "batch rows columns"]:
     """Return the attention of the class token to the patches, averaged over the heads; independent of the text.
 
@@ -152,12 +149,7 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     """Return the image tower's calls with their graph, the embeddings, and the side of the patch grid."""
     kept: list[Tensor] = []
     # leaf(images) requires a gradient, so that there is a graph even if the weights are frozen
-    calls = record(
-        model,
-        leaf(images),
-        call=lambda x: kept.append(encoder.encode_image(x)),
-        graph=True,
-    )
+    calls = record(model, leaf(images), call=lambda x: kept.append(encoder.encode_image(x)), graph=True)
     (embeddings,) = kept
     shapes = {_batch_first(call, call.tokens).shape[:2] for call in calls}
     tokens = max(count for _, count in shapes)

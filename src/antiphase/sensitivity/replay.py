@@ -98,9 +98,16 @@ class Observed(TorchFunctionMode):
         return replaced.reshape(own.shape)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         """Compute softmax(s·q·kᵀ + mask)·v in steps, so that the map can be seen."""
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]

@@ -157,9 +157,11 @@ def smooth(
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
     count = len(images)
     found: dict[str, Tensor] = {
-        "prediction": torch.full((count,), ABSTAIN), "radius": torch.zeros(count, dtype=torch.float64),
-        "top": torch.zeros(count, dtype=torch.int64), "count": torch.zeros(count, dtype=torch.int64),
-    }  # fmt: skip
+        "prediction": torch.full((count,), ABSTAIN),
+        "radius": torch.zeros(count, dtype=torch.float64),
+        "top": torch.zeros(count, dtype=torch.int64),
+        "count": torch.zeros(count, dtype=torch.int64),
+    }
     with attacked(model, precision) as oracle, progress_bar(progress, count, bool(progress)) as advance:
         copies = _Copies(oracle, images, ids, settings, batch_size)
         votes = copies.votes(lambda cast: advance(cast / settings.draws))
@@ -207,9 +209,11 @@ def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, 
     radius = float(certified_radius(count, smoothing.samples, smoothing.sigma, smoothing.alpha))
     abstains = math.isnan(radius)
     return {
-        "prediction": ABSTAIN if abstains else top, "radius": 0.0 if abstains else radius, "top": top,
+        "prediction": ABSTAIN if abstains else top,
+        "radius": 0.0 if abstains else radius,
+        "top": top,
         "count": count,
-    }  # fmt: skip
+    }
 
 
 class _Copies:

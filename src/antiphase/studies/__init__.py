@@ -19,14 +19,35 @@ _HOMES = {
     "spec": ("Cell", "Profile", "RowsByTable", "Study"),
     # its trainings and measurements
     "cells": (
-        "Accuracy", "Attack", "AttackAnswers", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense", "TrainClip",
-        "TrainVit", "TrainVlm", "given",
+        "Accuracy",
+        "Attack",
+        "AttackAnswers",
+        "Evaluate",
+        "Given",
+        "Model",
+        "Own",
+        "Relevance",
+        "Sense",
+        "TrainClip",
+        "TrainVit",
+        "TrainVlm",
+        "given",
     ),
     # what it shows and claims
     "artefact": ("Artefact", "Panel", "Plot", "Table"),
     "claims": ("Check", "Claim"),
-    "estimation": ("ASR", "contrast", "difference", "estimates", "mean", "over", "peak", "share_above", "trend"),
-}  # fmt: skip
+    "estimation": (
+        "ASR",
+        "contrast",
+        "difference",
+        "estimates",
+        "mean",
+        "over",
+        "peak",
+        "share_above",
+        "trend",
+    ),
+}
 
 __all__ = [name for names in _HOMES.values() for name in names]
 

@@ -9,8 +9,12 @@ import polars as pl
 from jaxtyping import Float, UInt8
 
 ESTIMATES: dict[str, Any] = {
-    "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64, "seeds": pl.Int64,
-}  # fmt: skip
+    "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "n": pl.Int64,
+    "seeds": pl.Int64,
+}
 """Columns of every estimate: mean, 95 % interval (null if there is none), number of samples and training seeds."""
 
 BY_SEED = "by_seed"

@@ -70,12 +70,23 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
             versions.setdefault(name, set()).add(version)
     warnings = sorted({warning for record in records for warning in record["warnings"]})
     return Result(
-        study.name, study.paper, study.label, study.title, study.text or "", profile.name, training_seeds(cells),
-        command, len(done), len(cells), Artefact(notes=[reason]) if reason else artefact, claims,
+        study.name,
+        study.paper,
+        study.label,
+        study.title,
+        study.text or "",
+        profile.name,
+        training_seeds(cells),
+        command,
+        len(done),
+        len(cells),
+        Artefact(notes=[reason]) if reason else artefact,
+        claims,
         {**shown_settings(study, profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
-        sorted({record["hardware"] for record in records}), sum(record["seconds"] for record in records),
-    )  # fmt: skip
+        sorted({record["hardware"] for record in records}),
+        sum(record["seconds"] for record in records),
+    )
 
 
 def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:

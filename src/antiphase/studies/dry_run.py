@@ -57,8 +57,9 @@ def compare(lines: tuple[Line, ...], facts: Facts) -> list[Compared]:
     left_out = {"train", "clip"} - kinds if "given" in kinds else set()
     return [
         Compared(line, facts.get(line.name, ()))
-        for line in lines if line.name.partition(".")[0] not in left_out
-    ]  # fmt: skip
+        for line in lines
+        if line.name.partition(".")[0] not in left_out
+    ]
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:

@@ -38,8 +38,9 @@ Fact = tuple[str, Any]
 # of every part, also of those that studies alone measure
 _SENSE_SETTINGS = {
     part.name: part.settings
-    for part in (*sense_model.PARTS, *vars(sense_model).values()) if isinstance(part, sense_model.Part)
-}  # fmt: skip
+    for part in (*sense_model.PARTS, *vars(sense_model).values())
+    if isinstance(part, sense_model.Part)
+}
 
 
 @singledispatch
@@ -63,18 +64,29 @@ def _(cell: TrainVit) -> Iterator[Fact]:
     try:
         recipe = Recipe.model_validate(
             {
-                "model": config, "data": cell.data, "data_fingerprint": "", "seed": cell.seed, **cell.recipe,
+                "model": config,
+                "data": cell.data,
+                "data_fingerprint": "",
+                "seed": cell.seed,
+                **cell.recipe,
                 **hostile,
             }
-        )  # fmt: skip
+        )
     except ValidationError as error:
         raise invalid(error, f"{cell.label}: ") from None
     yield "train.attention", attention
     yield "train.data", cell.data
     yield "train.depth", _blocks(config)  # type: ignore[arg-type]  # frozen, hence hashable
     for name in (
-        "optimizer", "learning_rate", "batch_size", "epochs", "schedule", "weight_decay", "augment", "seed",
-    ):  # fmt: skip
+        "optimizer",
+        "learning_rate",
+        "batch_size",
+        "epochs",
+        "schedule",
+        "weight_decay",
+        "augment",
+        "seed",
+    ):
         yield f"train.{name}", getattr(recipe, name)
     size = f"{config.image_size} pixels, patches of {config.patch_size}"
     yield "train.size", f"{size}, {config.dim} wide, {config.num_heads} heads"
@@ -131,9 +143,18 @@ def _(cell: TrainClip) -> Iterator[Fact]:
     yield "clip.data", cell.data.partition(":")[2].partition("/")[0] or cell.data
     yield "clip.parameters", _parameters(recipe.model)  # type: ignore[arg-type]  # frozen, hence hashable
     for name in (
-        "epochs", "batch_size", "learning_rate", "weight_decay", "betas", "warmup_epochs", "warmup_start",
-        "final_learning_rate", "crop", "precision", "seed",
-    ):  # fmt: skip
+        "epochs",
+        "batch_size",
+        "learning_rate",
+        "weight_decay",
+        "betas",
+        "warmup_epochs",
+        "warmup_start",
+        "final_learning_rate",
+        "crop",
+        "precision",
+        "seed",
+    ):
         yield f"clip.{name}", getattr(recipe, name)
     size = f"{image.image_size} pixels, patches of {image.patch_size}"
     yield "clip.image", f"{size}, {image.dim} wide, {image.depth} layers, {image.num_heads} heads"
@@ -149,15 +170,29 @@ def _(cell: TrainClip) -> Iterator[Fact]:
 def _(cell: TrainVlm) -> Iterator[Fact]:
     stage = {1: "align", 2: "tune"}[cell.stage]
     config = VlmConfig(
-        tower_spec="", tower={}, tower_sha256="", merge=MERGE[cell.preset], language=cell.language, language_sha256="",
+        tower_spec="",
+        tower={},
+        tower_sha256="",
+        merge=MERGE[cell.preset],
+        language=cell.language,
+        language_sha256="",
         prompt=cell.prompt or "chat",
-    )  # fmt: skip
+    )
     recipe = cell.make_recipe(config, "")
     yield f"{stage}.data", _conversations(cell.data)
     for name in (
-        "epochs", "batch_size", "learning_rate", "weight_decay", "warmup", "betas", "epsilon", "gradient_norm",
-        "max_length", "precision", "seed",
-    ):  # fmt: skip
+        "epochs",
+        "batch_size",
+        "learning_rate",
+        "weight_decay",
+        "warmup",
+        "betas",
+        "epsilon",
+        "gradient_norm",
+        "max_length",
+        "precision",
+        "seed",
+    ):
         yield f"{stage}.{name}", getattr(recipe, name)
     yield f"{stage}.schedule", SCHEDULE
     yield f"{stage}.trained", "projector" if cell.stage == 1 else "projector, language model"

@@ -67,14 +67,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     def here() -> None:
         # elsewhere bars leave empty lines
         bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
-        lab = Lab(
-            store,
-            device,
-            options.batch_size,
-            progress=bars,
-            process=process,
-            track=options.track,
-        )
+        lab = Lab(store, device, options.batch_size, progress=bars, process=process, track=options.track)
         run_cells(cells, lab, cell_said)
 
     store.root.mkdir(parents=True, exist_ok=True)

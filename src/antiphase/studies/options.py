@@ -77,8 +77,7 @@ Baseline = Annotated[
 ]
 StoreFolder = Annotated[Directory, Field(description="Directory of rows and checkpoints.")]
 RowsFolder = Annotated[
-    Path | None,
-    Field(description="Directory of rows written by study pack, read in place of the store."),
+    Path | None, Field(description="Directory of rows written by study pack, read in place of the store.")
 ]
 ReadRows = Annotated[
     Path | None,

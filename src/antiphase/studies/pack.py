@@ -29,10 +29,23 @@ README = "README.md"
 _LEFT_OUT = ("forwards", "backwards")
 _EXACT = ("eps",)  # compared with ε of the studies
 _SCHEMA: dict[str, Any] = {
-    "cell": pl.String, "file": pl.String, "table": pl.String, "label": pl.String, "what": pl.String, "rows": pl.Int64,
-    "seconds": pl.Float64, "work": pl.Float64, "whole": pl.Boolean, "finished": pl.String, "hardware": pl.String,
-    "versions": pl.String, "warnings": pl.String, "study": pl.String, "command": pl.String, "commit": pl.String,
-}  # fmt: skip
+    "cell": pl.String,
+    "file": pl.String,
+    "table": pl.String,
+    "label": pl.String,
+    "what": pl.String,
+    "rows": pl.Int64,
+    "seconds": pl.Float64,
+    "work": pl.Float64,
+    "whole": pl.Boolean,
+    "finished": pl.String,
+    "hardware": pl.String,
+    "versions": pl.String,
+    "warnings": pl.String,
+    "study": pl.String,
+    "command": pl.String,
+    "commit": pl.String,
+}
 _JSON = ("what", "versions", "warnings")
 _RESTORE = "restore the file"
 _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "statistics": False}
@@ -127,10 +140,21 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
             kept = _rounded(found.drop(*_LEFT_OUT, *cell.unshipped, strict=False), cell.shipped_bits)
             rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
         about = {
-            "cell": own, "file": file, "table": cell.table, "label": cell.label, "what": described(cell),
-            "rows": 0 if found is None else len(found), "study": study, "command": command, "commit": source_commit(),
-            **{name: record[name] for name in _SCHEMA if name in record and name not in ("cell", "file", "what")},
-        }  # fmt: skip
+            "cell": own,
+            "file": file,
+            "table": cell.table,
+            "label": cell.label,
+            "what": described(cell),
+            "rows": 0 if found is None else len(found),
+            "study": study,
+            "command": command,
+            "commit": source_commit(),
+            **{
+                name: record[name]
+                for name in _SCHEMA
+                if name in record and name not in ("cell", "file", "what")
+            },
+        }
         records.append(
             about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
         )

@@ -60,6 +60,15 @@ def _power(result: Result, claim: Claim, check: Check, verdict: Verdict | None) 
     needed = seeds_until(lambda seeds: power_of(value, spread.at(seeds)) >= POWER, LEAST_SEEDS)
     minutes = None if needed is None or check.seconds is None else needed * check.seconds / 60
     return Power(
-        result, claim, check, verdict, spread.seeds, spread.error, math.sqrt(spread.by_seed),
-        math.sqrt(max(spread.variance - spread.by_seed, 0.0)), smallest_difference(spread), needed, minutes,
-    )  # fmt: skip
+        result,
+        claim,
+        check,
+        verdict,
+        spread.seeds,
+        spread.error,
+        math.sqrt(spread.by_seed),
+        math.sqrt(max(spread.variance - spread.by_seed, 0.0)),
+        smallest_difference(spread),
+        needed,
+        minutes,
+    )

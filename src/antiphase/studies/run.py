@@ -152,10 +152,14 @@ def _work(cell: Cell, standing: _Standing, lab: Lab, plan: Plan, say: Say) -> St
     seconds = time.monotonic() - began
     if process.first:
         about = {
-            "seconds": round(seconds, 3), "whole": whole, "work": cell.work(), "warnings": sorted(set(lab.warnings)),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit(),
+            "seconds": round(seconds, 3),
+            "whole": whole,
+            "work": cell.work(),
+            "warnings": sorted(set(lab.warnings)),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "commit": source_commit(),
             **environment_record(lab.device),
-        }  # fmt: skip
+        }
         store.finish(cell, rows, about)
         store.log("done", cell, seconds=round(seconds, 3))
     process.wait()

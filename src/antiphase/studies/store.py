@@ -174,9 +174,12 @@ class Store:
     def log(self, event: str, cell: Storable, **about: Any) -> None:
         """Append an event, its cell, time and process to ``log.jsonl``."""
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, "cell": f"{cell.table}-{identity(cell)}",
-            "label": cell.label, "process": f"{os.uname().nodename}:{os.getpid()}",
-        }  # fmt: skip
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "event": event,
+            "cell": f"{cell.table}-{identity(cell)}",
+            "label": cell.label,
+            "process": f"{os.uname().nodename}:{os.getpid()}",
+        }
         with (self.root / "log.jsonl").open(
             "a", encoding="utf-8"
         ) as file:  # a single write keeps lines of several processes apart

@@ -171,9 +171,14 @@ def replay(
 
 @validated
 def robust_accuracy(
-    model: nn.Module, data: Annotated[ImageSet, NOT_EMPTY], eps: NonNegative, device: Device = "cpu", *,
-    seed: Seed = 0, batch_size: Size = 128,
-) -> float:  # fmt: skip
+    model: nn.Module,
+    data: Annotated[ImageSet, NOT_EMPTY],
+    eps: NonNegative,
+    device: Device = "cpu",
+    *,
+    seed: Seed = 0,
+    batch_size: Size = 128,
+) -> float:
     """Return the fraction of images that are classified correctly and stay so under PGD.
 
     Uses at most 500 images (``data.subset(500, 0)``, since folders are sorted by class) and 10 L∞ steps of ε/4 from

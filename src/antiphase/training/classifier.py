@@ -130,10 +130,16 @@ def train_classifier(
         return found | {"lambda": mean_lambdas(bare)}
 
     task = loop.Task(
-        model, optimizer, identity, recipe.epochs, steps.per_epoch,
-        lambda step: learning_rate(recipe, steps.first_update(step), steps.batches), backward, evaluate,
+        model,
+        optimizer,
+        identity,
+        recipe.epochs,
+        steps.per_epoch,
+        lambda step: learning_rate(recipe, steps.first_update(step), steps.batches),
+        backward,
+        evaluate,
         track=track,
-    )  # fmt: skip
+    )
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:
         checkpoints.save(bare, stored, out, getattr(torch, recipe.store))

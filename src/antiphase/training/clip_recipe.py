@@ -51,10 +51,14 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "openmoji": {
         "size": "small",
         "recipe": {
-            "epochs": 12, "batch_size": 256, "learning_rate": 1e-3, "warmup_epochs": 3.0, "weight_decay": 0.2,
+            "epochs": 12,
+            "batch_size": 256,
+            "learning_rate": 1e-3,
+            "warmup_epochs": 3.0,
+            "weight_decay": 0.2,
         },
     },
-}  # fmt: skip
+}
 
 
 def make_clip_recipe(

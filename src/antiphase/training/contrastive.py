@@ -31,10 +31,17 @@ Evaluate = Callable[[CLIP], dict[str, Any]]
 
 
 def train_clip(
-    recipe: ClipRecipe, pairs: PairSource, out: Path, *, evaluate: Evaluate | None = None,
-    part: int | None = None, compiled: bool = False, checkpointing: bool = False, trackers: Sequence[Tracker] = (),
+    recipe: ClipRecipe,
+    pairs: PairSource,
+    out: Path,
+    *,
+    evaluate: Evaluate | None = None,
+    part: int | None = None,
+    compiled: bool = False,
+    checkpointing: bool = False,
+    trackers: Sequence[Tracker] = (),
     progress: bool = True,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Train a dual encoder and write it to a directory.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
@@ -106,10 +113,18 @@ def train_clip(
         return f" · scale {float(model.logit_scale.detach().exp()):.1f}{among}"
 
     task = loop.Task(
-        model, clip_optimizer(model, recipe), digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
-        lambda step: clip_learning_rate(recipe, step, steps_per_epoch), backward, measure, clamp_scale, note,
+        model,
+        clip_optimizer(model, recipe),
+        digest(recipe.model_dump_json()),
+        recipe.epochs,
+        steps_per_epoch,
+        lambda step: clip_learning_rate(recipe, step, steps_per_epoch),
+        backward,
+        measure,
+        clamp_scale,
+        note,
         track,
-    )  # fmt: skip
+    )
     metrics = loop.run(task, out, accelerator, progress=progress)
     if accelerator.is_main_process:
         checkpoints.save(model, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
@@ -166,9 +181,13 @@ class _Stream:
     def at(self, epoch: int, within: int) -> Share:
         if self.next != (epoch, within):
             batches = self.pairs.batches(
-                self.recipe.batch_size, seed=self.recipe.seed, epoch=epoch, first=within, rank=self.rank,
+                self.recipe.batch_size,
+                seed=self.recipe.seed,
+                epoch=epoch,
+                first=within,
+                rank=self.rank,
                 world=self.world,
-            )  # fmt: skip
+            )
             self.shares = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
         share, bad = next(self.shares)
         self.next = (epoch, within + 1)

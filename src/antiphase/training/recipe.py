@@ -4,11 +4,7 @@ import math
 from typing import Any, Literal
 
 import torch
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet

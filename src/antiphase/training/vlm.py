@@ -31,10 +31,17 @@ _TOGETHER = 64  # of them at a time
 
 
 def train_vlm(
-    recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, out: Path, *,
-    part: int | None = None, checkpointing: bool = False, sharded: bool = False,
-    trackers: Sequence[Tracker] = (), progress: bool = True,
-) -> list[dict[str, Any]]:  # fmt: skip
+    recipe: VlmRecipe,
+    vlm: VisionLanguageModel,
+    conversations: Conversations,
+    out: Path,
+    *,
+    part: int | None = None,
+    checkpointing: bool = False,
+    sharded: bool = False,
+    trackers: Sequence[Tracker] = (),
+    progress: bool = True,
+) -> list[dict[str, Any]]:
     """Train one stage and write a directory that :func:`~antiphase.models.vlm.load_vlm` takes.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector,
@@ -118,16 +125,26 @@ def train_vlm(
         return loss, recipe.batch_size
 
     optimizer = torch.optim.AdamW(
-        list(trained.values()), lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon,
-        weight_decay=recipe.weight_decay, fused=True,
-    )  # fmt: skip
+        list(trained.values()),
+        lr=recipe.learning_rate,
+        betas=recipe.betas,
+        eps=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
     # holds what is trained and nothing else: a saved state needs no frozen weights
     parts = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
     task = loop.Task(
-        parts, optimizer, digest(recipe.model_dump_json()), recipe.epochs, steps_per_epoch,
-        lambda step: vlm_learning_rate(recipe, step, steps_per_epoch), backward, dict,
+        parts,
+        optimizer,
+        digest(recipe.model_dump_json()),
+        recipe.epochs,
+        steps_per_epoch,
+        lambda step: vlm_learning_rate(recipe, step, steps_per_epoch),
+        backward,
+        dict,
         track=track,
-    )  # fmt: skip
+    )
     with _recomputed(blocks):
         metrics = loop.run(task, out, accelerator, progress=progress)
     main = accelerator.is_main_process

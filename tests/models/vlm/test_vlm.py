@@ -70,9 +70,12 @@ def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever
         ids = vlm.prompt.question(question).tolist()
         embedded = by_hand(vlm, images[number], ids)
         said = vlm.language.generate(
-            inputs_embeds=embedded, attention_mask=torch.ones(embedded.shape[:2], dtype=torch.long), do_sample=False,
-            max_new_tokens=5, pad_token_id=4,
-        )  # fmt: skip
+            inputs_embeds=embedded,
+            attention_mask=torch.ones(embedded.shape[:2], dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=5,
+            pad_token_id=4,
+        )
         assert answers[number] == vlm.tokenizer.decode(said[0], skip_special_tokens=True).strip()
         with torch.no_grad():
             last = vlm.language(inputs_embeds=embedded).logits[0, -1]
@@ -165,9 +168,16 @@ def test_a_tuned_language_model_keeps_the_tokens_that_end_an_answer(tmp_path):
     vlm.language.generation_config.eos_token_id = [7, 4]
     vlm.language.generation_config.repetition_penalty = 9.0
     config = VlmConfig(
-        tower_spec="vit", tower=vlm.tower.reference, tower_sha256="", projector="mlp2x", merge=2, language="tiny",
-        language_sha256="", prompt="chat", tuned=True,
-    )  # fmt: skip
+        tower_spec="vit",
+        tower=vlm.tower.reference,
+        tower_sha256="",
+        projector="mlp2x",
+        merge=2,
+        language="tiny",
+        language_sha256="",
+        prompt="chat",
+        tuned=True,
+    )
     save_vlm(vlm, {"kind": "vlm", "model": config.model_dump(mode="json")}, tmp_path, torch.float32)
     again = load_vlm(tmp_path)
     assert again.ends == vlm.ends == [4, 7]

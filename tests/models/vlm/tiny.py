@@ -30,9 +30,12 @@ def tiny_tokenizer(chat=True):
         ]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="<|end|>" if chat else "</s>",
+        tokenizer_object=inner,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="<|end|>" if chat else "</s>",
         additional_special_tokens=["<|start|>", "<|end|>"],
-    )  # fmt: skip
+    )
     tokenizer.chat_template = CHAT if chat else None
     return tokenizer
 
@@ -42,10 +45,18 @@ def tiny_language(words=80, seed=0):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=words, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1, eos_token_id=4,
+        vocab_size=words,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=4,
         initializer_range=0.3,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config).eval()
@@ -54,9 +65,15 @@ def tiny_language(words=80, seed=0):
 def tiny_vit(seed=0, image_size=16):
     """Return a vision transformer of ours: for images of 16 pixels, 16 tokens of 12 numbers."""
     config = VitConfig(
-        attention="differential", image_size=image_size, patch_size=4, in_channels=3, num_classes=0, dim=12, depth=3,
+        attention="differential",
+        image_size=image_size,
+        patch_size=4,
+        in_channels=3,
+        num_classes=0,
+        dim=12,
+        depth=3,
         num_heads=2,
-    )  # fmt: skip
+    )
     return build(config, seed).eval()
 
 

@@ -32,9 +32,13 @@ class Towards(nn.Module):
 
 
 def run_towards(
-    search: Callable[[Classifier, Tensor, RunOptions], AttackResult], model: Classifier, images: Tensor,
-    labels: Tensor | None, chosen: Run, options: RunOptions,
-) -> AttackResult:  # fmt: skip
+    search: Callable[[Classifier, Tensor, RunOptions], AttackResult],
+    model: Classifier,
+    images: Tensor,
+    labels: Tensor | None,
+    chosen: Run,
+    options: RunOptions,
+) -> AttackResult:
     """Run a search that succeeds where the model predicts the goal; the result's label is the clean prediction.
 
     Args:
@@ -66,9 +70,12 @@ def run_towards(
     result = search(Towards(model), torch.zeros_like(goal), {**options, "goal": None, "context": goal})
     prediction = clean.argmax(1)
     return replace(
-        result, label=prediction, clean_prediction=prediction,
-        prediction=_logits(model, result.adversarial).argmax(1), settings=result.settings | {"goal": goal.tolist()},
-    )  # fmt: skip
+        result,
+        label=prediction,
+        clean_prediction=prediction,
+        prediction=_logits(model, result.adversarial).argmax(1),
+        settings=result.settings | {"goal": goal.tolist()},
+    )
 
 
 def _logits(model: Classifier, images: Tensor) -> Float[Tensor, "samples classes"]:

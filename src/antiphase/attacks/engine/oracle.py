@@ -58,9 +58,13 @@ class Oracle:
     """
 
     def __init__(
-        self, model: Classifier, precision: Precision = "float32", compile: bool = False, passes: int = 1,
+        self,
+        model: Classifier,
+        precision: Precision = "float32",
+        compile: bool = False,
+        passes: int = 1,
         device: torch.device | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.passes = model, passes
         self.device = device_of(model, device or "cpu")
         self.precision: Precision = precision
@@ -204,9 +208,12 @@ def checked(logits: Any, images: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def attacked(
-    model: Classifier, precision: Precision = "float32", compile: bool = False, passes: int = 1,
+    model: Classifier,
+    precision: Precision = "float32",
+    compile: bool = False,
+    passes: int = 1,
     device: torch.device | None = None,
-) -> Iterator[Oracle]:  # fmt: skip
+) -> Iterator[Oracle]:
     """Put the model in evaluation mode, without gradients of its weights, for the duration of an attack.
 
     See :class:`Oracle` for the arguments.

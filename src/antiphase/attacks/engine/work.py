@@ -36,9 +36,16 @@ class Work:
     """The searches of all samples and their results so far."""
 
     def __init__(
-        self, oracle: Oracle, images: Tensor, labels: Tensor | None, threat: Threat, budgets: Tensor,
-        search: Search, options: Run, ids: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        oracle: Oracle,
+        images: Tensor,
+        labels: Tensor | None,
+        threat: Threat,
+        budgets: Tensor,
+        search: Search,
+        options: Run,
+        ids: Tensor,
+    ) -> None:
         self.images, self.ids, self.threat, self.search, self.options = images, ids, threat, search, options
         self.budgets = budgets.cpu().to(images.dtype)
         size = largest_batch(images[0], oracle.device, _ROWS)
@@ -150,12 +157,17 @@ class Work:
         which, targets = item % self.items, self.targets.shape[1]
         clean, count = self.images[position], len(chosen)
         rows = Rows(
-            position=position, item=item, key=sample_keys(self.keys[which], self.ids[position]), clean=clean,
+            position=position,
+            item=item,
+            key=sample_keys(self.keys[which], self.ids[position]),
+            clean=clean,
             label=self.results["label"][position],
-            restart=which // targets, target=self.targets[position, which % targets],
+            restart=which // targets,
+            target=self.targets[position, which % targets],
             eps=self.budgets[position],
-            forwards=torch.zeros(count, dtype=torch.int64), backwards=torch.zeros(count, dtype=torch.int64),
-        )  # fmt: skip
+            forwards=torch.zeros(count, dtype=torch.int64),
+            backwards=torch.zeros(count, dtype=torch.int64),
+        )
         if self.context is not None:
             rows["context"] = self.context[position]
         lane.start(rows, self.search)
@@ -224,6 +236,15 @@ class Work:
 
 
 _SETTLED = (
-    "position", "item", "clean", "best", "prediction", "success", "near", "loss", "start_loss", "forwards",
+    "position",
+    "item",
+    "clean",
+    "best",
+    "prediction",
+    "success",
+    "near",
+    "loss",
+    "start_loss",
+    "forwards",
     "backwards",
-)  # fmt: skip
+)

@@ -14,6 +14,14 @@ from antiphase.evaluation.tasks.task import (
 )
 
 __all__ = [
-    "EvaluationTask", "Features", "Protocol", "Source", "all_tasks", "can_learn", "find_task", "has_labels",
-    "image_features", "labelled",
-]  # fmt: skip
+    "EvaluationTask",
+    "Features",
+    "Protocol",
+    "Source",
+    "all_tasks",
+    "can_learn",
+    "find_task",
+    "has_labels",
+    "image_features",
+    "labelled",
+]

@@ -20,9 +20,13 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     assert isinstance(pairs, PairSet)
     title = f"{card_of(model).name}: captions of {pairs.name}" if store.progress else ""
     found = answer_all(
-        model, pairs, [(at, ASK_CAPTION) for at in range(len(pairs))], max_new_tokens=_LONGEST,
-        batch_size=store.batch_size, title=title,
-    )  # fmt: skip
+        model,
+        pairs,
+        [(at, ASK_CAPTION) for at in range(len(pairs))],
+        max_new_tokens=_LONGEST,
+        batch_size=store.batch_size,
+        title=title,
+    )
     scores = cider([answer.text for answer in found], pairs.captions)
     return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=[one / LARGEST for one in scores])
 

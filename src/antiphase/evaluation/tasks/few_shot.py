@@ -38,9 +38,14 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 def _episodes(train: Tensor, test: Tensor, name: str, protocol: Protocol, count: int, seed: int) -> Episodes:
     try:
         return draw_episodes(
-            train, test, episodes=count, ways=protocol.ways, shots=protocol.shots, queries=protocol.queries,
+            train,
+            test,
+            episodes=count,
+            ways=protocol.ways,
+            shots=protocol.shots,
+            queries=protocol.queries,
             seed=seed,
-        )  # fmt: skip
+        )
     except UserError as error:
         raise UserError(f"few-shot on {name}: {error}") from None
 

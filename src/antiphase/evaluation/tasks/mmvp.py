@@ -16,10 +16,13 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     pairs = source.test
     assert isinstance(pairs, MmvpSet)
     flat = FilePairs(
-        name=pairs.name, split="test", ids=torch.arange(2 * len(pairs)), root=pairs.root,
+        name=pairs.name,
+        split="test",
+        ids=torch.arange(2 * len(pairs)),
+        root=pairs.root,
         captions=tuple((PROMPT + text,) for two in pairs.statements for text in two),
         files=tuple(file for two in pairs.files for file in two),
-    )  # fmt: skip
+    )
     images = store.project(model, store.image_features(model, flat))
     texts = store.text_vectors(
         model, [several[0] for several in flat.captions], f"statements of {pairs.name}"

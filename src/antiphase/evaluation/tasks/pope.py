@@ -19,9 +19,15 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     places, asked = pope.position(), pope.asked()
     title = f"{card_of(model).name}: questions of {pope.name}" if store.progress else ""
     found = answer_all(
-        model, pope.pictures, [(places[image], text) for image, text in asked], max_new_tokens=_LONGEST,
-        batch_size=store.batch_size, suffix=protocol.suffix, first_token=True, title=title,
-    )  # fmt: skip
+        model,
+        pope.pictures,
+        [(places[image], text) for image, text in asked],
+        max_new_tokens=_LONGEST,
+        batch_size=store.batch_size,
+        suffix=protocol.suffix,
+        first_token=True,
+        title=title,
+    )
     answers = dict(zip(asked, found, strict=True))
     groups = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
     rows = []

@@ -40,10 +40,16 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
             title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
             with progress_bar(title, MOST_FITS, store.progress) as advance:
                 probe = train_probe(
-                    features, train_labels.to(place), validation, len(test.class_names), seed=seed,
-                    objective=objective, mean_per_class=test.name in CLASSES_ALIKE,
-                    max_iter=protocol.iterations, on_fit=lambda: advance(1),
-                )  # fmt: skip
+                    features,
+                    train_labels.to(place),
+                    validation,
+                    len(test.class_names),
+                    seed=seed,
+                    objective=objective,
+                    mean_per_class=test.name in CLASSES_ALIKE,
+                    max_iter=protocol.iterations,
+                    on_fit=lambda: advance(1),
+                )
             rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
             found.append(rows.with_columns(cost=pl.lit(probe.cost)))
     return pl.concat(found)

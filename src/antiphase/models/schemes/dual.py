@@ -15,9 +15,15 @@ from antiphase.models.schemes.scheme import Scheme, Wanted
 def _load_open_clip(wanted: Wanted) -> nn.Module:
     model = load_open_clip(wanted.name, wanted.random_weights, wanted.seed)
     card = ModelCard(
-        wanted.name, wanted.spec, attention_kind(model), wanted.drawn, model.image_shape, 0,
-        preprocessing=model.preprocessing, tag="" if wanted.random_weights else wanted.name.partition("/")[2],
-    )  # fmt: skip
+        wanted.name,
+        wanted.spec,
+        attention_kind(model),
+        wanted.drawn,
+        model.image_shape,
+        0,
+        preprocessing=model.preprocessing,
+        tag="" if wanted.random_weights else wanted.name.partition("/")[2],
+    )
     return with_card(model, card)
 
 
@@ -52,10 +58,7 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
 
 
 OPEN_CLIP = Scheme(
-    "open_clip:NAME/TAG",
-    "any open_clip model, with the pretrained weights TAG",
-    _load_open_clip,
-    random=True,
+    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
 )
 DIFFCLIP = Scheme(
     "diffclip:PATH#lambda_init=0.8",

@@ -12,7 +12,7 @@ from antiphase.models.weight_files import read_state
 
 def build_to_fit(
     make: Callable[..., nn.Module], file: str, *, positions: str, size: str, **names: str
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Build a classifier with the sizes of a file of weights, and load them.
 
     Args:

@@ -155,9 +155,16 @@ def _load(wanted: Wanted) -> nn.Module:
         return with_card(dual, about)
     labels = config.num_labels
     card = ModelCard(
-        short, spec, attention_kind(model), wanted.drawn, shape, labels,
-        class_names=_class_names(config.id2label, labels), preprocessing=found, doubts=doubts,
-    )  # fmt: skip
+        short,
+        spec,
+        attention_kind(model),
+        wanted.drawn,
+        shape,
+        labels,
+        class_names=_class_names(config.id2label, labels),
+        preprocessing=found,
+        doubts=doubts,
+    )
     return with_card(Normalized(Logits(model), found.mean, found.std, found.bgr), card)
 
 

@@ -116,9 +116,12 @@ def _attribute(spec: str, module: Any, name: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             own = [
-                each for each, value in vars(module).items()
-                if callable(value) and getattr(value, "__module__", None) == module.__name__ and each[0] != "_"
-            ]  # fmt: skip
+                each
+                for each, value in vars(module).items()
+                if callable(value)
+                and getattr(value, "__module__", None) == module.__name__
+                and each[0] != "_"
+            ]
             raise UserError(
                 f"{spec}: no {name!r} in {module.__name__}; it has {', '.join(own) or 'nothing to call'}"
             )
@@ -171,9 +174,16 @@ def _with_card(model: nn.Module, spec: str, name: str, code: str) -> nn.Module:
     names: Any = getattr(model, "class_names", None)
     names = tuple(map(str, names)) if names is not None and len(names) == found.num_classes else None
     card = ModelCard(
-        name, spec, kind, None, found.image_shape, found.num_classes, class_names=names, any_size=found.any_size,
+        name,
+        spec,
+        kind,
+        None,
+        found.image_shape,
+        found.num_classes,
+        class_names=names,
+        any_size=found.any_size,
         code=code,
-    )  # fmt: skip
+    )
     return with_card(model, card)
 
 

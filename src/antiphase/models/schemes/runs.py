@@ -43,9 +43,15 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     model = build(config)
     checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
     card = ModelCard(
-        name, spec, attention_spec(config.attention).family, recipe.get("seed"), model.image_shape,
-        config.num_classes, recipe, _class_names(recipe, config.num_classes, source),
-    )  # fmt: skip
+        name,
+        spec,
+        attention_spec(config.attention).family,
+        recipe.get("seed"),
+        model.image_shape,
+        config.num_classes,
+        recipe,
+        _class_names(recipe, config.num_classes, source),
+    )
     return with_card(model, card)
 
 
@@ -101,7 +107,5 @@ SPECIMEN = Scheme(
     _load_specimen,
 )
 HUB = Scheme(
-    "hub:USER/NAME",
-    "a model on the Hugging Face hub, uploaded by antiphase.models.push",
-    _load_from_hub,
+    "hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push", _load_from_hub
 )

@@ -31,9 +31,12 @@ def _load(wanted: Wanted) -> nn.Module:
             if file:
                 model = build_to_fit(
                     lambda **sizes: timm.create_model(name, pretrained=False, **sizes),
-                    file, positions="pos_embed", size="img_size",
-                    classes="num_classes", channels="in_chans",
-                )  # fmt: skip
+                    file,
+                    positions="pos_embed",
+                    size="img_size",
+                    classes="num_classes",
+                    channels="in_chans",
+                )
             else:
                 with offline_at_once():
                     model = timm.create_model(name, pretrained=not wanted.random_weights)
@@ -65,10 +68,17 @@ def _load(wanted: Wanted) -> nn.Module:
         doubts = assumed(wanted.spec, found, tag, others)
     num_classes = int(getattr(model, "num_classes"))  # noqa: B009 (typed as a tensor otherwise)
     card = ModelCard(
-        name, wanted.spec, attention_kind(model), wanted.drawn, (channels, found.square.size, found.square.size),
-        num_classes, class_names=imagenet_names(num_classes), preprocessing=found, doubts=doubts,
+        name,
+        wanted.spec,
+        attention_kind(model),
+        wanted.drawn,
+        (channels, found.square.size, found.square.size),
+        num_classes,
+        class_names=imagenet_names(num_classes),
+        preprocessing=found,
+        doubts=doubts,
         tag="" if file or wanted.random_weights else tag,
-    )  # fmt: skip
+    )
     return with_card(Normalized(model, found.mean, found.std), card)
 
 
@@ -81,5 +91,8 @@ def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
 
 
 TIMM = Scheme(
-    "timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", _load, random=True
-)  # fmt: skip
+    "timm:NAME",
+    "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE",
+    _load,
+    random=True,
+)

@@ -43,9 +43,11 @@ def _load(wanted: Wanted) -> nn.Module:
             if file:
                 model = build_to_fit(
                     lambda **sizes: models.get_model(name, weights=None, **sizes),
-                    file, positions="pos_embedding",
-                    size="image_size", classes="num_classes",
-                )  # fmt: skip
+                    file,
+                    positions="pos_embedding",
+                    size="image_size",
+                    classes="num_classes",
+                )
             else:
                 model = models.get_model(name, weights=None if wanted.random_weights else weights)
     except OFFLINE as error:
@@ -63,10 +65,17 @@ def _load(wanted: Wanted) -> nn.Module:
     wrapped = Normalized(model, found.mean, found.std).eval()
     probed = probe(wrapped, wanted.spec, (3, found.square.size, found.square.size))
     card = ModelCard(
-        named, wanted.spec, attention_kind(model), wanted.drawn, probed.image_shape, probed.num_classes,
-        class_names=imagenet_names(probed.num_classes), preprocessing=found, doubts=doubts,
+        named,
+        wanted.spec,
+        attention_kind(model),
+        wanted.drawn,
+        probed.image_shape,
+        probed.num_classes,
+        class_names=imagenet_names(probed.num_classes),
+        preprocessing=found,
+        doubts=doubts,
         tag="" if file or wanted.random_weights else weights.name,
-    )  # fmt: skip
+    )
     return with_card(wrapped, card)
 
 

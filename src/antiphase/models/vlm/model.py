@@ -173,9 +173,11 @@ class VisionLanguageModel(nn.Module):
         from transformers import GenerationConfig
 
         config = GenerationConfig(
-            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=self.ends,
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=self.ends,
             pad_token_id=self.tokenizer.eos_token_id,
-        )  # fmt: skip
+        )
         prompts = self._prompts(images, questions)
         texts: dict[int, str] = {}
         scores = []

@@ -79,9 +79,13 @@ def make_projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0
 
 @validated
 def save_vlm(
-    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | os.PathLike[str], dtype: torch.dtype, *,
+    vlm: VisionLanguageModel,
+    recipe: dict[str, Any],
+    directory: str | os.PathLike[str],
+    dtype: torch.dtype,
+    *,
     write: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
     Args:

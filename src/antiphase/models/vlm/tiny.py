@@ -28,9 +28,17 @@ def tiny_language(transformers: Any) -> tuple[Any, Any]:
     )
     tokenizer.chat_template = _CHAT
     config = transformers.LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         return transformers.LlamaForCausalLM(config), tokenizer

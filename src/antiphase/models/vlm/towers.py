@@ -66,8 +66,10 @@ class OurTower(nn.Module):
         self.image_shape, self.square = visual.image_shape, square
         self.width, self.count = visual.pos_embed.shape[2], visual.pos_embed.shape[1] - 1
         self.reference = {
-            "kind": "antiphase", "config": visual.config.model_dump(mode="json"), "interpolation": square.interpolation,
-        }  # fmt: skip
+            "kind": "antiphase",
+            "config": visual.config.model_dump(mode="json"),
+            "interpolation": square.interpolation,
+        }
 
     def forward(self, images: Images) -> Tokens:
         x = self.visual.tokens(images)
@@ -96,17 +98,23 @@ class OpenClipTower(nn.Module):
         self.visual, self.normalize, self.square = visual, normalize, square
         self.image_shape = (3, square.size, square.size)
         self.reference = {
-            "kind": "open_clip", "name": name, "quick_gelu": quick_gelu, **_reference(normalize, square),
-        }  # fmt: skip
+            "kind": "open_clip",
+            "name": name,
+            "quick_gelu": quick_gelu,
+            **_reference(normalize, square),
+        }
         self.count, self.width = _shape_of(self, name)
 
     def forward(self, images: Images) -> Tokens:
         inner = getattr(self.visual, "trunk", self.visual)
         blocks = inner.blocks if inner is not self.visual else inner.transformer.resblocks
         found = inner.forward_intermediates(
-            self.normalize(images), indices=[len(blocks) + HIDDEN_STATE], stop_early=True, intermediates_only=True,
+            self.normalize(images),
+            indices=[len(blocks) + HIDDEN_STATE],
+            stop_early=True,
+            intermediates_only=True,
             output_fmt="NLC",
-        )  # fmt: skip
+        )
         kept = found["image_intermediates"] if isinstance(found, dict) else found
         return kept[0]
 

@@ -17,14 +17,7 @@ from antiphase.registry import ATTACKS, find
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, Rates, RobustnessCard
 from antiphase.report.card.reading import CARD, read_card
 from antiphase.report.style.markup import environment
-from antiphase.report.style.wording import (
-    attack_label,
-    p_text,
-    percent,
-    percent_range,
-    points,
-    points_range,
-)
+from antiphase.report.style.wording import attack_label, p_text, percent, percent_range, points, points_range
 
 _TABS = {
     "robust_accuracy": ("Robust accuracy", "correctly classified and not broken / all"),
@@ -109,18 +102,28 @@ def entries(cards: dict[Path, RobustnessCard]) -> list[dict[str, Any]]:
             )
             found.append(
                 {
-                    "name": model.name, "role": model.role, "attention": model.attention,
-                    "architecture": model.architecture, "seed": model.seed, "dataset": card.data.dataset,
-                    "split": card.data.split, "n": card.data.n, "attack": at.attack,
+                    "name": model.name,
+                    "role": model.role,
+                    "attention": model.attention,
+                    "architecture": model.architecture,
+                    "seed": model.seed,
+                    "dataset": card.data.dataset,
+                    "split": card.data.split,
+                    "n": card.data.n,
+                    "attack": at.attack,
                     "autoattack": card.attack.autoattack and at.attack == card.attack.name,
-                    "control": _is_control(at.attack), "norm": at.norm,
-                    "eps": at.eps, "clean_accuracy": model.clean_accuracy.value, "asr": at.asr.value,
+                    "control": _is_control(at.attack),
+                    "norm": at.norm,
+                    "eps": at.eps,
+                    "clean_accuracy": model.clean_accuracy.value,
+                    "asr": at.asr.value,
                     "asr_correct": None if at.asr_correct is None else at.asr_correct.value,
                     "robust_accuracy": at.robust_accuracy.value,
                     "difference": None if apart is None else apart.difference,
-                    "against": None if apart is None else apart.against, "card": where[id(card)],
+                    "against": None if apart is None else apart.against,
+                    "card": where[id(card)],
                 }
-            )  # fmt: skip
+            )
     return found
 
 
@@ -132,9 +135,11 @@ def write_leaderboard(cards: dict[Path, RobustnessCard], left_out: Sequence[str]
         for at, (title, own) in enumerate(_by_section(lines).items())
     ]
     models = len({line.model.weights for line in lines})
-    page = environment().get_template("leaderboard.html").render(
-        sections=sections, cards=len(cards), models=models, left_out=left_out,
-    )  # fmt: skip
+    page = (
+        environment()
+        .get_template("leaderboard.html")
+        .render(sections=sections, cards=len(cards), models=models, left_out=left_out)
+    )
     write_text(out, page)
     return out
 

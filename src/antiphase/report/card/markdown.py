@@ -8,13 +8,7 @@ import polars as pl
 from antiphase.budgets import eps_label
 from antiphase.evaluation.decisions import with_decisions
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, RobustnessCard
-from antiphase.report.style.wording import (
-    attack_label,
-    lambda_range,
-    p_text,
-    percent,
-    points_interval,
-)
+from antiphase.report.style.wording import attack_label, lambda_range, p_text, percent, points_interval
 from antiphase.terminal import safe
 
 _MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word
@@ -72,18 +66,26 @@ def _front_matter(card: RobustnessCard) -> str:
             ]
         results = [
             EvalResult(
-                task_type="image-classification", dataset_type=card.data.dataset, dataset_name=card.data.dataset,
-                dataset_split=card.data.split, metric_type=kind, metric_name=name, metric_value=value,
+                task_type="image-classification",
+                dataset_type=card.data.dataset,
+                dataset_name=card.data.dataset,
+                dataset_split=card.data.split,
+                metric_type=kind,
+                metric_name=name,
+                metric_value=value,
             )
             for kind, name, value in numbers
-        ]  # fmt: skip
+        ]
         index += eval_results_to_model_index(model.name, results)
     tags = ["robustness", "adversarial-robustness"]
     tags += ["differential-attention"] if any(model.lam for model in card.models) else []
     front = {
-        "library_name": "antiphase", "pipeline_tag": "image-classification", "tags": tags, "metrics": ["accuracy"],
+        "library_name": "antiphase",
+        "pipeline_tag": "image-classification",
+        "tags": tags,
+        "metrics": ["accuracy"],
         "model-index": index,
-    }  # fmt: skip
+    }
     return f"---\n{yaml_dump(front, sort_keys=False)}---\n\n"
 
 
@@ -100,13 +102,17 @@ def _models(card: RobustnessCard) -> list[str]:
     )
     rows = [
         (
-            _linked(model), "twin" if model.role == "twin" else "", _escaped(model.attention),
+            _linked(model),
+            "twin" if model.role == "twin" else "",
+            _escaped(model.attention),
             _escaped(model.architecture or "–"),
             "–" if model.parameters is None else f"{model.parameters:,}",
-            "–" if model.seed is None else str(model.seed), lambda_range(model.lam), _rate(model.clean_accuracy),
+            "–" if model.seed is None else str(model.seed),
+            lambda_range(model.lam),
+            _rate(model.clean_accuracy),
         )
         for model in card.models
-    ]  # fmt: skip
+    ]
     return [*_table(head, rows), ""]
 
 
@@ -135,21 +141,29 @@ def _differences(card: RobustnessCard) -> list[str]:
         return []
     rows = [
         (
-            f"{_escaped(one.model)} − {_escaped(one.against)}", _label(one.attack, one.norm), eps_label(one.eps),
-            points_interval(one.difference, one.low, one.high), p_text(one.p_value), decided,
+            f"{_escaped(one.model)} − {_escaped(one.against)}",
+            _label(one.attack, one.norm),
+            eps_label(one.eps),
+            points_interval(one.difference, one.low, one.high),
+            p_text(one.p_value),
+            decided,
         )
         for one, decided in zip(card.differences, _decided(card.differences, n=card.data.n), strict=True)
-    ]  # fmt: skip
+    ]
     head = ("ASR, paired", "Attack", "ε", "Difference", "McNemar", "Decided (Holm)")
     lines = ["## Difference from the twin", "", *_table(head, rows), ""]
     if card.mean_differences:
         means = [
             (
-                f"{_escaped(one.family)} − {_escaped(one.against_family)}", _label(one.attack, one.norm),
-                eps_label(one.eps), points_interval(one.difference, one.low, one.high), str(one.seeds), decided,
+                f"{_escaped(one.family)} − {_escaped(one.against_family)}",
+                _label(one.attack, one.norm),
+                eps_label(one.eps),
+                points_interval(one.difference, one.low, one.high),
+                str(one.seeds),
+                decided,
             )
             for one, decided in zip(card.mean_differences, _decided(card.mean_differences), strict=True)
-        ]  # fmt: skip
+        ]
         head = ("Mean over training seeds", "Attack", "ε", "Difference", "Seeds", "Decided (Holm)")
         lines += [*_table(head, means), ""]
     return lines

@@ -173,9 +173,7 @@ class RobustnessCard(Part):
     and ``additional_data`` are filled in by hand; ``verify`` checks everything else.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={"$schema": "https://json-schema.org/draft/2020-12/schema"},
-    )
+    model_config = ConfigDict(json_schema_extra={"$schema": "https://json-schema.org/draft/2020-12/schema"})
 
     version: Literal[1] = 1
     name: str

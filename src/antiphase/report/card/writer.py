@@ -59,26 +59,41 @@ def card_of_run(directory: Path) -> RobustnessCard | None:
         "command": held_by(directory) or "audit",
         "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
         "data": {
-            "dataset": run["data"], "split": options["split"], "n": run["n"],
+            "dataset": run["data"],
+            "split": options["split"],
+            "n": run["n"],
             "fingerprint": run["data_fingerprint"],
         },
         "attack": {
-            "name": settings["attack"], "autoattack": settings["attack"] == "autoattack", "norm": settings["norm"],
-            "eps": sorted(options["eps"]), "seed": settings["attack seed"],
-            "settings": {name: value for name, value in settings.items() if name not in ("attack", "norm", "ε")},
+            "name": settings["attack"],
+            "autoattack": settings["attack"] == "autoattack",
+            "norm": settings["norm"],
+            "eps": sorted(options["eps"]),
+            "seed": settings["attack seed"],
+            "settings": {
+                name: value for name, value in settings.items() if name not in ("attack", "norm", "ε")
+            },
         },
         "models": [_model(model, stored, twins) for model in stored.models],
         "differences": stored.comparisons.drop("n", "decided").to_dicts(),
         "mean_differences": [
-            {"family": one["family"], "against_family": one["against_family"], "attack": one["attack"],
-             "norm": one["norm"], "eps": one["eps"], "difference": one["value"], "low": one["low"],
-             "high": one["high"], "seeds": one["n"]}
+            {
+                "family": one["family"],
+                "against_family": one["against_family"],
+                "attack": one["attack"],
+                "norm": one["norm"],
+                "eps": one["eps"],
+                "difference": one["value"],
+                "low": one["low"],
+                "high": one["high"],
+                "seeds": one["n"],
+            }
             for one in stored.mean_comparisons.iter_rows(named=True)
         ],
         "versions": run["versions"],
         "hardware": run["hardware"],
         "warnings": run["warnings"],
-    }  # fmt: skip
+    }
     return RobustnessCard.model_validate(found)
 
 
@@ -106,11 +121,17 @@ def _model(model: dict[str, Any], stored: StoredRun, twins: set[str]) -> dict[st
         }
         rates.append({"attack": attack, "norm": norm, "eps": eps, "asr_correct": None, **by_metric})
     return {
-        "name": name, "role": "twin" if name in twins else "model", "spec": run["models"][name],
-        "attention": model["attention"], **about, "seed": model["seed"], "lambda": model["lambda"],
-        "weights": run["fingerprints"][name], "clean_accuracy": {key: accuracy[key] for key in _ESTIMATE},
+        "name": name,
+        "role": "twin" if name in twins else "model",
+        "spec": run["models"][name],
+        "attention": model["attention"],
+        **about,
+        "seed": model["seed"],
+        "lambda": model["lambda"],
+        "weights": run["fingerprints"][name],
+        "clean_accuracy": {key: accuracy[key] for key in _ESTIMATE},
         "rates": rates,
-    }  # fmt: skip
+    }
 
 
 def _with_notes_of(path: Path, card: RobustnessCard) -> RobustnessCard:

@@ -38,10 +38,16 @@ def dot_figure(results: Sequence[Result], groups: Sequence[Family]) -> Figure:
                 value, low, high = _interval(found)
                 y = -place + 0.35 - 0.7 * (at + 0.5) / len(groups)
                 axes.errorbar(
-                    100 * value, y, xerr=[[100 * max(value - low, 0)], [100 * max(high - value, 0)]],
-                    fmt=MARKERS[at % len(MARKERS)], ms=5, color=family.color, elinewidth=1.3, capsize=2.5,
+                    100 * value,
+                    y,
+                    xerr=[[100 * max(value - low, 0)], [100 * max(high - value, 0)]],
+                    fmt=MARKERS[at % len(MARKERS)],
+                    ms=5,
+                    color=family.color,
+                    elinewidth=1.3,
+                    capsize=2.5,
                     label=f"family {at}" if place == 0 else None,
-                )  # fmt: skip
+                )
         axes.set_yticks(
             [-place for place in range(len(lines))],
             [f"{_fitting(data)}\n{_fitting(name)}" for data, name in lines],

@@ -48,15 +48,24 @@ def write_evaluation_page(directory: Path) -> Path:
             }
         )
     title, lead = headline(summary)
-    page = environment().get_template("evaluation.html").render(
-        run=run | {
-            "data": ", ".join(run["data"]), "n": sum(run["n"]),
-            "data_fingerprint": ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"]),
-            "settings": {name: _listed(value) for name, value in run["settings"].items()},
-        },
-        title=title, lead=lead, seeds=seed_counts(groups), sections=sections,
-        differences=difference_sheet(summary, groups),
-    )  # fmt: skip
+    page = (
+        environment()
+        .get_template("evaluation.html")
+        .render(
+            run=run
+            | {
+                "data": ", ".join(run["data"]),
+                "n": sum(run["n"]),
+                "data_fingerprint": ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"]),
+                "settings": {name: _listed(value) for name, value in run["settings"].items()},
+            },
+            title=title,
+            lead=lead,
+            seeds=seed_counts(groups),
+            sections=sections,
+            differences=difference_sheet(summary, groups),
+        )
+    )
     path = directory / "report.html"
     write_text(path, page)
     return path

@@ -51,8 +51,9 @@ def curve_figure(rows: pl.DataFrame, summary: dict[str, Any]) -> Figure:
             axes.fill_between(held["radius"], *band, color=color, alpha=0.16, lw=0)
         axes.set_title(
             f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}",
-            loc="left", fontsize=9.5,
-        )  # fmt: skip
+            loc="left",
+            fontsize=9.5,
+        )
         axes.set_xlabel("certified L2 radius, in units of the pixel range")
         axes.set_ylabel("certified accuracy (%)")
         axes.set_xlim(0, smoothing["reach"])

@@ -35,13 +35,25 @@ def write_certified_report(directory: Path) -> Path:
     write_figure(figure, directory)
     first, sigma = summary["models"][0], summary["smoothing"]["sigma"]
     smoothed = first["smoothed_accuracy"]
-    page = environment().get_template("certified.html").render(
-        run=run, name=first["name"], sigma=f"{sigma:g}", summary=summary, n=smoothed["n"],
-        accuracy=percent(smoothed["value"]), interval=percent_range(smoothed["low"], smoothed["high"]),
-        radius=number(first["mean_radius"], 3),
-        figure_drawn=embedded(figure, "curve", "Certified accuracy over the L2 radius; numbers in the table below"),
-        sheets=certified_sheets(directory), estimated=_estimated(summary.get("estimated")),
-    )  # fmt: skip
+    page = (
+        environment()
+        .get_template("certified.html")
+        .render(
+            run=run,
+            name=first["name"],
+            sigma=f"{sigma:g}",
+            summary=summary,
+            n=smoothed["n"],
+            accuracy=percent(smoothed["value"]),
+            interval=percent_range(smoothed["low"], smoothed["high"]),
+            radius=number(first["mean_radius"], 3),
+            figure_drawn=embedded(
+                figure, "curve", "Certified accuracy over the L2 radius; numbers in the table below"
+            ),
+            sheets=certified_sheets(directory),
+            estimated=_estimated(summary.get("estimated")),
+        )
+    )
     path = directory / "report.html"
     write_text(path, page)
     return path

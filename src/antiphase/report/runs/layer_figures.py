@@ -96,9 +96,15 @@ def strip_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
                     shown = over_seeds(named, ["family", "layer"], "value", panel.within)
                 low, high = shown["value"] - shown["low"], shown["high"] - shown["value"]
                 drawn[legend_label(family)] = axes.errorbar(
-                    shown["value"], [-at], xerr=[low.clip(0), high.clip(0)], ms=4.5, color=family.color,
-                    fmt=MARKERS[groups.index(family) % len(MARKERS)], elinewidth=1.1, capsize=2.5,
-                )  # fmt: skip
+                    shown["value"],
+                    [-at],
+                    xerr=[low.clip(0), high.clip(0)],
+                    ms=4.5,
+                    color=family.color,
+                    fmt=MARKERS[groups.index(family) % len(MARKERS)],
+                    elinewidth=1.1,
+                    capsize=2.5,
+                )
             axes.set_title(panel.title, loc="left", fontsize=8.5, pad=3, parse_math=False)
             axes.set_yticks([])
             axes.set_ylim(0.6 - len(groups), 0.6)
@@ -112,9 +118,13 @@ def strip_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
             axes.spines["left"].set_visible(False)
             axes.tick_params(labelsize=7.5)
         legend = figure.legend(
-            list(drawn.values()), ["family"] * len(drawn), frameon=False, loc="outside lower left", fontsize=8.0,
+            list(drawn.values()),
+            ["family"] * len(drawn),
+            frameon=False,
+            loc="outside lower left",
+            fontsize=8.0,
             ncols=2,
-        )  # fmt: skip
+        )
         for text, label in zip(legend.get_texts(), drawn, strict=True):
             text.set(text=label, parse_math=False)
     return figure
@@ -144,9 +154,18 @@ def _draw(axes: Axes, panel: Panel, family: Family, marker: str, aside: float) -
     shown = shown.sort("layer")
     low, high = shown["value"] - shown["low"], shown["high"] - shown["value"]
     axes.errorbar(
-        shown["layer"] + 1 + aside, shown["value"], yerr=[low.clip(0), high.clip(0)], fmt=marker, ls="-", ms=4.5,
-        color=family.color, lw=1.9, elinewidth=1.1, capsize=2.5, label="family",
-    )  # fmt: skip
+        shown["layer"] + 1 + aside,
+        shown["value"],
+        yerr=[low.clip(0), high.clip(0)],
+        fmt=marker,
+        ls="-",
+        ms=4.5,
+        color=family.color,
+        lw=1.9,
+        elinewidth=1.1,
+        capsize=2.5,
+        label="family",
+    )
 
 
 def _dress(axes: Axes, panel: Panel) -> None:

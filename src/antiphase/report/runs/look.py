@@ -75,9 +75,14 @@ def look_figure(
             outline = None if masks is None else masks[image]
             axes = _cell(figure, page, row, 0, images[image], outline)
             axes.set_ylabel(
-                _shortened(texts[text], 13, 6), rotation=0, ha="right", va="center", labelpad=8, fontsize=10,
+                _shortened(texts[text], 13, 6),
+                rotation=0,
+                ha="right",
+                va="center",
+                labelpad=8,
+                fontsize=10,
                 parse_math=False,
-            )  # fmt: skip
+            )
             for place, column in enumerate(columns):
                 own = column.maps[text, image]
                 painted = paint(images[image], own, column.method in signed, largest[column.method])
@@ -86,9 +91,15 @@ def look_figure(
         for place, title in enumerate(["image", *titles]):
             left, bottom, width, height = page.place(0, place)
             figure.text(
-                left + width / 2, bottom + height + 0.06 / page.height, title, ha="center", va="bottom",
-                fontsize=9, linespacing=1.15, parse_math=False,
-            )  # fmt: skip
+                left + width / 2,
+                bottom + height + 0.06 / page.height,
+                title,
+                ha="center",
+                va="bottom",
+                fontsize=9,
+                linespacing=1.15,
+                parse_math=False,
+            )
         _footer(figure, page, [(method, method in signed, largest[method]) for method in methods], words)
     return figure
 
@@ -103,9 +114,11 @@ def looked_figure(found: Looked) -> Figure:
 
 
 def paint(
-    image: Float[np.ndarray, "height width 3"], values: Float[np.ndarray, "rows columns"], signed: bool,
+    image: Float[np.ndarray, "height width 3"],
+    values: Float[np.ndarray, "rows columns"],
+    signed: bool,
     largest: float,
-) -> Float[np.ndarray, "shown shown 3"]:  # fmt: skip
+) -> Float[np.ndarray, "shown shown 3"]:
     """Return a map over its image, in [0, 1]; see :func:`look_figure`.
 
     Args:

@@ -52,10 +52,19 @@ def write_pope_page(directory: Path) -> Path:
             temporary.write_bytes(content)
     title, lead = pope_headline(told)
     rates, *differences = pope_sheets(told, groups)
-    page = environment().get_template("pope.html").render(
-        run=run, title=title, lead=lead, figure_drawn=figure, rates=rates,
-        differences=differences[0] if differences else None, gallery=_gallery(directory, groups),
-    )  # fmt: skip
+    page = (
+        environment()
+        .get_template("pope.html")
+        .render(
+            run=run,
+            title=title,
+            lead=lead,
+            figure_drawn=figure,
+            rates=rates,
+            differences=differences[0] if differences else None,
+            gallery=_gallery(directory, groups),
+        )
+    )
     path = directory / "report.html"
     write_text(path, page)
     return path
@@ -138,10 +147,14 @@ def pope_figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
         for axes, (metric, label) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
             for at, family in enumerate(groups):
                 its = sorted(
-                    (r for r in results if (r["family"], r["metric"], r["sampling"], r["attack"])
-                     == (family.name, metric, ALL, attack)),
+                    (
+                        r
+                        for r in results
+                        if (r["family"], r["metric"], r["sampling"], r["attack"])
+                        == (family.name, metric, ALL, attack)
+                    ),
                     key=lambda row: row["eps"],
-                )  # fmt: skip
+                )
                 values = [100 * row["value"] for row in its]
                 ends = [
                     [100 * (math.nan if row[end] is None else row[end]) for row in its]
@@ -155,9 +168,15 @@ def pope_figure(results: Sequence[Row], groups: Sequence[Family]) -> Figure:
                     for sign, some in zip((1, -1), ends, strict=True)
                 ]
                 axes.errorbar(
-                    [255 * row["eps"] + apart * at for row in its], values, yerr=errors, ms=5, capsize=2.5,
-                    marker=MARKERS[at % len(MARKERS)], color=family.color, label=f"family {at}",
-                )  # fmt: skip
+                    [255 * row["eps"] + apart * at for row in its],
+                    values,
+                    yerr=errors,
+                    ms=5,
+                    capsize=2.5,
+                    marker=MARKERS[at % len(MARKERS)],
+                    color=family.color,
+                    label=f"family {at}",
+                )
             axes.set_xlabel("ε · 255")
             axes.set_ylabel(label)
             axes.set_ylim(0, 100)
@@ -228,16 +247,19 @@ def _gallery(directory: Path, groups: Sequence[Family]) -> dict[str, Any]:
     words = read_json(directory / "questions.json", ("questions", "answers"))
     shown = [
         {
-            "card": card, "question": words["questions"][at],
+            "card": card,
+            "question": words["questions"][at],
             "answers": [words["answers"][model][at] for model in gallery.models],
         }
         for at, card in enumerate(cards(gallery))
-    ]  # fmt: skip
+    ]
     return {
-        "cards": shown, "eps": eps_label(gallery.eps), "magnification": magnification(gallery),
+        "cards": shown,
+        "eps": eps_label(gallery.eps),
+        "magnification": magnification(gallery),
         "hard_pixels": has_hard_pixels(gallery),
         "colors": {model: family.color for family in groups for model in family.models},
-    }  # fmt: skip
+    }
 
 
 def _at(eps: float) -> str:

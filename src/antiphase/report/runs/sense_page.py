@@ -22,13 +22,7 @@ from antiphase.report.style.markup import environment
 from antiphase.report.style.wording import console_interval, ends, number
 from antiphase.sensitivity.estimators import all_estimators
 
-_COLUMNS = {
-    "cosine": "cosθ",
-    "rho": "ρ",
-    "amplification": "J_DA/J1",
-    "below": "cosθ<0, %",
-    "norm": "‖J‖",
-}
+_COLUMNS = {"cosine": "cosθ", "rho": "ρ", "amplification": "J_DA/J1", "below": "cosθ<0, %", "norm": "‖J‖"}
 
 
 def write_sense_report(directory: Path) -> Path:
@@ -45,10 +39,17 @@ def write_sense_report(directory: Path) -> Path:
     groups = families(summary["models"])
     pairs = [(model, against) for model, against in summary["pairs"]]
     title, lead = headline(summary)
-    page = environment().get_template("sense.html").render(
-        run=run, title=title, lead=lead, seeds=seed_counts(groups),
-        sensitivity=[drawn(chapter) for chapter in chapters(read_rows(directory), pairs, groups)],
-    )  # fmt: skip
+    page = (
+        environment()
+        .get_template("sense.html")
+        .render(
+            run=run,
+            title=title,
+            lead=lead,
+            seeds=seed_counts(groups),
+            sensitivity=[drawn(chapter) for chapter in chapters(read_rows(directory), pairs, groups)],
+        )
+    )
     path = directory / "report.html"
     write_text(path, page)
     return path
@@ -88,8 +89,10 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     if (first, "relative") in explained:
         parts = {name: explained[first, f"by_{name}"].value for name in ("gamma", "rho", "cosine")}
         words = {
-            "gamma": "the gradient of A1 (γ)", "rho": "the size of A2’s gradient (ρ)", "cosine": "the angle (cosθ)",
-        }  # fmt: skip
+            "gamma": "the gradient of A1 (γ)",
+            "rho": "the size of A2’s gradient (ρ)",
+            "cosine": "the angle (cosθ)",
+        }
         most = max(parts, key=lambda name: abs(parts[name]))
         ratio = explained[first, "relative"]
         value = number(math.exp(ratio.value), 2)

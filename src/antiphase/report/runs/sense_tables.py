@@ -116,19 +116,31 @@ def _alignment(
     else:
         figures += [(name, layer_figure(panels, groups), caption) for name, panels, caption in parts]
     for site in sites:
-        sheets.append(_sheet(
-            f"alignment-{site}", f"Alignment {_SITES[site]}", frame.filter(site=site), ["model", "layer"],
-            ("cosine", "rho", "amplification", "below", "negative", "positive", "norm"),
-            ("cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", "surely below, %", "surely above, %", "‖J_DA‖"), colors,
-        ))  # fmt: skip
+        sheets.append(
+            _sheet(
+                f"alignment-{site}",
+                f"Alignment {_SITES[site]}",
+                frame.filter(site=site),
+                ["model", "layer"],
+                ("cosine", "rho", "amplification", "below", "negative", "positive", "norm"),
+                ("cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %", "surely below, %", "surely above, %", "‖J_DA‖"),
+                colors,
+            )
+        )
     explained = sensitivity.explanation(rows, list(pairs))
     for site in explained["site"].unique(maintain_order=True):
         own = explained.filter(site=site).with_columns(model=pl.col("model") + " / " + pl.col("against"))
-        sheets.append(_sheet(
-            f"explanation-{site}", f"Taken apart {_SITES[site]}, in logarithms",
-            own, ["model", "layer"], ("relative", "by_gamma", "by_rho", "by_cosine", "gamma"),
-            ("ln ‖J_DA‖/‖J_base‖", "by γ", "by ρ", "by cosθ", "γ"), {},
-        ))  # fmt: skip
+        sheets.append(
+            _sheet(
+                f"explanation-{site}",
+                f"Taken apart {_SITES[site]}, in logarithms",
+                own,
+                ["model", "layer"],
+                ("relative", "by_gamma", "by_rho", "by_cosine", "gamma"),
+                ("ln ‖J_DA‖/‖J_base‖", "by γ", "by ρ", "by cosθ", "γ"),
+                {},
+            )
+        )
     figures += _planes(rows, pairs, groups, sheets, colors)
     error = sensitivity.prediction_error(rows)
     theorem = (
@@ -149,19 +161,29 @@ def _alignment(
 
 
 def _planes(
-    rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family], sheets: list[Sheet],
+    rows: pl.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    groups: Sequence[Family],
+    sheets: list[Sheet],
     colors: dict[str, str],
-) -> list[tuple[str, Any, str]]:  # fmt: skip
+) -> list[tuple[str, Any, str]]:
     """Draw the layers of each differential family in the plane of Theorem 3, and add their table to the sheets."""
     kind = dict(rows.select("model", "attention").unique().iter_rows())
     standard = {model: twin for model, twin in pairs if kind[twin] == "softmax"}
     found = places(rows, {model: standard.get(model) for model in kind if kind[model] == "differential"})
     if found.is_empty():
         return []
-    sheets.append(_sheet(
-        "plane", "In the plane of Theorem 3", found.sort("model", "layer", maintain_order=True), ["model", "layer"],
-        ("rho", "cosine", "critical", "gamma", "relative"), ("λρ", "cosθ", "cosθ*", "γ", "‖J_DA‖ / ‖J_base‖"), colors,
-    ))  # fmt: skip
+    sheets.append(
+        _sheet(
+            "plane",
+            "In the plane of Theorem 3",
+            found.sort("model", "layer", maintain_order=True),
+            ["model", "layer"],
+            ("rho", "cosine", "critical", "gamma", "relative"),
+            ("λρ", "cosθ", "cosθ*", "γ", "‖J_DA‖ / ‖J_base‖"),
+            colors,
+        )
+    )
     figures = []
     for at, family in enumerate(group for group in groups if set(group.models) & set(found["model"])):
         twin = all(model in standard for model in family.models)
@@ -197,7 +219,7 @@ def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, s
             ("map", "Each layer’s combined map, root mean square over heads", ["model", "layer"]),
             ("logits", "The logits", ["model"]),
         )
-    ]  # fmt: skip
+    ]
     words = (
         f"Means over {rows['sample'].n_unique()} images, L2 → L2, within an L∞ ball of "
         f"{eps_label(rows['eps'][0])}. The constant is the steepest slope from the image to any point of the ball. "
@@ -208,33 +230,57 @@ def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, s
 
 def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
     keys = ["model", "perturbation", "eps", "stage"]
-    frame = pl.concat([
-        sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"]), sensitivity.cancellation(rows),
-    ])  # fmt: skip
+    frame = pl.concat(
+        [sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"]), sensitivity.cancellation(rows)]
+    )
     largest = float(rows["eps"].max())  # pyright: ignore
     shown = frame.filter(eps=largest).with_columns(layer=pl.col("stage") - 1)
     at = f"at ε = {eps_label(largest)}"
     figures = []
     for metric, label, level, log, caption in (
-        ("gain", "‖Δ(d)‖ / ‖Δ(d−1)‖", 1.0, True, "What each block makes of a perturbation; 0 is the embedding."),
-        ("alpha", "gain / L(d)", None, True, "The gain over the block’s operator norm, its largest possible gain."),
-        ("cancellation", "‖ΔA1−λΔA2‖ / √(‖ΔA1‖²+λ²‖ΔA2‖²)", 1.0, False,
-         "Below 1 a perturbation’s traces in the two maps cancel, above 1 they add up."),
-    ):  # fmt: skip
+        (
+            "gain",
+            "‖Δ(d)‖ / ‖Δ(d−1)‖",
+            1.0,
+            True,
+            "What each block makes of a perturbation; 0 is the embedding.",
+        ),
+        (
+            "alpha",
+            "gain / L(d)",
+            None,
+            True,
+            "The gain over the block’s operator norm, its largest possible gain.",
+        ),
+        (
+            "cancellation",
+            "‖ΔA1−λΔA2‖ / √(‖ΔA1‖²+λ²‖ΔA2‖²)",
+            1.0,
+            False,
+            "Below 1 a perturbation’s traces in the two maps cancel, above 1 they add up.",
+        ),
+    ):
         panels = [
             Panel(f"{'PGD' if kind == 'pgd' else 'Uniform noise'} {at}", label, own, level, log, "block")
             for kind in ("noise", "pgd")
             if not (own := shown.filter(metric=metric, perturbation=kind)).is_empty()
-        ]  # fmt: skip
+        ]
         if panels:
             figures.append((f"depth-{metric}", layer_figure(panels, groups), caption))
     sheets = []
     for (kind, eps), block in frame.group_by(["perturbation", "eps"], maintain_order=True):
         name = "PGD’s perturbation" if kind == "pgd" else "Uniform noise"
-        sheets.append(_sheet(
-            f"depth-{kind}-{eps * 255:g}", f"{name}, ε = {eps_label(float(eps))}", block, ["model", "stage"],
-            ("gain", "lipschitz", "alpha", "cancellation"), ("gain", "L(d)", "gain / L(d)", "cancellation"), colors,
-        ))  # fmt: skip
+        sheets.append(
+            _sheet(
+                f"depth-{kind}-{eps * 255:g}",
+                f"{name}, ε = {eps_label(float(eps))}",
+                block,
+                ["model", "stage"],
+                ("gain", "lipschitz", "alpha", "cancellation"),
+                ("gain", "L(d)", "gain / L(d)", "cancellation"),
+                colors,
+            )
+        )
     words = (
         "‖Δ(d)‖ is the size of the perturbation after block d, its gain ‖Δ(d)‖ / ‖Δ(d−1)‖. L(d) is the operator "
         "norm of the block’s Jacobian at the clean tokens, the largest possible gain of a small perturbation. "
@@ -250,9 +296,14 @@ _PERCENT = {"below", "negative", "positive", "undecided"}
 
 
 def _sheet(
-    name: str, title: str, frame: pl.DataFrame, keys: list[str], metrics: Sequence[str], heads: Sequence[str],
+    name: str,
+    title: str,
+    frame: pl.DataFrame,
+    keys: list[str],
+    metrics: Sequence[str],
+    heads: Sequence[str],
     colors: dict[str, str],
-) -> Sheet:  # fmt: skip
+) -> Sheet:
     """Tabulate estimates: models and layers down, metrics across."""
     rows = []
     for key, block in frame.group_by(keys, maintain_order=True):

@@ -56,10 +56,13 @@ WHY: Mapping[Key, Phrases] = {
     },
 }
 TASKS: Sequence[Key] = (
-    ("diffclip-table-1", "probe-average"), ("diffclip-table-1", "few-shot-average"),
-    ("diffclip-table-2", "retrieval"), ("diffclip-table-2", "zero-shot"), ("diffclip-figure-3", "better-under-shift"),
+    ("diffclip-table-1", "probe-average"),
+    ("diffclip-table-1", "few-shot-average"),
+    ("diffclip-table-2", "retrieval"),
+    ("diffclip-table-2", "zero-shot"),
+    ("diffclip-figure-3", "better-under-shift"),
     ("diffclip-figure-4", "fine-grained"),
-)  # fmt: skip
+)
 """Claims that DiffCLIP is better than CLIP at a task."""
 CLIPS: Mapping[Key, Phrases] = {
     ("diffclip-attention", "more-focused"): {
@@ -82,9 +85,11 @@ def chosen(results: Sequence[Result], keys: Sequence[Key]) -> list[Claim]:
     return [
         claim
         for study, name in keys
-        for result in results if result.name == study
-        for claim in result.claims if claim.name == name and is_tested(claim)
-    ]  # fmt: skip
+        for result in results
+        if result.name == study
+        for claim in result.claims
+        if claim.name == name and is_tested(claim)
+    ]
 
 
 def answer(results: Sequence[Result], phrases: Mapping[Key, Phrases]) -> str:

@@ -246,9 +246,13 @@ def _legend(on: Any, panels: Sequence[Panel], styles: Mapping[str, Style], width
 
 def _line(style: Style) -> dict[str, Any]:
     look: dict[str, Any] = {
-        "color": style.color, "lw": 1.9, "ls": (0, style.dashes) if style.dashes else "-", "marker": style.marker,
-        "ms": 4.8, "mec": style.edge,
-    }  # fmt: skip
+        "color": style.color,
+        "lw": 1.9,
+        "ls": (0, style.dashes) if style.dashes else "-",
+        "marker": style.marker,
+        "ms": 4.8,
+        "mec": style.edge,
+    }
     if style.pale:
         look |= {
             "lw": 1.6,

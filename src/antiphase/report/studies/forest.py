@@ -240,9 +240,15 @@ def _block(
 
 
 def _claim(
-    axes: Axes, line: Line, words: Sequence[str], place: Any, y: float, ends: tuple[float, float], narrow: bool,
+    axes: Axes,
+    line: Line,
+    words: Sequence[str],
+    place: Any,
+    y: float,
+    ends: tuple[float, float],
+    narrow: bool,
     own_margin: bool,
-) -> float:  # fmt: skip
+) -> float:
     """Draw one claim below y; return where it ends."""
     color = LOOKS[line.verdict][0]
     for at, text in enumerate(words):

@@ -29,11 +29,14 @@ def markdown_claims(results: Sequence[Result]) -> str:
     for paper, its in by_source(results).items():
         lines = [
             (
-                escaped(claim.statement), escaped(claim.source), _verdict(claim), escaped(estimates_line(claim)),
+                escaped(claim.statement),
+                escaped(claim.source),
+                _verdict(claim),
+                escaped(estimates_line(claim)),
                 escaped(result.label),
             )
             for result, claim in its
-        ]  # fmt: skip
+        ]
         table = _table(
             ("claim", "source", "verdict", "estimates [95 % interval]", "study"), lines, numeric=False
         )

@@ -44,12 +44,21 @@ def console_power(found: Sequence[Power]) -> Table:
 def plain_power(each: Power) -> dict[str, Any]:
     """Return the power behind a check for JSON; differences of fractions are fractions."""
     return {
-        "study": each.result.name, "profile": each.result.profile, "claim": each.claim.name,
-        "check": each.check.what, "unit": each.check.unit, "verdict": each.verdict, "seeds": each.seeds,
-        "value": None if each.check.estimate is None else each.check.estimate.value, "error": each.error,
-        "error_of_seeds": each.by_seed, "error_of_images": each.by_image, "smallest_difference": each.decides,
-        "seeds_needed": each.needed, "core_minutes": each.minutes,
-    }  # fmt: skip
+        "study": each.result.name,
+        "profile": each.result.profile,
+        "claim": each.claim.name,
+        "check": each.check.what,
+        "unit": each.check.unit,
+        "verdict": each.verdict,
+        "seeds": each.seeds,
+        "value": None if each.check.estimate is None else each.check.estimate.value,
+        "error": each.error,
+        "error_of_seeds": each.by_seed,
+        "error_of_images": each.by_image,
+        "smallest_difference": each.decides,
+        "seeds_needed": each.needed,
+        "core_minutes": each.minutes,
+    }
 
 
 def _number(each: Power, value: float | None) -> str:

@@ -20,31 +20,49 @@ from antiphase.studies.numbers import signed
 from antiphase.studies.results import Result
 
 FRAGILE = (
-    ("figure-2a", "fragile-at-depth-1"), ("table-2", "fragile-at-depth-4"),
-    ("figure-3a", "pgd-fragile-when-shallow"), ("figure-3a", "pgd-robust-when-deep"),
-    ("figure-2c", "fragile-to-patches"), ("figure-3a", "pgd-falls-with-depth"),
-    ("figure-3b", "autoattack-fragile-when-shallow"), ("table-3", "training-lowers-asr"),
-)  # fmt: skip
+    ("figure-2a", "fragile-at-depth-1"),
+    ("table-2", "fragile-at-depth-4"),
+    ("figure-3a", "pgd-fragile-when-shallow"),
+    ("figure-3a", "pgd-robust-when-deep"),
+    ("figure-2c", "fragile-to-patches"),
+    ("figure-3a", "pgd-falls-with-depth"),
+    ("figure-3b", "autoattack-fragile-when-shallow"),
+    ("table-3", "training-lowers-asr"),
+)
 """Claims that say when, and by how much, differential attention is more fragile."""
 WHY = (
-    ("causes", "margins-raise-asr"), ("causes", "remains-at-equal-margins"), ("causes", "fragile-at-equal-margins"),
-    ("causes", "angle-raises-asr"), ("causes", "norm-raises-asr"), ("causes", "other-initial-weights"),
-    ("layer-sensitivity", "angle-amplifies"), ("layer-sensitivity", "subtraction-cancels"),
-    ("figure-5", "opposed-everywhere"), ("figure-4", "da-is-steeper-truly"), ("table-1", "asr-peaks"),
-)  # fmt: skip
+    ("causes", "margins-raise-asr"),
+    ("causes", "remains-at-equal-margins"),
+    ("causes", "fragile-at-equal-margins"),
+    ("causes", "angle-raises-asr"),
+    ("causes", "norm-raises-asr"),
+    ("causes", "other-initial-weights"),
+    ("layer-sensitivity", "angle-amplifies"),
+    ("layer-sensitivity", "subtraction-cancels"),
+    ("figure-5", "opposed-everywhere"),
+    ("figure-4", "da-is-steeper-truly"),
+    ("table-1", "asr-peaks"),
+)
 """Claims that say why."""
 CLIPS = (
-    ("diffclip-figure-1", "better-in-six-tasks"), *answers.TASKS, ("diffclip-attention", "more-focused"),
-    ("map-correlation", "maps-share"), ("map-correlation", "noise-is-shared"),
-    ("figure-2b", "clip-fragile-few-classes"), ("figure-2d", "clip-fragile-to-patches"),
-)  # fmt: skip
+    ("diffclip-figure-1", "better-in-six-tasks"),
+    *answers.TASKS,
+    ("diffclip-attention", "more-focused"),
+    ("map-correlation", "maps-share"),
+    ("map-correlation", "noise-is-shared"),
+    ("figure-2b", "clip-fragile-few-classes"),
+    ("figure-2d", "clip-fragile-to-patches"),
+)
 """Claims that say what differential attention does for a CLIP."""
 LEVELS, PARTS, PARTS_AT = "figure-2a", "causes", "1/255"
 """The studies whose first notes say how high the ASR is, and how the difference falls into parts, at this ε."""
 
 MORE_FRAGILE, CAUSES, HELP, SURE = (
-    "Is differential attention more fragile?", "Why?", "Does it help a CLIP?", "How sure is that?",
-)  # fmt: skip
+    "Is differential attention more fragile?",
+    "Why?",
+    "Does it help a CLIP?",
+    "How sure is that?",
+)
 _WORDS = (
     "A ViT and its twin DiffViT, which has differential attention, are trained alike and attacked alike. ASR, the "
     "attack success rate, is the share of all images, classified rightly or not, whose prediction the attack changes. "
@@ -167,8 +185,9 @@ def _within(claim: Claim) -> str:
     """Say of a claim that is absent how small the differences are there."""
     near = [
         (claim.margin_of(check), check.unit)
-        for check, verdict in zip(claim.checks, claim.verdicts, strict=True) if verdict == "absent"
-    ]  # fmt: skip
+        for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
+        if verdict == "absent"
+    ]
     margin, unit = near[0] if near else (None, "")
     if claim.verdict != "absent" or margin is None:
         return ""

@@ -30,10 +30,23 @@ from antiphase.studies.numbers import bracketed, written
 from antiphase.studies.results import Result
 
 _CHECK_SCHEMA: dict[str, Any] = {
-    "paper": pl.String, "study": pl.String, "profile": pl.String, "claim": pl.String, "source": pl.String,
-    "statement": pl.String, "claim_verdict": pl.String, "check": pl.String, "verdict": pl.String, "unit": pl.String,
-    "margin": pl.Float64, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64, "seeds": pl.Int64,
-}  # fmt: skip
+    "paper": pl.String,
+    "study": pl.String,
+    "profile": pl.String,
+    "claim": pl.String,
+    "source": pl.String,
+    "statement": pl.String,
+    "claim_verdict": pl.String,
+    "check": pl.String,
+    "verdict": pl.String,
+    "unit": pl.String,
+    "margin": pl.Float64,
+    "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "n": pl.Int64,
+    "seeds": pl.Int64,
+}
 _CONSOLE = {
     "holds": "bold green",
     "contradicted": "bold magenta",

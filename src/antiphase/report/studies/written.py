@@ -91,26 +91,37 @@ def plain_claims(result: Result) -> dict[str, Any]:
         return value if abs(value) < float("inf") else None
 
     return {
-        "study": result.name, "paper": result.paper, "profile": result.profile, "seeds": list(result.seeds),
-        "done": result.done, "cells": result.total,
+        "study": result.name,
+        "paper": result.paper,
+        "profile": result.profile,
+        "seeds": list(result.seeds),
+        "done": result.done,
+        "cells": result.total,
         "claims": [
             {
-                "name": claim.name, "source": claim.source, "statement": claim.statement, "verdict": claim.verdict,
+                "name": claim.name,
+                "source": claim.source,
+                "statement": claim.statement,
+                "verdict": claim.verdict,
                 "seeds_needed": claim.seeds_needed if claim.verdict == "undecided" else None,
                 "checks": [
                     {
-                        "what": check.what, "verdict": verdict, "unit": check.unit, "margin": claim.margin_of(check),
+                        "what": check.what,
+                        "verdict": verdict,
+                        "unit": check.unit,
+                        "margin": claim.margin_of(check),
                         "value": None if check.estimate is None else check.estimate.value,
                         "low": None if check.estimate is None else finite(check.estimate.low),
                         "high": None if check.estimate is None else finite(check.estimate.high),
-                        "n": None if check.estimate is None else check.estimate.n, "seeds": check.seeds,
+                        "n": None if check.estimate is None else check.estimate.n,
+                        "seeds": check.seeds,
                     }
                     for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
                 ],
             }
             for claim in result.claims
         ],
-    }  # fmt: skip
+    }
 
 
 def write_findings(results: Sequence[Result], path: Path) -> None:
@@ -125,10 +136,14 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
     )
     drawn = _write_pictures(shown, path.parent)
     parts = [
-        "# What the studies found", *map(_told, summary(shown)),
-        *(["## All claims at a glance", _picture(""), _CAPTION] if drawn else []), "## Claims", preface,
-        f"<!-- claims -->\n{markdown_claims(shown)}<!-- /claims -->", markdown_summary(shown),
-    ]  # fmt: skip
+        "# What the studies found",
+        *map(_told, summary(shown)),
+        *(["## All claims at a glance", _picture(""), _CAPTION] if drawn else []),
+        "## Claims",
+        preface,
+        f"<!-- claims -->\n{markdown_claims(shown)}<!-- /claims -->",
+        markdown_summary(shown),
+    ]
     write_text(path, "\n\n".join(parts))
 
 

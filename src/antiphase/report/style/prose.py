@@ -111,5 +111,9 @@ def _fields(line: str) -> list[str]:
 
 
 _WRITERS: dict[str, Callable[[str], Markup]] = {
-    "text": _text, "heading": _heading, "code": _code, "list": _list, "table": _table,
-}  # fmt: skip
+    "text": _text,
+    "heading": _heading,
+    "code": _code,
+    "list": _list,
+    "table": _table,
+}

@@ -160,8 +160,7 @@ class QuickstartOptions(Options):
         bool, Field(description="Train a fresh pair of models first (minutes; needs Fashion-MNIST).")
     ] = False
     epochs: Annotated[
-        int | None,
-        Field(ge=1, description="With --train: passes over the 60,000 images. If not given: 3."),
+        int | None, Field(ge=1, description="With --train: passes over the 60,000 images. If not given: 3.")
     ] = None
     seed: Seed = 0
     device: Device = "auto"
@@ -176,6 +175,14 @@ class QuickstartOptions(Options):
     def audit(self, models: tuple[str, ...], against: tuple[str, ...]) -> AuditOptions:
         """Return the options of the audit that follows."""
         return AuditOptions(
-            model=models, against=against, data="specimen-fashion-mnist", limit=self.limit, eps=self.eps,
-            seed=self.seed, out=self.out, device=self.device, quiet=self.quiet, sense_limit=_ALIGNED,
-        )  # fmt: skip
+            model=models,
+            against=against,
+            data="specimen-fashion-mnist",
+            limit=self.limit,
+            eps=self.eps,
+            seed=self.seed,
+            out=self.out,
+            device=self.device,
+            quiet=self.quiet,
+            sense_limit=_ALIGNED,
+        )

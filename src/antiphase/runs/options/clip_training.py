@@ -88,8 +88,7 @@ class TrainClipOptions(Options):
         float | None, Field(description="Epochs of linear warm-up. If not given: the preset's.")
     ] = None
     weight_decay: Annotated[
-        float | None,
-        Field(description="Weight decay, applied to matrices only. If not given: the preset's."),
+        float | None, Field(description="Weight decay, applied to matrices only. If not given: the preset's.")
     ] = None
     loss: Annotated[
         Literal["clip", "siglip", "slip_exact"],
@@ -138,6 +137,13 @@ class TrainClipOptions(Options):
     def recipe_part(self) -> dict[str, Any]:
         """The fields of the recipe that were given."""
         names = (
-            "epochs", "batch_size", "learning_rate", "warmup_epochs", "weight_decay", "loss", "patch_dropout", "seed",
-        )  # fmt: skip
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "warmup_epochs",
+            "weight_decay",
+            "loss",
+            "patch_dropout",
+            "seed",
+        )
         return given(**{name: getattr(self, name) for name in names})

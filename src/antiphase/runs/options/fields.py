@@ -55,11 +55,7 @@ def _one(spec: str) -> str:
 
 
 Single = Annotated[str, AfterValidator(_one), Typed(metavar="MODEL")]
-OneModel = Annotated[
-    Single,
-    Typed(argument=True),
-    Field(description=f"Model: {_FORMS}"),
-]
+OneModel = Annotated[Single, Typed(argument=True), Field(description=f"Model: {_FORMS}")]
 Against = Annotated[
     Models,
     Field(

@@ -21,9 +21,7 @@ class LookOptions(Options):
         ),
     ]
     images: Annotated[
-        tuple[Path, ...],
-        Typed(argument=True, metavar="IMAGE"),
-        Field(description="One or more image files."),
+        tuple[Path, ...], Typed(argument=True, metavar="IMAGE"), Field(description="One or more image files.")
     ]
     text: Annotated[tuple[Unicode, ...], Field(description="Text to look for; repeat for several texts.")]
     against: Annotated[

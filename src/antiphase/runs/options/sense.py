@@ -29,9 +29,14 @@ from antiphase.runs.options.read import at_least_one
 
 # the parts that use an option
 _USERS = {
-    "probes": ("alignment",), "eps": ("depth",), "steps": ("lipschitz", "depth"), "radius": ("lipschitz",),
-    "samples": ("lipschitz",), "points": ("lipschitz",), "lipschitz_limit": ("lipschitz",),
-}  # fmt: skip
+    "probes": ("alignment",),
+    "eps": ("depth",),
+    "steps": ("lipschitz", "depth"),
+    "radius": ("lipschitz",),
+    "samples": ("lipschitz",),
+    "points": ("lipschitz",),
+    "lipschitz_limit": ("lipschitz",),
+}
 
 
 class SenseOptions(Options):

@@ -11,14 +11,23 @@ from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalN
 from antiphase.runs.options.read import given
 
 _MODEL_FIELDS = {
-    "depth": "depth", "dim": "dim", "heads": "num_heads", "patch_size": "patch_size", "lambda_init": "lambda_init",
-    "lambda_schedule": "lambda_schedule", "parameterisation": "parameterisation",
-}  # fmt: skip
+    "depth": "depth",
+    "dim": "dim",
+    "heads": "num_heads",
+    "patch_size": "patch_size",
+    "lambda_init": "lambda_init",
+    "lambda_schedule": "lambda_schedule",
+    "parameterisation": "parameterisation",
+}
 _OF_LAMBDA = {"lambda_init", "lambda_schedule", "parameterisation"}
 _ADVERSARY_FIELDS = {
-    "adversarial": "eps", "adversarial_variant": "variant", "adversarial_steps": "steps",
-    "adversarial_step_size": "step_size", "adversarial_warmup": "warmup_epochs", "replays": "replays",
-}  # fmt: skip
+    "adversarial": "eps",
+    "adversarial_variant": "variant",
+    "adversarial_steps": "steps",
+    "adversarial_step_size": "step_size",
+    "adversarial_warmup": "warmup_epochs",
+    "replays": "replays",
+}
 
 
 class TrainOptions(Options):

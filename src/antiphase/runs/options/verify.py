@@ -42,9 +42,7 @@ class LeaderboardOptions(Options):
     """Draw all robustness cards below a folder as one page."""
 
     folder: Annotated[
-        Directory,
-        Typed(argument=True),
-        Field(description="Folder below which the cards are, at any depth."),
+        Directory, Typed(argument=True), Field(description="Folder below which the cards are, at any depth.")
     ]
     out: Annotated[
         Path | None,

@@ -58,8 +58,7 @@ class TrainVlmOptions(Options):
         Path | None, Field(description="Directory of stage 1, from which stage 2 starts.")
     ] = None
     preset: Annotated[
-        Literal["diffclip", "emoji"],
-        Field(description="Recipe: DiffCLIP's, or a laptop's for emoji scenes."),
+        Literal["diffclip", "emoji"], Field(description="Recipe: DiffCLIP's, or a laptop's for emoji scenes.")
     ] = "diffclip"
     projector: Annotated[
         Literal["linear", "mlp2x"] | None, Field(description="Kind of projector. If not given: linear.")
@@ -166,6 +165,13 @@ class TrainVlmOptions(Options):
     def recipe_part(self) -> dict[str, Any]:
         """The fields of the recipe that were given."""
         names = (
-            "epochs", "batch_size", "learning_rate", "warmup", "store", "seed", "projector_start", "text_first",
-        )  # fmt: skip
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "warmup",
+            "store",
+            "seed",
+            "projector_start",
+            "text_first",
+        )
         return given(**{name: getattr(self, name) for name in names})

@@ -8,9 +8,16 @@ from antiphase.sensitivity.lipschitz import gradient_ascent
 
 def _value(at: Neighbourhood) -> Tensor:
     return gradient_ascent(
-        at.f, at.x, at.eps, steps=at.steps, restarts=1, slope=at.slope, sampled=at.sampled, seed=at.seed,
+        at.f,
+        at.x,
+        at.eps,
+        steps=at.steps,
+        restarts=1,
+        slope=at.slope,
+        sampled=at.sampled,
+        seed=at.seed,
         ids=at.ids,
-    ).value  # fmt: skip
+    ).value
 
 
 ESTIMATOR = Estimator(

@@ -72,9 +72,13 @@ class AttackAnswers(Measurement):
 
         model = lab.model(self.model)
         rows, warnings = attack_answers(
-            self.model.label, model, self._pope(lab.progress), self.plan(lab.batch_size), folder / WORK_FOLDER,
+            self.model.label,
+            model,
+            self._pope(lab.progress),
+            self.plan(lab.batch_size),
+            folder / WORK_FOLDER,
             progress=lab.progress,
-        )  # fmt: skip
+        )
         lab.warnings += warnings
         return rows.with_columns(pl.col("samplings").list.join(","))
 

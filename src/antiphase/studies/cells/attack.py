@@ -91,17 +91,28 @@ class Attack(Measurement):
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
         return AttackPlan(
-            self.eps, self.norm, self.name, self.settings, self.nested, self.seed, self.precision,  # type: ignore[arg-type]
+            self.eps,
+            self.norm,
+            self.name,
+            self.settings,
+            self.nested,
+            self.seed,
+            self.precision,  # type: ignore[arg-type]
             batch_size=batch_size,
-        )  # fmt: skip
+        )
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = ready(
             lab, self.model, self.data, self.split, self.limit, self.image_size, self.prompt
         )
         rows, warnings = measure(
-            self.model.label, model, images, self.plan(lab.batch_size), folder / WORK_FOLDER, process=lab.process,
+            self.model.label,
+            model,
+            images,
+            self.plan(lab.batch_size),
+            folder / WORK_FOLDER,
+            process=lab.process,
             progress=lab.progress,
-        )  # fmt: skip
+        )
         lab.warnings += warnings
         return rows

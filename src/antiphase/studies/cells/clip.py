@@ -83,11 +83,14 @@ class TrainClip(Cell):
     def factors(self) -> dict[str, Any]:
         schedule = find_clip(self.variant).schedule
         return {
-            "series": self.series, "trained_on": self.data, "depth": self._size("vision", "depth"),
+            "series": self.series,
+            "trained_on": self.data,
+            "depth": self._size("vision", "depth"),
             "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if schedule else None,
             "lambda_schedule": schedule,
-            "train_eps": 0.0, "training_seed": self.seed,
-        }  # fmt: skip
+            "train_eps": 0.0,
+            "training_seed": self.seed,
+        }
 
     def _size(self, tower: str, name: str) -> int:
         preset, _ = _PRESETS.get(self.preset, ("b16", 0))

@@ -25,9 +25,14 @@ FEATURES_FOLDER = "features"
 _BATCH_SIZE = 256
 # for the plan alone: images of a set
 _IMAGES = {
-    "openmoji": 568, "noto-emoji": 567, "mmvp": 270, "emoji-mmvp": 90, "imagenet": 50_000, "pope": 500,
+    "openmoji": 568,
+    "noto-emoji": 567,
+    "mmvp": 270,
+    "emoji-mmvp": 90,
+    "imagenet": 50_000,
+    "pope": 500,
     "emoji-pope": 500,
-}  # fmt: skip
+}
 
 
 @final
@@ -86,9 +91,11 @@ class Evaluate(Measurement):
         model = lab.model(self.model)
         lab.warnings += _cut_behind(model, task, protocol)
         store = FeatureStore(
-            lab.store.root / FEATURES_FOLDER, batch_size=lab.batch_size or _BATCH_SIZE, progress=lab.progress,
+            lab.store.root / FEATURES_FOLDER,
+            batch_size=lab.batch_size or _BATCH_SIZE,
+            progress=lab.progress,
             process=lab.process,
-        )  # fmt: skip
+        )
         warm(task, model, source, protocol, store)  # each process its part
         alone = replace(store, process=Process(), progress=lab.progress and lab.process.first)
         rows = task.measure(model, source, protocol, alone)

@@ -26,9 +26,14 @@ from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 
 FACTORS: dict[str, Any] = {
-    "series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "lambda_init": pl.Float64, "train_eps": pl.Float64,
-    "lambda_schedule": pl.String, "training_seed": pl.Int64,
-}  # fmt: skip
+    "series": pl.String,
+    "trained_on": pl.String,
+    "depth": pl.Int64,
+    "lambda_init": pl.Float64,
+    "train_eps": pl.Float64,
+    "lambda_schedule": pl.String,
+    "training_seed": pl.Int64,
+}
 """Columns that every row of a measurement has in addition to what was measured: what sets its model apart."""
 
 
@@ -247,9 +252,14 @@ def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> 
 
 
 def ready(
-    lab: Lab, model: Model, data: str, split: str, limit: int | None, image_size: int | None = None,
+    lab: Lab,
+    model: Model,
+    data: str,
+    split: str,
+    limit: int | None,
+    image_size: int | None = None,
     prompt: str | None = None,
-) -> tuple[nn.Module, ImageSet]:  # fmt: skip
+) -> tuple[nn.Module, ImageSet]:
     """Return a classifier on the lab's device, and its images with the preprocessing of the model.
 
     Raises:

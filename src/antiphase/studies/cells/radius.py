@@ -48,6 +48,13 @@ class Radius(Measurement):
         """Measure every image that a killed run left out."""
         model, images = ready(lab, self.model, self.data, self.split, self.limit)
         return measure_radii(
-            self.model.label, model, images, folder / WORK_FOLDER, steps=self.steps, seed=self.seed,
-            process=lab.process, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress,
-        )  # fmt: skip
+            self.model.label,
+            model,
+            images,
+            folder / WORK_FOLDER,
+            steps=self.steps,
+            seed=self.seed,
+            process=lab.process,
+            batch_size=lab.batch_size or BATCH_SIZE,
+            progress=lab.progress,
+        )

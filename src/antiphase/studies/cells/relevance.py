@@ -24,11 +24,20 @@ from antiphase.studies.lab import Lab
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
 ROW_SCHEMA = {
-    "sample": pl.Int64, "text": pl.String, "kind": pl.String, "height": pl.Int64, "width": pl.Int64,
-    "relevance": pl.List(pl.Float32), "pointing_game": pl.Boolean, "average_precision": pl.Float64,
-    "object_share": pl.Float64, "image": pl.Binary, "image_height": pl.Int64, "image_width": pl.Int64,
+    "sample": pl.Int64,
+    "text": pl.String,
+    "kind": pl.String,
+    "height": pl.Int64,
+    "width": pl.Int64,
+    "relevance": pl.List(pl.Float32),
+    "pointing_game": pl.Boolean,
+    "average_precision": pl.Float64,
+    "object_share": pl.Float64,
+    "image": pl.Binary,
+    "image_height": pl.Int64,
+    "image_width": pl.Int64,
     "prefers_own": pl.Boolean,
-}  # fmt: skip
+}
 """Columns of the rows: ``relevance`` row by row on ``height`` × ``width`` patches, ``image`` as RGB bytes.
 
 ``object_share`` of the image is the object's: what a map of one value has as average precision. ``prefers_own`` says
@@ -136,9 +145,11 @@ class Relevance(Measurement):
         shown = square.at(min(square.size, _SHOWN))(pixels)
         masks = _masks(pairs, position, pixels)
         about = {
-            "sample": int(pairs.ids[position]), "image": shown.permute(1, 2, 0).contiguous().numpy().tobytes(),
-            "image_height": shown.shape[1], "image_width": shown.shape[2],
-        }  # fmt: skip
+            "sample": int(pairs.ids[position]),
+            "image": shown.permute(1, 2, 0).contiguous().numpy().tobytes(),
+            "image_height": shown.shape[1],
+            "image_width": shown.shape[2],
+        }
         prompts = [self.prompt.replace("{}", text) for text in texts]
         for kind in kinds:
             maps = METHODS[kind].maps(model, image, prompts, -1)[:, 0].float().cpu().numpy()

@@ -70,7 +70,15 @@ class Sense(Measurement):
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = ready(lab, self.model, self.data, self.split, self.limit)
         found = sense(
-            self.model.label, model, images, self.plan(), folder / WORK_FOLDER, parts=[self.part],
-            process=lab.process, batch_size=lab.batch_size or BATCH_SIZE, progress=lab.progress, limit=self.limit,
-        )  # fmt: skip
+            self.model.label,
+            model,
+            images,
+            self.plan(),
+            folder / WORK_FOLDER,
+            parts=[self.part],
+            process=lab.process,
+            batch_size=lab.batch_size or BATCH_SIZE,
+            progress=lab.progress,
+            limit=self.limit,
+        )
         return found[self.part]

@@ -104,11 +104,16 @@ class TrainVit(Cell):
 
     def factors(self) -> dict[str, Any]:
         return {
-            "series": self.series, "trained_on": self.data, "depth": self.depth,
-            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if self._attention.differential else None,
+            "series": self.series,
+            "trained_on": self.data,
+            "depth": self.depth,
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8))
+            if self._attention.differential
+            else None,
             "lambda_schedule": self._schedule if self._attention.differential else None,
-            "train_eps": float(self.adversary.get("eps", 0.0)), "training_seed": self.seed,
-        }  # fmt: skip
+            "train_eps": float(self.adversary.get("eps", 0.0)),
+            "training_seed": self.seed,
+        }
 
     def forward_work(self) -> float:
         return transformer_work(self.pixels, self._size("patch_size", 16), self._size("dim", 768), self.depth)

@@ -109,9 +109,14 @@ class TrainVlm(Cell):
 
         fields = {"seed": self.seed, **self.recipe}
         return make_vlm_recipe(
-            self.stage, self.preset, config, pretrained_sha256=source, data=self.data, data_fingerprint=fingerprint,
+            self.stage,
+            self.preset,
+            config,
+            pretrained_sha256=source,
+            data=self.data,
+            data_fingerprint=fingerprint,
             **fields,
-        )  # fmt: skip
+        )
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""

@@ -17,9 +17,20 @@ _MAIN = Path(__file__).with_name("kernels.cpp")
 _TORCH = Path(torch.__file__).parent
 # the name that torch gives these instructions, and what it builds its own kernels with
 _FLAGS = (
-    "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512",
-    "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c",
-)  # fmt: skip
+    "-std=c++20",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-fopenmp",
+    "-DCPU_CAPABILITY=AVX512",
+    "-DCPU_CAPABILITY_AVX512",
+    "-mavx512f",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx512bw",
+    "-mfma",
+    "-mf16c",
+)
 _CPU = Path("/proc/cpuinfo")
 _SECONDS = 300
 
@@ -82,9 +93,15 @@ def _cache() -> Path:
 
 def _compile(compiler: list[str], into: Path) -> None:
     command = [
-        *compiler, f"-I{_TORCH / 'include'}", str(_MAIN), "-o", str(into),
-        f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
+        *compiler,
+        f"-I{_TORCH / 'include'}",
+        str(_MAIN),
+        "-o",
+        str(into),
+        f"-L{_TORCH / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False

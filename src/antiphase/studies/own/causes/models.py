@@ -27,9 +27,10 @@ OTHER_LADDER = (VIT, BARE_ZERO, BARE, DIFFVIT)
 
 MEAN, UNIFORM = "A2 = mean over images", "A2 = uniform"
 STOPPED = {
-    "A2's gradient stopped": (BRANCHES[1],), "A1's gradient stopped": (BRANCHES[0],),
+    "A2's gradient stopped": (BRANCHES[1],),
+    "A1's gradient stopped": (BRANCHES[0],),
     "both gradients stopped": BRANCHES,
-}  # fmt: skip
+}
 SCALED = {f"λ × {factor:g}": factor for factor in (0.0, 0.25, 0.5, 0.75, 1.25)}  # × 1 is the trained model
 
 TRAINED = (VIT, DIFFVIT, NORMED, ZERO, BARE, BARE_ZERO, WIDER, *NORMAL.values(), SHORTER)
@@ -47,12 +48,15 @@ def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
     one_unit = 4.0 + 1.5 / own.sizes.get("dim", 192)  # one hidden unit more in the MLP of each block
     epochs = max(1, round(vit.recipe["epochs"] * 2 / 3))
     controls: dict[str, TrainVit] = {
-        NORMED: train("vit-norm"), ZERO: train("diffvit", parameterisation="zero"), BARE: train("diffvit", **bare),
-        BARE_ZERO: train("diffvit", parameterisation="zero", **bare), WIDER: train("vit", mlp_ratio=one_unit),
+        NORMED: train("vit-norm"),
+        ZERO: train("diffvit", parameterisation="zero"),
+        BARE: train("diffvit", **bare),
+        BARE_ZERO: train("diffvit", parameterisation="zero", **bare),
+        WIDER: train("vit", mlp_ratio=one_unit),
         NORMAL[VIT]: train("vit", initial_weights="normal"),
         NORMAL[DIFFVIT]: train("diffvit", initial_weights="normal"),
         SHORTER: replace(vit, recipe={**vit.recipe, "epochs": epochs}),
-    }  # fmt: skip
+    }
     named = {series: Variant(model=model, series=series) for series, model in controls.items()}
     return {VIT: vit, DIFFVIT: train("diffvit"), **named}
 
@@ -81,9 +85,15 @@ def cells(profile: Profile) -> list[Cell]:
             found += [_attack(own, model, data) for model in others]
             for model in models.values():
                 found.append(Margin(model=model, data=data, limit=own.images))
-                found.append(Margin(
-                    model=model, data=data, limit=own.limit or _TRAINING_IMAGES, split="train", gradients=False
-                ))  # fmt: skip
+                found.append(
+                    Margin(
+                        model=model,
+                        data=data,
+                        limit=own.limit or _TRAINING_IMAGES,
+                        split="train",
+                        gradients=False,
+                    )
+                )
             found += [
                 Margin(model=interventions[series], data=data, limit=own.images, gradients=False)
                 for series in CHANGED

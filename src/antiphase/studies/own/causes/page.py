@@ -37,9 +37,17 @@ from antiphase.studies.spec import RowsByTable
 
 _AT = 1 / 255  # of the first sentence
 _SHORT = (
-    "ViT", "DiffViT", "ViT, norm", "λ = 0", "no norm", "λ = 0, no norm", "ViT, wider", "ViT, N(0, 0.02)",
-    "DiffViT, N(0, 0.02)", "ViT, shorter",
-)  # fmt: skip
+    "ViT",
+    "DiffViT",
+    "ViT, norm",
+    "λ = 0",
+    "no norm",
+    "λ = 0, no norm",
+    "ViT, wider",
+    "ViT, N(0, 0.02)",
+    "DiffViT, N(0, 0.02)",
+    "ViT, shorter",
+)
 _LIMITS = (
     "The number of strata that margins are divided into is a choice; a table shows others. What is not identified: how "
     "much of another part works through the margin, since a change of the mechanism moves the margins too; one order "
@@ -105,9 +113,7 @@ def _rates(found: Measured, series: str, *, matched: bool = False) -> pl.DataFra
 
 
 def _points(
-    found: Measured,
-    values: Callable[[float], Mapping[str, Matrix]],
-    within: Callable[[Estimate], Estimate],
+    found: Measured, values: Callable[[float], Mapping[str, Matrix]], within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
     """Return the estimates of several series at every ε: ``series``, ``x`` and those of ``ESTIMATES``."""
     rows = []
@@ -119,15 +125,20 @@ def _points(
 
 
 def _plots(
-    stem: str, of: str, asr: Mapping[str, pl.DataFrame], matched: Mapping[str, pl.DataFrame], parts: pl.DataFrame,
+    stem: str,
+    of: str,
+    asr: Mapping[str, pl.DataFrame],
+    matched: Mapping[str, pl.DataFrame],
+    parts: pl.DataFrame,
     even: pl.DataFrame,
-) -> list[Plot]:  # fmt: skip
+) -> list[Plot]:
     intervals = f"95 % over {over(parts)}."
     rate, difference = "attack success rate", "difference in ASR"
     place = pl.col("series").replace_strict(dict(zip(PARTS, map(float, range(len(PARTS))), strict=True)))
     return [
         Plot(
-            f"{stem}-lambda", "ASR of trained DiffViTs under PGD with λ times a factor, as measured and standardised "
+            f"{stem}-lambda",
+            "ASR of trained DiffViTs under PGD with λ times a factor, as measured and standardised "
             f"to the clean margins of both twins. Away from 1, clean accuracy falls (table). Bands: {intervals}",
             (
                 Panel(f"as measured{of}", "factor of λ", rate, _by_factor(asr), percent=True),
@@ -135,33 +146,43 @@ def _plots(
             ),
         ),
         Plot(
-            f"{stem}-maps", "ASR of trained DiffViTs under PGD with another A2, and against an attacker whose gradient "
+            f"{stem}-maps",
+            "ASR of trained DiffViTs under PGD with another A2, and against an attacker whose gradient "
             "passes some maps by; the verdicts are then those of the trained model. With another A2, clean accuracy "
             f"falls as well (table). Intervals: {intervals}",
             (_bars(asr, {DIFFVIT: "as trained", **{name: name for name in (MEAN, UNIFORM, *STOPPED)}}, of),),
         ),
         Plot(
-            f"{stem}-controls", "ASR of the twins and of trained controls under PGD: ViT with norm and factor, DiffViT "
+            f"{stem}-controls",
+            "ASR of the twins and of trained controls under PGD: ViT with norm and factor, DiffViT "
             "with λ frozen at 0 or without norm and factor, ViT with one more hidden unit, other initial weights, ViT "
             f"trained for two thirds of the epochs. Intervals: {intervals}",
             (_bars(asr, dict(zip(TRAINED, _SHORT, strict=True)), of),),
         ),
         Plot(
-            f"{stem}-remaining", "ASR of DiffViT minus that of ViT: as measured, with both standardised to the clean "
+            f"{stem}-remaining",
+            "ASR of DiffViT minus that of ViT: as measured, with both standardised to the clean "
             f"margins of both, and with ViT at DiffViT's training loss. Bands: {intervals}",
             (Panel(f"DiffViT − ViT{of}", "ε", difference, even, scale="eps", percent=True, level=0.0),),
         ),
         Plot(
-            f"{stem}-parts", "Parts of the difference in ASR, DiffViT minus ViT; margins, norm and factor, heads and "
+            f"{stem}-parts",
+            "Parts of the difference in ASR, DiffViT minus ViT; margins, norm and factor, heads and "
             f"subtraction add up to it, and the angle is a part of the subtraction. Intervals: {intervals}",
             (
                 Panel(
-                    f"DiffViT − ViT{of}", "", difference, _placed(parts, place), kind="bar", ticks=PARTS, percent=True,
+                    f"DiffViT − ViT{of}",
+                    "",
+                    difference,
+                    _placed(parts, place),
+                    kind="bar",
+                    ticks=PARTS,
+                    percent=True,
                     level=0.0,
                 ),
             ),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _by_factor(rates: Mapping[str, pl.DataFrame]) -> pl.DataFrame:

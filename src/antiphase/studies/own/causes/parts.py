@@ -38,8 +38,13 @@ from antiphase.studies.spec import RowsByTable
 Matrix = Float[np.ndarray, "seeds samples"]
 
 TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = (
-    "DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction", "angle",
-)  # fmt: skip
+    "DiffViT − ViT",
+    "margins",
+    "norm and factor",
+    "heads",
+    "subtraction",
+    "angle",
+)
 PARTS = (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE)
 IN_WORDS = {
     TOTAL: "the whole difference",
@@ -143,9 +148,13 @@ class Measured:
         )
         total = raw[DIFFVIT] - raw[VIT]
         return {
-            TOTAL: total, MARGINS: total - (even[DIFFVIT] - even[VIT]), NORM: even[NORMED] - even[VIT],
-            HEADS: even[ZERO] - even[NORMED], SUBTRACTION: even[DIFFVIT] - even[ZERO], ANGLE: with_angle - without,
-        }  # fmt: skip
+            TOTAL: total,
+            MARGINS: total - (even[DIFFVIT] - even[VIT]),
+            NORM: even[NORMED] - even[VIT],
+            HEADS: even[ZERO] - even[NORMED],
+            SUBTRACTION: even[DIFFVIT] - even[ZERO],
+            ANGLE: with_angle - without,
+        }
 
     def other_order(self, eps: float) -> dict[str, Matrix]:
         """Return the steps at equal margins when heads are merged first, and norm and factor come last."""
@@ -159,9 +168,10 @@ class Measured:
         """Return DiffViT − ViT as measured, at equal margins and at equal training loss."""
         raw = {series: self.broken(series, eps).astype(float) for series in (VIT, DIFFVIT)}
         return {
-            "as measured": raw[DIFFVIT] - raw[VIT], AT_MARGINS: self.remaining(eps),
+            "as measured": raw[DIFFVIT] - raw[VIT],
+            AT_MARGINS: self.remaining(eps),
             AT_LOSS: raw[DIFFVIT] - self.at_loss(eps),
-        }  # fmt: skip
+        }
 
     def lengths(self, series: str) -> tuple[Matrix, Matrix]:
         """Return ‖g_1‖₂ and ‖g_2‖₂, the norms of what passes A1 and A2."""

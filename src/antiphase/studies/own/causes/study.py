@@ -97,7 +97,9 @@ def _claims(found: Measured) -> list[Claim]:
             above(BARE, BARE_ZERO),
         ),
         "fragile-at-equal-margins": (
-            NOT_IN_PAPER, "At equal clean margins, the subtraction raises the ASR.", part(SUBTRACTION),
+            NOT_IN_PAPER,
+            "At equal clean margins, the subtraction raises the ASR.",
+            part(SUBTRACTION),
         ),
         "angle-raises-asr": (
             "Section 4.1, Theorem 1",
@@ -109,26 +111,37 @@ def _claims(found: Measured) -> list[Claim]:
             "Without the gradient through A2 the attacker succeeds less often than without that through A1.",
             above(without_a1, without_a2),
         ),
-        "margins-raise-asr": (NOT_IN_PAPER, "Smaller clean margins are part of DiffViT's higher ASR.", part(MARGINS)),
+        "margins-raise-asr": (
+            NOT_IN_PAPER,
+            "Smaller clean margins are part of DiffViT's higher ASR.",
+            part(MARGINS),
+        ),
         "remains-at-equal-margins": (
-            NOT_IN_PAPER, "At equal clean margins, DiffViT has a higher ASR than ViT.", remains(AT_MARGINS),
+            NOT_IN_PAPER,
+            "At equal clean margins, DiffViT has a higher ASR than ViT.",
+            remains(AT_MARGINS),
         ),
         "remains-at-equal-loss": (
-            NOT_IN_PAPER, "At equal training loss, DiffViT has a higher ASR than ViT.", remains(AT_LOSS),
+            NOT_IN_PAPER,
+            "At equal training loss, DiffViT has a higher ASR than ViT.",
+            remains(AT_LOSS),
         ),
         "norm-raises-asr": (
-            NOT_IN_PAPER, "The normalisation of each head and its factor 1 − λ_init alone raise the ASR of ViT.",
+            NOT_IN_PAPER,
+            "The normalisation of each head and its factor 1 − λ_init alone raise the ASR of ViT.",
             above(NORMED, VIT),
         ),
         "parameters-raise-asr": (
-            NOT_IN_PAPER, "A ViT with DiffViT's number of parameters has a higher ASR than ViT.", above(WIDER, VIT),
+            NOT_IN_PAPER,
+            "A ViT with DiffViT's number of parameters has a higher ASR than ViT.",
+            above(WIDER, VIT),
         ),
         "other-initial-weights": (
             NOT_IN_PAPER,
             "With blocks that start from N(0, 0.02), too, DiffViT has a higher ASR than ViT.",
             above(NORMAL[DIFFVIT], NORMAL[VIT]),
         ),
-    }  # fmt: skip
+    }
     return [
         Claim(name, source, words, checks, paper="robustness" if source != NOT_IN_PAPER else "")
         for name, (source, words, checks) in statements.items()

@@ -17,9 +17,14 @@ Cell = tuple[str, str, Estimate]
 
 
 def tables(
-    found: Measured, stem: str, of: str, asr: Mapping[str, pl.DataFrame], matched: Mapping[str, pl.DataFrame],
-    parts: pl.DataFrame, even: pl.DataFrame,
-) -> list[Table]:  # fmt: skip
+    found: Measured,
+    stem: str,
+    of: str,
+    asr: Mapping[str, pl.DataFrame],
+    matched: Mapping[str, pl.DataFrame],
+    parts: pl.DataFrame,
+    even: pl.DataFrame,
+) -> list[Table]:
     """Return the tables of one data set.
 
     Args:
@@ -44,32 +49,50 @@ def tables(
     )
     return [
         Table(
-            f"{stem}-parts", f"Parts of the difference in ASR between one-layer models, DiffViT − ViT{of}", "part",
+            f"{stem}-parts",
+            f"Parts of the difference in ASR between one-layer models, DiffViT − ViT{of}",
+            "part",
             _by_eps(parts.with_columns(pl.col("series").replace(IN_WORDS | OTHER_ORDER))),
         ),
         Table(f"{stem}-remaining", f"Difference in ASR, DiffViT − ViT{of}", "compared", _by_eps(even)),
         Table(
-            f"{stem}-strata", f"Difference in ASR at equal margins, DiffViT − ViT, by number of strata{of}", "strata",
+            f"{stem}-strata",
+            f"Difference in ASR at equal margins, DiffViT − ViT, by number of strata{of}",
+            "strata",
             _cells(_by_strata(found), seeds),
         ),
         Table(f"{stem}-asr", f"Clean accuracy and ASR{of}", "model", by_model),
         Table(
-            f"{stem}-matched", f"ASR standardised to the clean margins of ViT and DiffViT{of}", "model",
+            f"{stem}-matched",
+            f"ASR standardised to the clean margins of ViT and DiffViT{of}",
+            "model",
             pl.concat(_by_eps(block) for block in matched.values()),
         ),
         Table(
-            f"{stem}-distance", f"Least perturbation d = c·m / ‖g‖₁ and its factors, geometric means{of}",
-            "model", _cells(_distances(found), seeds), percent=False, digits=2,
+            f"{stem}-distance",
+            f"Least perturbation d = c·m / ‖g‖₁ and its factors, geometric means{of}",
+            "model",
+            _cells(_distances(found), seeds),
+            percent=False,
+            digits=2,
         ),
         Table(
-            f"{stem}-training", f"Training loss, clean margin and gradient{of}", "model",
-            _cells(_training(found), seeds), percent=False, digits=3,
+            f"{stem}-training",
+            f"Training loss, clean margin and gradient{of}",
+            "model",
+            _cells(_training(found), seeds),
+            percent=False,
+            digits=3,
         ),
         Table(
-            f"{stem}-angle", f"Gradients through both maps; κ = ‖g‖₁ / ‖g°‖₁{of}", "model",
-            _cells(_angles(found), seeds), percent=False, digits=3,
+            f"{stem}-angle",
+            f"Gradients through both maps; κ = ‖g‖₁ / ‖g°‖₁{of}",
+            "model",
+            _cells(_angles(found), seeds),
+            percent=False,
+            digits=3,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _by_strata(found: Measured) -> Iterable[Cell]:

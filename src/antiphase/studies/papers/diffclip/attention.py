@@ -44,11 +44,7 @@ SCORES = {
     _POINTING: pl.col("pointing_game").cast(pl.Float64),
     _RIGHT: pl.col("prefers_own").cast(pl.Float64),
 }
-_CONSTANT = {
-    _PRECISION: pl.col("object_share"),
-    _POINTING: pl.col("object_share"),
-    _RIGHT: pl.lit(0.5),
-}
+_CONSTANT = {_PRECISION: pl.col("object_share"), _POINTING: pl.col("object_share"), _RIGHT: pl.lit(0.5)}
 _SHARE = "a map of one value"
 
 
@@ -152,23 +148,34 @@ def claims(rows: RowsByTable) -> list[Claim]:
     combined = (("DiffCLIP", COMBINED), ("CLIP", COMBINED))
     return [
         Claim(
-            "more-focused", "Figures 2 and 6, Appendix A",
+            "more-focused",
+            "Figures 2 and 6, Appendix A",
             "DiffCLIP's maps are more focused on the object than CLIP's, by mask average precision.",
             [check(_PRECISION, *combined)],
         ),
         Claim(
-            "query-relevant", "Figure 2",
+            "query-relevant",
+            "Figure 2",
             "DiffCLIP prefers the object that is asked for to the other one more often than CLIP.",
             [check(_RIGHT, *combined)],
         ),
         Claim(
-            "first-map-on-object", "Appendix C", "DiffCLIP's A1 highlights the object more than its A2 does.",
+            "first-map-on-object",
+            "Appendix C",
+            "DiffCLIP's A1 highlights the object more than its A2 does.",
             [check(_PRECISION, ("DiffCLIP", POSITIVE), ("DiffCLIP", NEGATIVE))],
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(
-    "diffclip-attention", "diffclip", "Figures 2 and 6", "What is attended to for a text", __doc__, cells, draw,
-    claims, settings,
-)  # fmt: skip
+    "diffclip-attention",
+    "diffclip",
+    "Figures 2 and 6",
+    "What is attended to for a text",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
+)

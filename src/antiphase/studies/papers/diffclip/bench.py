@@ -79,17 +79,25 @@ class DiffclipBench:
     def train(self, variant: str, seed: int, data: str | None = None) -> TrainClip:
         """Return a training; on the main set unless given."""
         return TrainClip(
-            variant=variant, data=data or self.main, seed=seed, preset=self.preset, limit=self.pairs,
-            sizes=dict(self.sizes), recipe=dict(self.recipe),
-        )  # fmt: skip
+            variant=variant,
+            data=data or self.main,
+            seed=seed,
+            preset=self.preset,
+            limit=self.pairs,
+            sizes=dict(self.sizes),
+            recipe=dict(self.recipe),
+        )
 
     def evaluate(self, model: TrainClip | Given, task: str, data: str) -> Evaluate:
         """Return a task on a data set."""
         return Evaluate(
-            model=model, task=task, data=data, protocol=dict(self.protocols.get(task, {})),
+            model=model,
+            task=task,
+            data=data,
+            protocol=dict(self.protocols.get(task, {})),
             limit=None if task == "mmvp" else self.images,
             train_limit=self.learned if task in ("probe", "few-shot") else None,
-        )  # fmt: skip
+        )
 
     def look(self, model: TrainClip | Given) -> list[Relevance]:
         """Return the maps of a model for the objects of every image, and for Figure 2's queries in two images."""
@@ -101,34 +109,68 @@ class DiffclipBench:
 
 _BENCHES = {
     "paper": DiffclipBench(
-        trained_on=(CC3M, CC12M), main=CC12M, preset="diffclip", recipe={"precision": "bf16"}, probed=PROBE_SETS,
-        retrieved=("flickr30k", "flickr8k", "coco-karpathy"), home=IMAGENET_SETS[0], shifted=IMAGENET_SETS[1:],
-        alike="mmvp", looks=200,
-        looked_at={"data": "coco-objects", "prompt": "a photo of {}"}, asked=("dog", "potted plant"),
+        trained_on=(CC3M, CC12M),
+        main=CC12M,
+        preset="diffclip",
+        recipe={"precision": "bf16"},
+        probed=PROBE_SETS,
+        retrieved=("flickr30k", "flickr8k", "coco-karpathy"),
+        home=IMAGENET_SETS[0],
+        shifted=IMAGENET_SETS[1:],
+        alike="mmvp",
+        looks=200,
+        looked_at={"data": "coco-objects", "prompt": "a photo of {}"},
+        asked=("dog", "potted plant"),
     ),
     "laptop": DiffclipBench(
-        trained_on=("openmoji",), main="openmoji", preset="openmoji", recipe={"precision": "bf16"},
-        probed=("openmoji", "noto-emoji"), retrieved=("openmoji", "noto-emoji"), home="openmoji",
-        shifted=("noto-emoji",), alike="emoji-mmvp", looked_at={"data": "emoji-scenes"}, looks=200, seeds=8,
+        trained_on=("openmoji",),
+        main="openmoji",
+        preset="openmoji",
+        recipe={"precision": "bf16"},
+        probed=("openmoji", "noto-emoji"),
+        retrieved=("openmoji", "noto-emoji"),
+        home="openmoji",
+        shifted=("noto-emoji",),
+        alike="emoji-mmvp",
+        looked_at={"data": "emoji-scenes"},
+        looks=200,
+        seeds=8,
         asked=("black heart", "flag: Libya"),
-        protocols={"retrieval": {"captions": "first"}, "probe": {"iterations": 200}, "few-shot": {"episodes": 2000}},
+        protocols={
+            "retrieval": {"captions": "first"},
+            "probe": {"iterations": 200},
+            "few-shot": {"episodes": 2000},
+        },
     ),
     "smoke": DiffclipBench(
-        trained_on=("openmoji",), main="openmoji", preset="openmoji", pairs=32,
+        trained_on=("openmoji",),
+        main="openmoji",
+        preset="openmoji",
+        pairs=32,
         recipe={"epochs": 1, "batch_size": 16, "warmup_epochs": 0.0},
         sizes={
             "vision": {"dim": 16, "depth": 1, "num_heads": 2, "patch_size": 16},
-            "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
+            "text": {"dim": 16, "depth": 1, "num_heads": 2},
+            "embed_dim": 16,
         },
-        probed=("openmoji",), retrieved=("openmoji",), home="openmoji", shifted=("digits",), alike="emoji-mmvp",
-        looked_at={"data": "emoji-scenes"}, looks=3, seeds=1, asked=("black heart", "flag: Libya"),
-        images=120, learned=400,
+        probed=("openmoji",),
+        retrieved=("openmoji",),
+        home="openmoji",
+        shifted=("digits",),
+        alike="emoji-mmvp",
+        looked_at={"data": "emoji-scenes"},
+        looks=3,
+        seeds=1,
+        asked=("black heart", "flag: Libya"),
+        images=120,
+        learned=400,
         protocols={
-            "zero-shot": {"templates": ("1",)}, "probe": {"iterations": 2, "seeds": 2},
+            "zero-shot": {"templates": ("1",)},
+            "probe": {"iterations": 2, "seeds": 2},
             "few-shot": {"episodes": 10, "seeds": 2},
         },
     ),
-}  # fmt: skip
+}
 
 SHIFTED = frozenset(name for bench in _BENCHES.values() for name in bench.shifted)
 """Sets on which classes are told apart under a shift, under any profile."""
@@ -173,9 +215,11 @@ def settings(profile: Profile) -> dict[str, str]:
     }
     shown = {
         **({"models": listed(own.given)} if own.given else trained),
-        "zero-shot": f"{own.home}; shifted: {', '.join(own.shifted)}", "probe and few-shot": ", ".join(own.probed),
-        "retrieval": f"{', '.join(own.retrieved)}, R@5", "features of probes": "before the projection",
-    }  # fmt: skip
+        "zero-shot": f"{own.home}; shifted: {', '.join(own.shifted)}",
+        "probe and few-shot": ", ".join(own.probed),
+        "retrieval": f"{', '.join(own.retrieved)}, R@5",
+        "features of probes": "before the projection",
+    }
     for task, fields in own.protocols.items():
         shown[f"protocol of {task}"] = ", ".join(f"{name} {value}" for name, value in fields.items())
     return shown

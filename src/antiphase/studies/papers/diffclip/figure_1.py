@@ -53,13 +53,22 @@ def claims(rows: RowsByTable) -> list[Claim]:
     """Claim that DiffCLIP is better in every task."""
     return [
         Claim(
-            "better-in-six-tasks", "Section 1, Figure 1",
-            "In each of the six tasks, DiffCLIP outperforms CLIP.", gains(six_tasks(rows["evaluate"]), TASKS),
+            "better-in-six-tasks",
+            "Section 1, Figure 1",
+            "In each of the six tasks, DiffCLIP outperforms CLIP.",
+            gains(six_tasks(rows["evaluate"]), TASKS),
         )
-    ]  # fmt: skip
+    ]
 
 
 study = Study(
-    "diffclip-figure-1", "diffclip", "Figure 1", "CLIP and DiffCLIP on six tasks", __doc__, cells, draw, claims,
+    "diffclip-figure-1",
+    "diffclip",
+    "Figure 1",
+    "CLIP and DiffCLIP on six tasks",
+    __doc__,
+    cells,
+    draw,
+    claims,
     settings,
-)  # fmt: skip
+)

@@ -70,11 +70,12 @@ def claims(rows: RowsByTable) -> list[Claim]:
     observed = observations(rows["evaluate"])
     return [
         Claim(
-            "better-under-shift", "Section 4.3, Figure 3",
+            "better-under-shift",
+            "Section 4.3, Figure 3",
             "DiffCLIP has a higher zero-shot accuracy than CLIP under shift, on average over the shifted sets.",
             gains(_shifted(observed), ["zero-shot"], data=SHIFT_AVERAGE),
         )
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

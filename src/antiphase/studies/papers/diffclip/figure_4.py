@@ -153,31 +153,42 @@ def claims(rows: RowsByTable) -> list[Claim]:
 
     found = [
         Claim(
-            "fine-grained", "Section 4.4, Figure 4",
+            "fine-grained",
+            "Section 4.4, Figure 4",
             f"DiffCLIP solves more MMVP pairs than CLIP ({title} patterns).",
             gains(mean, ["mmvp"], data=title),
         ),
         Claim(
-            "by-pattern", "Section 4.4, Figure 4",
+            "by-pattern",
+            "Section 4.4, Figure 4",
             f"DiffCLIP surpasses or matches CLIP on all categories{' but state and condition' * (EXCEPTION in names)}.",
             by(*(name for name in names if name != EXCEPTION)),
         ),
-    ]  # fmt: skip
+    ]
     if EXCEPTION in names:
         found.append(
             Claim(
-                "worse-in-state-and-condition", "Section 4.4, Figure 4",
+                "worse-in-state-and-condition",
+                "Section 4.4, Figure 4",
                 "In state and condition DiffCLIP solves fewer pairs than CLIP.",
                 by(EXCEPTION, first="CLIP", second="DiffCLIP"),
             )
-        )  # fmt: skip
+        )
     return found
 
 
 study = Study(
-    "diffclip-figure-4", "diffclip", "Figure 4", "MMVP by visual pattern", __doc__, cells, draw, claims, settings,
+    "diffclip-figure-4",
+    "diffclip",
+    "Figure 4",
+    "MMVP by visual pattern",
+    __doc__,
+    cells,
+    draw,
+    claims,
+    settings,
     {
         "laptop": "No numbers at this size: emoji-mmvp has none of the paper's patterns, and models of the profile "
         "laptop do not solve its pairs distinguishably more often than guessing does (25 %)."
     },
-)  # fmt: skip
+)

@@ -70,33 +70,45 @@ def claims(rows: RowsByTable) -> list[Claim]:
     mean = six_tasks(rows["evaluate"])
     return [
         Claim(
-            "dynamic-above-clip", "Section 4.5, Figure 5",
+            "dynamic-above-clip",
+            "Section 4.5, Figure 5",
             "DiffCLIP* is better than CLIP in zero-shot, text retrieval and zero-shot under shift.",
             gains(mean, ["zero-shot", "text retrieval", UNDER_SHIFT], DYNAMIC),
         ),
         Claim(
-            "dynamic-above-fixed", "Section 4.5, Figure 5",
+            "dynamic-above-fixed",
+            "Section 4.5, Figure 5",
             "DiffCLIP* is better than DiffCLIP in zero-shot and text retrieval.",
             gains(mean, ["zero-shot", "text retrieval"], DYNAMIC, "DiffCLIP"),
         ),
         Claim(
-            "dynamic-behind-under-shift", "Section 4.5, Figure 5", "DiffCLIP* is worse than DiffCLIP under shift.",
+            "dynamic-behind-under-shift",
+            "Section 4.5, Figure 5",
+            "DiffCLIP* is worse than DiffCLIP under shift.",
             gains(mean, [UNDER_SHIFT], "DiffCLIP", DYNAMIC),
         ),
         Claim(
-            "vision-only-above-clip", "Section 4.6, Figure 5", "DiffCLIP† improves on CLIP in all six tasks.",
+            "vision-only-above-clip",
+            "Section 4.6, Figure 5",
+            "DiffCLIP† improves on CLIP in all six tasks.",
             gains(mean, TASKS, VISION_ONLY),
         ),
         Claim(
-            "vision-only-keeps-most", "Section 4.6, Figure 5",
+            "vision-only-keeps-most",
+            "Section 4.6, Figure 5",
             "DiffCLIP† keeps more than half of DiffCLIP's gain over CLIP, on average over the six tasks.",
             [
-                Check(f"DiffCLIP† − mean of CLIP and DiffCLIP, six tasks, trained on {name}", _past_the_middle(block))
-                for (name,), block in averaged(mean, "task", _ALL).group_by("pretraining", maintain_order=True)
+                Check(
+                    f"DiffCLIP† − mean of CLIP and DiffCLIP, six tasks, trained on {name}",
+                    _past_the_middle(block),
+                )
+                for (name,), block in averaged(mean, "task", _ALL).group_by(
+                    "pretraining", maintain_order=True
+                )
             ]
             + gains(averaged(mean, "task", _ALL), (_ALL,), "DiffCLIP"),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _past_the_middle(mean: pl.DataFrame) -> Estimate | None:

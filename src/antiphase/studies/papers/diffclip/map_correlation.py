@@ -61,9 +61,15 @@ def cells(profile: Profile) -> list[Cell]:
     """The branches of every layer of the image tower."""
     own = bench(profile)
     return [
-        Sense(model=model, data=own.home, part="branches", limit=IMAGES[profile.name], settings={"travel": NOISE})
+        Sense(
+            model=model,
+            data=own.home,
+            part="branches",
+            limit=IMAGES[profile.name],
+            settings={"travel": NOISE},
+        )
         for model in _pairs(profile)
-    ]  # fmt: skip
+    ]
 
 
 def settings(profile: Profile) -> dict[str, str]:
@@ -108,11 +114,14 @@ def draw(rows: RowsByTable) -> Artefact:
     titles = {MAPS: "A1 and A2", CHANGES: "ΔA1 and ΔA2"}
     panels = [
         Panel(
-            f"{titles[str(quantity)]}, {series}", "layer", "correlation",
-            block.select(*ESTIMATES, "x", series="input"), level=0.0,
+            f"{titles[str(quantity)]}, {series}",
+            "layer",
+            "correlation",
+            block.select(*ESTIMATES, "x", series="input"),
+            level=0.0,
         )
         for (quantity, series), block in found.group_by(["quantity", "series"], maintain_order=True)
-    ]  # fmt: skip
+    ]
     caption = (
         "Pearson's correlation of the entries of A1 and A2 (row means subtracted) on clean and on perturbed images, "
         "and of the changes that the perturbation makes, layer by layer of the image tower. Where they correlate, the "
@@ -120,12 +129,16 @@ def draw(rows: RowsByTable) -> Artefact:
     )
     tables = [
         table_of(
-            found.filter(quantity=quantity), pl.format("{}, {}", "series", "input"),
-            pl.format("layer {}", pl.col("layer") + 1), f"map-correlation-{quantity}",
-            f"Correlation of {titles[quantity]} by layer", percent=False, digits=3,
+            found.filter(quantity=quantity),
+            pl.format("{}, {}", "series", "input"),
+            pl.format("layer {}", pl.col("layer") + 1),
+            f"map-correlation-{quantity}",
+            f"Correlation of {titles[quantity]} by layer",
+            percent=False,
+            digits=3,
         )
         for quantity in (MAPS, CHANGES)
-    ]  # fmt: skip
+    ]
     return Artefact([Plot("map-correlation", caption, tuple(panels))], tables)
 
 
@@ -140,22 +153,31 @@ def claims(rows: RowsByTable) -> list[Claim]:
     trained, changed = {"series": TRAINED}, found.filter(series=TRAINED, quantity=CHANGES)
     return [
         Claim(
-            "maps-share", "not in the paper", "The two maps of the trained DiffCLIP are alike on clean images: r > 0.",
-            [Check("r, clean", mean(found.filter(series=TRAINED, quantity=MAPS, input=CLEAN), {}, VALUE), "")],
+            "maps-share",
+            "not in the paper",
+            "The two maps of the trained DiffCLIP are alike on clean images: r > 0.",
+            [
+                Check(
+                    "r, clean", mean(found.filter(series=TRAINED, quantity=MAPS, input=CLEAN), {}, VALUE), ""
+                )
+            ],
         ),
         Claim(
-            "noise-raises-correlation", "a summary of the paper",
+            "noise-raises-correlation",
+            "a summary of the paper",
             "The two maps of the trained DiffCLIP are more alike on noisy images than on clean ones.",
             [
                 apart(
-                    trained | {"quantity": MAPS, "input": noise}, trained | {"quantity": MAPS, "input": CLEAN},
+                    trained | {"quantity": MAPS, "input": noise},
+                    trained | {"quantity": MAPS, "input": CLEAN},
                     f"r({noise}) − r(clean)",
                 )
                 for noise in noises
             ],
         ),
         Claim(
-            "noise-is-shared", "Appendix C",
+            "noise-is-shared",
+            "Appendix C",
             "Noise changes the two maps of the trained DiffCLIP alike, so that the subtraction cancels a part of it.",
             [
                 Check(f"r of the changes, {noise}", mean(changed.filter(input=noise), {}, VALUE), "")
@@ -163,7 +185,9 @@ def claims(rows: RowsByTable) -> list[Claim]:
             ],
         ),
         Claim(
-            "training-shares-noise", "not in the paper", "Training makes noise change the two maps more alike.",
+            "training-shares-noise",
+            "not in the paper",
+            "Training makes noise change the two maps more alike.",
             [
                 apart(
                     {"series": TRAINED, "quantity": CHANGES, "input": noise},
@@ -173,7 +197,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
                 for noise in noises
             ],
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

@@ -38,19 +38,32 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     first = setting.first().over([*_MODEL, "task", "data"])
     hit = pl.col("rank") < pl.when(task == "retrieval").then(_TOP).otherwise(1)
     sample = (
-        pl.when(task == "few-shot").then(pl.format("{}/{}", "seed", "unit"))
-        .when(task == "retrieval").then(pl.col("group").cast(pl.String)).otherwise(pl.col("unit").cast(pl.String))
-    )  # fmt: skip
+        pl.when(task == "few-shot")
+        .then(pl.format("{}/{}", "seed", "unit"))
+        .when(task == "retrieval")
+        .then(pl.col("group").cast(pl.String))
+        .otherwise(pl.col("unit").cast(pl.String))
+    )
     named = (
-        pl.when(task == "retrieval").then(pl.format("{} retrieval", setting))
-        .when(setting != first).then(pl.format("{}, {}", task, setting)).otherwise(task)
-    )  # fmt: skip
+        pl.when(task == "retrieval")
+        .then(pl.format("{} retrieval", setting))
+        .when(setting != first)
+        .then(pl.format("{}, {}", task, setting))
+        .otherwise(task)
+    )
     if "pattern" not in rows.columns:
         rows = rows.with_columns(pattern=pl.lit(None, pl.String))
     found = rows.with_columns(pretraining=pl.col("trained_on").fill_null("released").replace(TITLES)).select(
-        *_MODEL, "data", "seed", "group", "pattern", sample.alias(SAMPLE), task=named, kind=task,
+        *_MODEL,
+        "data",
+        "seed",
+        "group",
+        "pattern",
+        sample.alias(SAMPLE),
+        task=named,
+        kind=task,
         value=pl.coalesce("score", hit.cast(pl.Float64)),
-    )  # fmt: skip
+    )
     among = [*_MODEL, "task", "data"]
     kind = pl.col("kind")
     classes = kind.is_in(["zero-shot", "probe"]) & pl.col("data").is_in(list(CLASSES_ALIKE))

@@ -91,9 +91,11 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
             transformer_work(tower.image_size, tower.patch_size, tower.dim, tower.depth),
         )
     variant = {
-        (False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text",
+        (False, False): "clip",
+        (True, False): "diffclip-vision",
+        (False, True): "diffclip-text",
         (True, True): "diffclip-depth" if schedule == "depth" else "diffclip",
-    }[image, text]  # fmt: skip
+    }[image, text]
     facts: dict[str, Any] = {"trained_on": CC3M if "cc3m" in path.lower() else CC12M, "depth": depth}
     if image or text:
         facts |= {

@@ -69,9 +69,11 @@ def model_table(
     """
     theirs = paper.select(*KEYS, paper="value").unique(KEYS, keep="first")
     cells = found.join(theirs, on=KEYS, how="left", maintain_order="left").select(
-        *ESTIMATES, "paper", row=pl.format("{}, {}", "series", "pretraining"),
+        *ESTIMATES,
+        "paper",
+        row=pl.format("{}, {}", "series", "pretraining"),
         column=pl.col("data") if column is None else column,
-    )  # fmt: skip
+    )
     return Table(name, title, "model, trained on", cells, digits=digits)
 
 

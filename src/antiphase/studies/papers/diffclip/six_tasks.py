@@ -49,12 +49,24 @@ def draw_tasks(rows: RowsByTable, name: str, what: str, paper: pl.DataFrame) -> 
     for (trained_on,), block in found.group_by("pretraining", maintain_order=True):
         theirs = paper.filter(pretraining=trained_on)
         panels += [
-            bars(f"trained on {trained_on}", "accuracy or R@5", block, theirs.filter(data=AVERAGE), "task", TASKS),
             bars(
-                "difference to CLIP", "points", gained.filter(pretraining=trained_on), theirs.filter(data="gain"),
-                "task", TASKS, level=0.0,
+                f"trained on {trained_on}",
+                "accuracy or R@5",
+                block,
+                theirs.filter(data=AVERAGE),
+                "task",
+                TASKS,
             ),
-        ]  # fmt: skip
+            bars(
+                "difference to CLIP",
+                "points",
+                gained.filter(pretraining=trained_on),
+                theirs.filter(data="gain"),
+                "task",
+                TASKS,
+                level=0.0,
+            ),
+        ]
     words = caption(f"{what}, each a mean over its data sets.", found, "samples")
     tables = [
         model_table(name, what, found, paper, pl.col("task")),

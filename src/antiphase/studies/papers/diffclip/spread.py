@@ -45,12 +45,13 @@ def spread_study(
     def claims(rows: RowsByTable) -> list[Claim]:
         return [
             Claim(
-                f"{task}-over-seeds", f"Appendix B, {label}",
+                f"{task}-over-seeds",
+                f"Appendix B, {label}",
                 f"Over the evaluation's seeds, DiffCLIP has a higher {task} accuracy than CLIP on average over the "
                 "sets.",
                 gains(averaged(observations(rows["evaluate"])), [task]),
             )
-        ]  # fmt: skip
+        ]
 
     return Study(name, "diffclip", label, title, text, cells, draw, claims, settings)
 
@@ -61,9 +62,15 @@ def _spread_table(name: str, title: str, observed: pl.DataFrame, paper: pl.DataF
     theirs = paper.select(*KEYS, over=pl.lit(_EVALUATION), paper="sd")
     none = pl.lit(None, pl.Float64)
     cells = spreads.join(theirs, on=[*KEYS, "over"], how="left", maintain_order="left").select(
-        "value", "n", "seeds", "paper", low=none, high=none, column="data",
+        "value",
+        "n",
+        "seeds",
+        "paper",
+        low=none,
+        high=none,
+        column="data",
         row=pl.format("{}, {}, {}", "series", "pretraining", "over"),
-    )  # fmt: skip
+    )
     return Table(name, title, "model, trained on", cells, digits=2)
 
 
@@ -87,9 +94,12 @@ def spread(observed: pl.DataFrame) -> pl.DataFrame:
         VALUE.mean(), pl.sum("n"), deviation=VALUE.std(), drawn=pl.len()
     )
     found = models.group_by(KEYS, maintain_order=True).agg(
-        pl.sum("n"), pl.len().cast(pl.Int64).alias("seeds"), pl.max("drawn"),
-        pl.col("deviation").pow(2).mean().sqrt().alias(_EVALUATION), VALUE.std().alias(_TRAINING),
-    )  # fmt: skip
+        pl.sum("n"),
+        pl.len().cast(pl.Int64).alias("seeds"),
+        pl.max("drawn"),
+        pl.col("deviation").pow(2).mean().sqrt().alias(_EVALUATION),
+        VALUE.std().alias(_TRAINING),
+    )
     long = found.unpivot([_EVALUATION, _TRAINING], index=[*KEYS, "n", "seeds"], variable_name="over")
     order = found.select(KEYS).with_row_index("_at")
     long = long.join(order, on=KEYS, maintain_order="left").sort("_at", "over", maintain_order=True)

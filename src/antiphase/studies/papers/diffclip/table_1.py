@@ -73,11 +73,13 @@ def claims(rows: RowsByTable) -> list[Claim]:
     mean = averaged(observed)
     averages = [
         Claim(
-            f"{task}-average", "Section 4.2, Table 1",
-            f"DiffCLIP has a higher {task} accuracy than CLIP, on average over the data sets.", gains(mean, [task]),
+            f"{task}-average",
+            "Section 4.2, Table 1",
+            f"DiffCLIP has a higher {task} accuracy than CLIP, on average over the data sets.",
+            gains(mean, [task]),
         )
         for task in TITLES
-    ]  # fmt: skip
+    ]
     every = [
         _almost_every(observed.filter(pretraining=name, task=task), task, name)
         for task in TITLES
@@ -97,10 +99,12 @@ def _almost_every(block: pl.DataFrame, task: str, pretraining: str) -> Claim:
     ]
     allowed = f" (all {len(sets)} but {exceptions})" if exceptions else ""
     return Claim(
-        f"{task}-almost-every-{pretraining}", "Section 4.2, Table 1",
+        f"{task}-almost-every-{pretraining}",
+        "Section 4.2, Table 1",
         f"DiffCLIP has a higher {task} accuracy than CLIP on almost every data set{allowed}, trained on {pretraining}.",
-        checks, exceptions=exceptions,
-    )  # fmt: skip
+        checks,
+        exceptions=exceptions,
+    )
 
 
 study = Study(

@@ -80,14 +80,18 @@ def claims(rows: RowsByTable) -> list[Claim]:
     mean = averaged(observations(rows["evaluate"]))
     return [
         Claim(
-            "retrieval", "Section 4.2, Table 2", "DiffCLIP surpasses CLIP on image and text retrieval (R@5).",
+            "retrieval",
+            "Section 4.2, Table 2",
+            "DiffCLIP surpasses CLIP on image and text retrieval (R@5).",
             gains(mean, RETRIEVAL),
         ),
         Claim(
-            "zero-shot", "Section 4.2, Table 2", "DiffCLIP has a higher zero-shot accuracy than CLIP.",
+            "zero-shot",
+            "Section 4.2, Table 2",
+            "DiffCLIP has a higher zero-shot accuracy than CLIP.",
             gains(mean, ["zero-shot"]),
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

@@ -106,23 +106,30 @@ def claims(rows: RowsByTable) -> list[Claim]:
 
     return [
         Claim(
-            "pope-accuracy", "Section 5.1, Table 3",
-            "On a DiffCLIP tower the accuracy on POPE is higher, on all three samplings.", better("accuracy"),
+            "pope-accuracy",
+            "Section 5.1, Table 3",
+            "On a DiffCLIP tower the accuracy on POPE is higher, on all three samplings.",
+            better("accuracy"),
         ),
         Claim(
-            "pope-every-metric", "Section 5.1, Table 3",
+            "pope-every-metric",
+            "Section 5.1, Table 3",
             "On a DiffCLIP tower accuracy, precision and recall on POPE are higher, on all three samplings.",
             better(*PRINTED),
         ),
         Claim(
-            "pope-f1", NOT_IN_PAPER, "On a DiffCLIP tower F1 on POPE is higher, on all three samplings.", better("F1"),
+            "pope-f1",
+            NOT_IN_PAPER,
+            "On a DiffCLIP tower F1 on POPE is higher, on all three samplings.",
+            better("F1"),
         ),
         Claim(
-            "hallucinations-under-attack", NOT_IN_PAPER,
+            "hallucinations-under-attack",
+            NOT_IN_PAPER,
             f"Under APGD at {smallest} the share of yes to absent objects rises more on a DiffCLIP tower.",
             _named(rise, [ALL], [smallest]),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _named(observed: pl.DataFrame, tasks: Sequence[str], columns: Sequence[str]) -> list[Check]:

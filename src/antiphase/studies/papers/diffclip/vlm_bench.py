@@ -69,9 +69,15 @@ class VlmBench:
     def train(self, tower: TrainClip | Given, seed: int) -> TrainVlm:
         """Return stage 2, which needs stage 1."""
         first = TrainVlm(
-            start=tower, data=self.captions, seed=seed, language=self.language, prompt=self.prompt,
-            preset=self.preset, limit=self.caption_limit, recipe=dict(self.align),
-        )  # fmt: skip
+            start=tower,
+            data=self.captions,
+            seed=seed,
+            language=self.language,
+            prompt=self.prompt,
+            preset=self.preset,
+            limit=self.caption_limit,
+            recipe=dict(self.align),
+        )
         return TrainVlm(
             start=first,
             data=self.instructions,
@@ -87,37 +93,67 @@ class VlmBench:
         return [
             Evaluate(model=model, task="pope", data=self.pope, limit=self.images, protocol=protocol),
             AttackAnswers(
-                model=model, data=self.pope, eps=self.eps, limit=self.attacked, suffix=self.suffix,
+                model=model,
+                data=self.pope,
+                eps=self.eps,
+                limit=self.attacked,
+                suffix=self.suffix,
                 settings={"steps": self.steps},
             ),
-        ]  # fmt: skip
+        ]
 
 
 _BENCHES = {
     "paper": VlmBench(
-        language="Qwen/Qwen2.5-0.5B-Instruct", preset="diffclip",
+        language="Qwen/Qwen2.5-0.5B-Instruct",
+        preset="diffclip",
         captions="llava:blip_laion_cc_sbu_558k.json?images=LLaVA-Pretrain",
-        instructions="llava:llava_v1_5_mix665k.json?images=LLaVA-Tuning&only=coco/", pope="pope",
-        suffix="Answer the question using a single word or phrase.", prompt="llava",
-        align={"precision": "bf16"}, tune={"precision": "bf16"}, attacked=100,
+        instructions="llava:llava_v1_5_mix665k.json?images=LLaVA-Tuning&only=coco/",
+        pope="pope",
+        suffix="Answer the question using a single word or phrase.",
+        prompt="llava",
+        align={"precision": "bf16"},
+        tune={"precision": "bf16"},
+        attacked=100,
     ),
     "laptop": VlmBench(
-        language="smollm2", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
-        align={"precision": "bf16"}, tune={"precision": "bf16"}, caption_limit=1200, question_limit=800, images=100,
-        attacked=20, eps=(0.5 / 255, 1 / 255, 2 / 255, 4 / 255), steps=10,
+        language="smollm2",
+        preset="emoji",
+        captions="emoji-objects",
+        instructions="emoji-objects",
+        pope="emoji-pope",
+        align={"precision": "bf16"},
+        tune={"precision": "bf16"},
+        caption_limit=1200,
+        question_limit=800,
+        images=100,
+        attacked=20,
+        eps=(0.5 / 255, 1 / 255, 2 / 255, 4 / 255),
+        steps=10,
     ),
     "smoke": VlmBench(
-        language="tiny", preset="emoji", captions="emoji-objects", instructions="emoji-objects", pope="emoji-pope",
+        language="tiny",
+        preset="emoji",
+        captions="emoji-objects",
+        instructions="emoji-objects",
+        pope="emoji-pope",
         towers={
             "sizes": {
                 "vision": {"dim": 16, "depth": 2, "num_heads": 2, "patch_size": 16},
-                "text": {"dim": 16, "depth": 1, "num_heads": 2}, "embed_dim": 16,
-            },
+                "text": {"dim": 16, "depth": 1, "num_heads": 2},
+                "embed_dim": 16,
+            }
         },
-        align={"batch_size": 4}, tune={"batch_size": 4}, caption_limit=8, question_limit=8, images=2, attacked=2,
-        steps=1, seeds=1,
+        align={"batch_size": 4},
+        tune={"batch_size": 4},
+        caption_limit=8,
+        question_limit=8,
+        images=2,
+        attacked=2,
+        steps=1,
+        seeds=1,
     ),
-}  # fmt: skip
+}
 
 
 def bench(profile: Profile) -> VlmBench:
@@ -140,9 +176,14 @@ def settings(profile: Profile) -> dict[str, str]:
     own, base = bench(profile), towers.bench(profile)
     base = replace(base, **own.towers)
     shown = towers.settings(profile)
-    found = {"models": shown["models"]} if base.given else {
-        "towers trained on": towers.TITLES.get(base.main, base.main), "model of the towers": shown["model"],
-    }  # fmt: skip
+    found = (
+        {"models": shown["models"]}
+        if base.given
+        else {
+            "towers trained on": towers.TITLES.get(base.main, base.main),
+            "model of the towers": shown["model"],
+        }
+    )
     short = f"{own.language} with the image towers of {shown[IN_SHORT]}" if IN_SHORT in shown else ""
     return (
         found

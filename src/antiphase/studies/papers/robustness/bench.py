@@ -75,9 +75,14 @@ class RobustnessBench:
         recipe = {"epochs": self.epochs[data], **self.recipe}
         hostile = {"eps": adversary, **self.adversary} if adversary else {}
         return TrainVit(
-            model=model, data=data, seed=seed, limit=self.limit, sizes={"depth": 1, **self.sizes, **sizes},
-            recipe=recipe, adversary=hostile,
-        )  # fmt: skip
+            model=model,
+            data=data,
+            seed=seed,
+            limit=self.limit,
+            sizes={"depth": 1, **self.sizes, **sizes},
+            recipe=recipe,
+            adversary=hostile,
+        )
 
     def seeds_of(self, profile: Profile, depth: int = 1) -> tuple[int, ...]:
         """Return the training seeds of the models of a depth."""
@@ -86,30 +91,51 @@ class RobustnessBench:
     def attack(self, model: TrainVit, eps: Sequence[float] = EPS, seed: int = 0, **settings: Any) -> Attack:
         """Return PGD on the model's own test images."""
         return Attack(
-            model=model, data=model.data, eps=tuple(eps), limit=self.images, settings={**self.pgd, **settings},
-            seed=seed, precision=self.search,
-        )  # fmt: skip
+            model=model,
+            data=model.data,
+            eps=tuple(eps),
+            limit=self.images,
+            settings={**self.pgd, **settings},
+            seed=seed,
+            precision=self.search,
+        )
 
     def patch(self, model: TrainVit, width: int) -> Attack:
         """Return PGD on a square at a random place, ε = 1 (Appendix C.2.1)."""
         return Attack(
-            model=model, data=model.data, eps=(1.0,), limit=self.images, attack="patch",
-            settings={**self.pgd, "width": width}, precision=self.search,
-        )  # fmt: skip
+            model=model,
+            data=model.data,
+            eps=(1.0,),
+            limit=self.images,
+            attack="patch",
+            settings={**self.pgd, "width": width},
+            precision=self.search,
+        )
 
     def ensemble(self, model: TrainVit, eps: Sequence[float]) -> Attack:
         """Return the AutoAttack of the paper: APGD-CE, APGD-DLR, FAB, Square (Appendix C.2.2)."""
         return Attack(
-            model=model, data=model.data, eps=tuple(eps), limit=self.few, attack="autoattack",
-            settings={"version": "2020", **self.autoattack}, precision=self.search,
-        )  # fmt: skip
+            model=model,
+            data=model.data,
+            eps=tuple(eps),
+            limit=self.few,
+            attack="autoattack",
+            settings={"version": "2020", **self.autoattack},
+            precision=self.search,
+        )
 
     def nearest(self, model: TrainVit) -> Attack:
         """Return Carlini and Wagner's L2 attack; ε is only the largest distance that counts as a success."""
         return Attack(
-            model=model, data=model.data, eps=(10.0,), norm="l2", limit=self.few, attack="carlini-wagner",
-            settings=dict(self.carlini_wagner), precision=self.search,
-        )  # fmt: skip
+            model=model,
+            data=model.data,
+            eps=(10.0,),
+            norm="l2",
+            limit=self.few,
+            attack="carlini-wagner",
+            settings=dict(self.carlini_wagner),
+            precision=self.search,
+        )
 
     def accuracy(self, model: TrainVit) -> Accuracy:
         """Return the accuracy on all test images."""
@@ -128,22 +154,43 @@ _PAPER_CW = {
 }  # robustness.md, section 5
 _BENCHES = {
     "paper": RobustnessBench(
-        data=("cifar10", "cifar100"), epochs={"cifar10": 100, "cifar100": 300, "tiny-imagenet": 100},
+        data=("cifar10", "cifar100"),
+        epochs={"cifar10": 100, "cifar100": 300, "tiny-imagenet": 100},
         carlini_wagner=_PAPER_CW,
     ),
     "laptop": RobustnessBench(
-        data=("fashion-mnist",), epochs={"fashion-mnist": 3}, sizes={"dim": 64, "num_heads": 4, "patch_size": 7},
-        recipe={"schedule": "cosine", "precision": "bf16"}, few=300, probed=64, search="bf16", seeds=16, deep_seeds=10,
-        autoattack={"steps": 20, "queries": 200}, carlini_wagner={"search_steps": 4, "steps": 50},
-        sense={"steps": 8, "probes": 16, "points": 1}, adversary={"variant": "fast"},
+        data=("fashion-mnist",),
+        epochs={"fashion-mnist": 3},
+        sizes={"dim": 64, "num_heads": 4, "patch_size": 7},
+        recipe={"schedule": "cosine", "precision": "bf16"},
+        few=300,
+        probed=64,
+        search="bf16",
+        seeds=16,
+        deep_seeds=10,
+        autoattack={"steps": 20, "queries": 200},
+        carlini_wagner={"search_steps": 4, "steps": 50},
+        sense={"steps": 8, "probes": 16, "points": 1},
+        adversary={"variant": "fast"},
     ),
     "smoke": RobustnessBench(
-        data=("digits",), epochs={"digits": 1}, sizes={"dim": 8, "num_heads": 2, "patch_size": 4}, limit=64,
-        images=8, few=3, probed=2, pgd={"steps": 2}, autoattack={"steps": 2, "queries": 5},
-        carlini_wagner={"search_steps": 1, "steps": 3}, sense={"samples": 2, "steps": 1, "probes": 2, "points": 1},
-        depths=(1, 2), adversary={"steps": 1}, seeds=1, deep_seeds=1,
+        data=("digits",),
+        epochs={"digits": 1},
+        sizes={"dim": 8, "num_heads": 2, "patch_size": 4},
+        limit=64,
+        images=8,
+        few=3,
+        probed=2,
+        pgd={"steps": 2},
+        autoattack={"steps": 2, "queries": 5},
+        carlini_wagner={"search_steps": 1, "steps": 3},
+        sense={"samples": 2, "steps": 1, "probes": 2, "points": 1},
+        depths=(1, 2),
+        adversary={"steps": 1},
+        seeds=1,
+        deep_seeds=1,
     ),
-}  # fmt: skip
+}
 
 
 def bench(profile: Profile) -> RobustnessBench:
@@ -156,9 +203,11 @@ def twins(profile: Profile, depths: Sequence[int] = (1,), kinds: Sequence[str] =
     own = bench(profile)
     return [
         own.train(kind, seed, data, depth=depth)
-        for data in own.data for depth in depths for kind in kinds
+        for data in own.data
+        for depth in depths
+        for kind in kinds
         for seed in own.seeds_of(profile, depth)
-    ]  # fmt: skip
+    ]
 
 
 def settings(profile: Profile) -> dict[str, str]:
@@ -170,17 +219,26 @@ def settings(profile: Profile) -> dict[str, str]:
     )
     recipe = {"optimizer": "adam", "learning rate": "5e-4", "batch": 128, **own.recipe}
     return {
-        "data": ", ".join(own.data), "model": sizes,
+        "data": ", ".join(own.data),
+        "model": sizes,
         "training": ", ".join(f"{name} {value}" for name, value in recipe.items()),
-        "epochs": ", ".join(f"{own.epochs[data]}" for data in own.data), "images under PGD": f"{own.images}",
-        "images under AutoAttack and CW": f"{own.few}", "images of sensitivity": f"{own.probed}",
+        "epochs": ", ".join(f"{own.epochs[data]}" for data in own.data),
+        "images under PGD": f"{own.images}",
+        "images under AutoAttack and CW": f"{own.few}",
+        "images of sensitivity": f"{own.probed}",
         "sensitivity": _sense_said(own.sense_of(model, "lipschitz").plan()),
-        "training seeds": _seeds_said(own, profile), **attacks_said(),
+        "training seeds": _seeds_said(own, profile),
+        **attacks_said(),
         "PGD": pgd_said(own),
-        "AutoAttack": _attack_said(own.ensemble(model, EPS)), "CW": _attack_said(own.nearest(model)),
-        "search": own.search, "attacked label": "clean prediction", "verdicts": "float32",
-        IN_SHORT: vits_in_short([own.train("vit", 0, data, depth=depth) for data in own.data for depth in own.depths]),
-    }  # fmt: skip
+        "AutoAttack": _attack_said(own.ensemble(model, EPS)),
+        "CW": _attack_said(own.nearest(model)),
+        "search": own.search,
+        "attacked label": "clean prediction",
+        "verdicts": "float32",
+        IN_SHORT: vits_in_short(
+            [own.train("vit", 0, data, depth=depth) for data in own.data for depth in own.depths]
+        ),
+    }
 
 
 def _sense_said(plan: SensePlan) -> str:

@@ -57,7 +57,7 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
             share_above(attacks, {"series": kind, "depth": deepest, "eps": large}, ASR, _HIGH),
         )
         for kind in ("ViT", "DiffViT")
-    ]  # fmt: skip
+    ]
     key, under = attack.lower().replace(" ", "-"), f"Under {attack} at 1/255"
     shallow = [higher(depth, 1) for depth in depths if depth <= 2]
     statements = {
@@ -66,7 +66,8 @@ def asr_claims(attacks: pl.DataFrame, attack: str, source: str) -> list[Claim]:
         "fragile-when-shallow": (f"{under}, DiffViT is more fragile than ViT at depths 1 and 2.", shallow),
         "robust-when-deep": (f"{under}, the deepest DiffViT is more robust than ViT.", [higher(deepest, -1)]),
         "saturates": (
-            f"Under {attack} at 4/255, ViT and DiffViT both saturate: ASR above 90 % at the largest depth.", high,
+            f"Under {attack} at 4/255, ViT and DiffViT both saturate: ASR above 90 % at the largest depth.",
+            high,
         ),
-    }  # fmt: skip
+    }
     return [Claim(f"{key}-{name}", source, words, checks) for name, (words, checks) in statements.items()]

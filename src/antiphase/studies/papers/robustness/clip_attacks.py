@@ -42,9 +42,15 @@ def clip_attack(
     """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
     chosen = {"objective": "cosine", **bench(profile).pgd, **settings}
     return Attack(
-        model=model, data=data, eps=tuple(eps), limit=_IMAGES[profile.name], attack=attack, settings=chosen,
-        prompt=_prompt(profile), seed=seed,
-    )  # fmt: skip
+        model=model,
+        data=data,
+        eps=tuple(eps),
+        limit=_IMAGES[profile.name],
+        attack=attack,
+        settings=chosen,
+        prompt=_prompt(profile),
+        seed=seed,
+    )
 
 
 def _prompt(profile: Profile) -> str | None:
@@ -78,9 +84,13 @@ def settings(profile: Profile) -> Mapping[str, str]:
     given = [one for one in clip_models(profile) if isinstance(one, Given)]
     own = {name: trained[name] for name in ("trained on", "model", "training", IN_SHORT) if name in trained}
     return {
-        "data": ", ".join(_DATA[profile.name]), **({"models": listed(given)} if given else own),
+        "data": ", ".join(_DATA[profile.name]),
+        **({"models": listed(given)} if given else own),
         "prompts": _prompt(profile) or "the emoji's own: the names of each group's",
-        "objective": "cosine to the prompt of the attacked label", "images": f"{_IMAGES[profile.name]}",
+        "objective": "cosine to the prompt of the attacked label",
+        "images": f"{_IMAGES[profile.name]}",
         "PGD": pgd_said(bench(profile)),
-        "attacked label": "clean prediction", "verdicts": "float32", **attacks_said(),
-    }  # fmt: skip
+        "attacked label": "clean prediction",
+        "verdicts": "float32",
+        **attacks_said(),
+    }

@@ -42,10 +42,15 @@ def draw(rows: RowsByTable) -> Artefact:
         theirs = PAPER.filter(data=str(data))
         panels.append(
             Panel(
-                f"PGD, {data}", "ε", "attack success rate", block.rename({"eps": "x"}).drop("data"), scale="eps",
-                percent=True, paper=None if theirs.is_empty() else theirs.drop("data"),
+                f"PGD, {data}",
+                "ε",
+                "attack success rate",
+                block.rename({"eps": "x"}).drop("data"),
+                scale="eps",
+                percent=True,
+                paper=None if theirs.is_empty() else theirs.drop("data"),
             )
-        )  # fmt: skip
+        )
         tables.append(eps_table(block, f"ASR under PGD, {data}", f"asr-{data}", theirs))
     caption = f"Share of images whose prediction PGD changes. Bands: 95 % over {over(found)}."
     return Artefact(
@@ -84,11 +89,12 @@ def claims(rows: RowsByTable) -> list[Claim]:
     """Claim that DiffViT is more fragile at every small ε."""
     return [
         Claim(
-            "fragile-at-depth-1", "Section 5.2, Figure 2(a)",
+            "fragile-at-depth-1",
+            "Section 5.2, Figure 2(a)",
             "With one layer, DiffViT has a higher ASR than ViT under PGD for ε up to 2/255.",
             more_fragile(rows["attack"], [eps for eps in EPS if eps <= 2 / 255]),
         )
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

@@ -71,17 +71,21 @@ def claims(rows: RowsByTable) -> list[Claim]:
     few = [check for data in names if data != MANY_CLASSES for check in checks(data)]
     found = [
         Claim(
-            "clip-fragile-few-classes", "Section 5.2, Figure 2(b)",
-            f"{few_classes(names)} DiffCLIP has a higher ASR than CLIP under PGD at every ε.", few,
+            "clip-fragile-few-classes",
+            "Section 5.2, Figure 2(b)",
+            f"{few_classes(names)} DiffCLIP has a higher ASR than CLIP under PGD at every ε.",
+            few,
         )
-    ]  # fmt: skip
+    ]
     if MANY_CLASSES in names:
         found.append(
             Claim(
-                "clip-fragile-imagenet", "Section 5.2, Figure 2(b)",
-                "On ImageNet DiffCLIP has a slightly higher ASR.", checks(MANY_CLASSES),
+                "clip-fragile-imagenet",
+                "Section 5.2, Figure 2(b)",
+                "On ImageNet DiffCLIP has a slightly higher ASR.",
+                checks(MANY_CLASSES),
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -57,14 +57,17 @@ def claims(rows: RowsByTable) -> list[Claim]:
             f"ASR(DiffViT) − ASR(ViT), width {width}, {data}",
             against(attacks, "DiffViT", "ViT", ASR, data=data, width=width),
         )
-        for data in attacks["data"].unique(maintain_order=True) for width in WIDTHS
-    ]  # fmt: skip
+        for data in attacks["data"].unique(maintain_order=True)
+        for width in WIDTHS
+    ]
     return [
         Claim(
-            "fragile-to-patches", "Section 5.2, Figure 2(c)",
-            "With one layer, DiffViT has a higher ASR than ViT under patches of every width.", checks,
+            "fragile-to-patches",
+            "Section 5.2, Figure 2(c)",
+            "With one layer, DiffViT has a higher ASR than ViT under patches of every width.",
+            checks,
         )
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

@@ -82,17 +82,21 @@ def claims(rows: RowsByTable) -> list[Claim]:
     few = [check for data in names if data != MANY_CLASSES for check in checks(data, "DiffCLIP", "CLIP")]
     found = [
         Claim(
-            "clip-fragile-to-patches", "Section 5.2, Figure 2(d)",
-            f"{few_classes(names)} DiffCLIP has a higher ASR than CLIP under patches of every width.", few,
+            "clip-fragile-to-patches",
+            "Section 5.2, Figure 2(d)",
+            f"{few_classes(names)} DiffCLIP has a higher ASR than CLIP under patches of every width.",
+            few,
         )
-    ]  # fmt: skip
+    ]
     if MANY_CLASSES in names:
         found.append(
             Claim(
-                "clip-above-on-imagenet", "Section 5.2, Figure 2(d)",
-                "On ImageNet CLIP has the slightly higher ASR under patches.", checks(MANY_CLASSES, "CLIP", "DiffCLIP"),
+                "clip-above-on-imagenet",
+                "Section 5.2, Figure 2(d)",
+                "On ImageNet CLIP has the slightly higher ASR under patches.",
+                checks(MANY_CLASSES, "CLIP", "DiffCLIP"),
             )
-        )  # fmt: skip
+        )
     return found
 
 

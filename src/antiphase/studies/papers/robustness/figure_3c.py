@@ -86,13 +86,23 @@ def _farthest(block: pl.DataFrame, data: str) -> Table:
         pl.max("reach"), n=pl.len()
     )
     mean = far.group_by(["series", "depth"], maintain_order=True).agg(
-        value=pl.mean("reach"), low=pl.min("reach"), high=pl.max("reach"), n=pl.first("n").cast(pl.Int64),
+        value=pl.mean("reach"),
+        low=pl.min("reach"),
+        high=pl.max("reach"),
+        n=pl.first("n").cast(pl.Int64),
         seeds=pl.len().cast(pl.Int64),
-    )  # fmt: skip
+    )
     title = f"L2 distance at which ASR reaches 100 %: mean over seeds, {data}"
     depth = pl.format("depth {}", "depth")
-    table = table_of(mean.sort("depth", maintain_order=True), pl.col("series"), depth, f"cw-all-{data}", title,
-                     percent=False, digits=3)  # fmt: skip
+    table = table_of(
+        mean.sort("depth", maintain_order=True),
+        pl.col("series"),
+        depth,
+        f"cw-all-{data}",
+        title,
+        percent=False,
+        digits=3,
+    )
     return replace(table, brackets="least and largest")
 
 
@@ -117,16 +127,20 @@ def _claims(attacks: pl.DataFrame) -> list[Claim]:
 
     return [
         Claim(
-            "cw-needs-more-when-deep", "Section 5.2, Figure 3(c)",
+            "cw-needs-more-when-deep",
+            "Section 5.2, Figure 3(c)",
             "Deeper DiffViTs require larger L2 perturbations under Carlini and Wagner's attack.",
-            [rises(depths)], MARGIN,
+            [rises(depths)],
+            MARGIN,
         ),
         Claim(
-            "cw-needs-more-at-each-depth", "Section 5.2, Figure 3(c)",
+            "cw-needs-more-at-each-depth",
+            "Section 5.2, Figure 3(c)",
             "Among DiffViTs of more than one layer, too, the deeper ones require larger L2 perturbations.",
-            [rises(deeper)], MARGIN,
+            [rises(deeper)],
+            MARGIN,
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

@@ -84,27 +84,31 @@ def _claims(maps: pl.DataFrame) -> list[Claim]:
 
     return [
         Claim(
-            "lipschitz-rises", "Section 5.3, Figure 3(d)",
+            "lipschitz-rises",
+            "Section 5.3, Figure 3(d)",
             "DiffViT's local Lipschitz estimate, averaged over layers, rises with depth (sampled maximum).",
             rises(PAPERS),
         ),
         Claim(
-            "lipschitz-rises-truly", "Section 5.3, with an estimator near the supremum",
+            "lipschitz-rises-truly",
+            "Section 5.3, with an estimator near the supremum",
             "DiffViT's local Lipschitz constant, averaged over layers, rises with depth (power iteration).",
             rises(STEEPEST),
         ),
         Claim(
-            "lipschitz-above-vit", "Section 5.3, Figure 4",
+            "lipschitz-above-vit",
+            "Section 5.3, Figure 4",
             "At every depth DiffViT's layers have a higher mean Lipschitz estimate than ViT's (sampled maximum).",
             [
                 Check(
                     f"L(DiffViT) − L(ViT), depth {depth}",
-                    against(maps, "DiffViT", "ViT", VALUE, depth=depth, estimator=PAPERS), "",
+                    against(maps, "DiffViT", "ViT", VALUE, depth=depth, estimator=PAPERS),
+                    "",
                 )
                 for depth in depths
             ],
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

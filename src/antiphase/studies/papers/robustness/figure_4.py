@@ -67,9 +67,16 @@ def draw(rows: RowsByTable) -> Artefact:
         layer = pl.format("layer {}", pl.col("layer") + 1)
         key = f"layers-{data}-{depth}-{estimator}".replace(" ", "-")
         tables.append(
-            table_of(block, pl.col("series"), layer, key, f"Lipschitz estimate by layer, {where}, {estimator}",
-                     percent=False, digits=4)
-        )  # fmt: skip
+            table_of(
+                block,
+                pl.col("series"),
+                layer,
+                key,
+                f"Lipschitz estimate by layer, {where}, {estimator}",
+                percent=False,
+                digits=4,
+            )
+        )
     caption = (
         "Local Lipschitz estimates of each layer's attention map with respect to the pixels. The paper's estimator is "
         f"the sampled maximum. Bands: 95 % over {over(found)}."
@@ -85,11 +92,13 @@ def _lambda(aligned: pl.DataFrame) -> tuple[Plot, Table]:
     found = found.with_columns(name=pl.format("depth {}", "depth"))
     panels = [
         Panel(
-            f"λ, {data}", "layer", "λ",
+            f"λ, {data}",
+            "layer",
+            "λ",
             block.select("value", "low", "high", "n", "seeds", series="name", x=pl.col("layer") + 1.0),
         )
         for (data,), block in found.group_by("data", maintain_order=True)
-    ]  # fmt: skip
+    ]
     caption = (
         "λ of differential attention, the mean over heads. The same for every image; bands: 95 % over seeds."
     )
@@ -153,18 +162,21 @@ def _claims_by(
             larger.append(Check(f"λ(steepest layer of {series}) − mean λ{words}", most, ""))
     statements = {
         "da-is-steeper": (
-            "In all settings, models with differential attention have higher Lipschitz estimates", steeper,
+            "In all settings, models with differential attention have higher Lipschitz estimates",
+            steeper,
         ),
         "steepest-where-lambda-is-large": ("The steepest layers are those of larger λ", larger),
         "da-is-more-spread": ("With differential attention the estimates spread more over the layers", wider),
         "later-layers-are-calmer": (
-            "In the deepest DiffViT the last layer is less sensitive than the first", _calmer(differential),
+            "In the deepest DiffViT the last layer is less sensitive than the first",
+            _calmer(differential),
         ),
-    }  # fmt: skip
+    }
     return [
         Claim(f"{name}{suffix}", source, f"{words} ({estimator}).", checks)
-        for name, (words, checks) in statements.items() if checks
-    ]  # fmt: skip
+        for name, (words, checks) in statements.items()
+        if checks
+    ]
 
 
 def _calmer(differential: pl.DataFrame) -> list[Check]:

@@ -50,9 +50,10 @@ def cells(profile: Profile) -> list[Cell]:
         [own.attack(model, **protocol) for model in twins(profile, own.depths) for protocol in protocols],
         [
             clip_attack(profile, model, data, EPS, **protocol)
-            for model, data in lineup(profile) for protocol in protocols
+            for model, data in lineup(profile)
+            for protocol in protocols
         ],
-    )  # fmt: skip
+    )
 
 
 def by_protocol(attacks: pl.DataFrame) -> pl.DataFrame:
@@ -126,16 +127,19 @@ def _vit_claims(worst: pl.DataFrame) -> list[Claim]:
     everywhere = [check for depth in depths for check in more_fragile(worst, small, depth=depth)]
     return [
         Claim(
-            "fragile-with-restarts", _SOURCE,
+            "fragile-with-restarts",
+            _SOURCE,
             "With restarts, one-layer DiffViT stays above ViT for ε up to 2/255.",
             more_fragile(worst, shallow, depth=1),
         ),
         Claim(
-            "fragile-with-restarts-everywhere", _SOURCE,
-            "With restarts, DiffViT stays above ViT at every depth for ε up to 1/255.", everywhere,
+            "fragile-with-restarts-everywhere",
+            _SOURCE,
+            "With restarts, DiffViT stays above ViT at every depth for ε up to 1/255.",
+            everywhere,
         ),
         *asr_claims(worst, "PGD with restarts", _SOURCE),
-    ]  # fmt: skip
+    ]
 
 
 def _clip_claims(worst: pl.DataFrame) -> list[Claim]:

@@ -97,7 +97,7 @@ def draw(rows: RowsByTable) -> Artefact:
         _table(found, "layer-factors", FACTORS, "λ, ρ, cosθ and γ by layer"),
         _table(found, "layer-parts", (RATIO, *PARTS, *ESTIMATORS), f"{log} and its parts, by layer"),
         _table(found, "layer-cancellation", moves, "Cancellation by block, ε = 1/255"),
-    ]  # fmt: skip
+    ]
     return Artefact([plot for plot in plots if plot.panels], tables)
 
 
@@ -105,8 +105,10 @@ def _estimated(found: pl.DataFrame) -> pl.DataFrame:
     """Return the mean of every quantity, with its interval within the quantity's range."""
     sizes, cosine = found["quantity"].is_in(["ρ", "γ", *PERTURBATIONS.values()]), found["quantity"] == "cosθ"
     parts: list[tuple[pl.Series, Kind]] = [
-        (sizes, "size"), (cosine, "difference"), (~sizes & ~cosine, "number"),
-    ]  # fmt: skip
+        (sizes, "size"),
+        (cosine, "difference"),
+        (~sizes & ~cosine, "number"),
+    ]
     return pl.concat([estimates(found.filter(which), PLACE, VALUE, kind) for which, kind in parts])
 
 
@@ -170,10 +172,13 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
         return [
             Check(
                 f"{what}, depth {depth}",
-                difference(found, {"depth": depth, "quantity": first}, {"depth": depth, "quantity": second}, VALUE), "",
+                difference(
+                    found, {"depth": depth, "quantity": first}, {"depth": depth, "quantity": second}, VALUE
+                ),
+                "",
             )
             for depth in depths
-        ]  # fmt: skip
+        ]
 
     statements = {
         "gradient-above-vit": (
@@ -211,12 +216,13 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
             [
                 Check(
                     f"fitted fall of what is left over log2 depth, {depths[0]} to {depths[-1]}, {name}",
-                    trend(found, "depth", {"quantity": name}, -VALUE, scale="log2"), "",
+                    trend(found, "depth", {"quantity": name}, -VALUE, scale="log2"),
+                    "",
                 )
                 for name in PERTURBATIONS.values()
             ],
         ),
-    }  # fmt: skip
+    }
     return [
         Claim(name, source, words, checks, MARGIN) for name, (source, words, checks) in statements.items()
     ]

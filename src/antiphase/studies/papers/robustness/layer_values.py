@@ -66,9 +66,14 @@ def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
     found = _twins(heads, keys, ["moved"])
     base = pl.col("base_moved")
     quantities = {
-        "ρ": _root(second, first), "cosθ": _cosine(cross, first, second), "γ": _root(first, base),
-        RATIO: _log(moved, base), PARTS[0]: _log(first, base), PARTS[1]: _log(size, first), PARTS[2]: _log(moved, size),
-    }  # fmt: skip
+        "ρ": _root(second, first),
+        "cosθ": _cosine(cross, first, second),
+        "γ": _root(first, base),
+        RATIO: _log(moved, base),
+        PARTS[0]: _log(first, base),
+        PARTS[1]: _log(size, first),
+        PARTS[2]: _log(moved, size),
+    }
     return pl.concat([_named(found, pl.lit(name), value) for name, value in quantities.items()])
 
 

@@ -12,8 +12,12 @@ from antiphase.studies.spec import RowsByTable
 MARGIN, LIPSCHITZ, MEASURED = "Δm", "L ratio", "measured"
 CORRECTED, PRINTED = "equation (6), corrected", "equation (6), as printed"
 _NAMES = {
-    "margin": MARGIN, "constant": LIPSCHITZ, "measured": MEASURED, "corrected": CORRECTED, "printed": PRINTED,
-}  # fmt: skip
+    "margin": MARGIN,
+    "constant": LIPSCHITZ,
+    "measured": MEASURED,
+    "corrected": CORRECTED,
+    "printed": PRINTED,
+}
 QUANTITIES = tuple(_NAMES.values())
 VALUE = pl.col("value")
 _TWINS = ["data", "depth", SEED]
@@ -39,12 +43,15 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
         for (layer,), block in parts.group_by("layer", maintain_order=True):
             numbers = block.select(RADIUS_PARTS).to_numpy()
             found += [
-                pl.DataFrame({SAMPLE: block[SAMPLE], "value": linearised(numbers, RATIOS[name])}).with_columns(
+                pl.DataFrame(
+                    {SAMPLE: block[SAMPLE], "value": linearised(numbers, RATIOS[name])}
+                ).with_columns(
                     *(pl.lit(each).alias(column) for column, each in zip(_TWINS, key, strict=True)),
-                    layer=pl.lit(layer), quantity=pl.lit(quantity),
+                    layer=pl.lit(layer),
+                    quantity=pl.lit(quantity),
                 )
                 for name, quantity in _NAMES.items()
-            ]  # fmt: skip
+            ]
     columns = [*_TWINS, "layer", SAMPLE, "quantity", "value"]
     if not found:
         types = {"data": pl.String, "quantity": pl.String, "value": pl.Float64}

@@ -93,15 +93,25 @@ def claims(rows: RowsByTable) -> list[Claim]:
     return [
         Claim("asr-peaks", "Table 1", "ASR at 1/255 peaks at λ_init = 0.8.", asr),
         Claim(
-            "asr-rises", "Table 1", "ASR rises with λ_init up to 0.8.",
+            "asr-rises",
+            "Table 1",
+            "ASR rises with λ_init up to 0.8.",
             [Check("fitted rise of ASR from λ 0.5 to 0.8", rise)],
         ),
         Claim(
-            "asr-falls", "Table 1", "ASR falls with λ_init beyond 0.8: over-cancellation.",
+            "asr-falls",
+            "Table 1",
+            "ASR falls with λ_init beyond 0.8: over-cancellation.",
             [Check("fitted fall of ASR from λ 0.8 to 0.95", fall)],
         ),
-        Claim("accuracy-peaks", "Table 1", "Clean accuracy is highest at λ_init = 0.8.", accuracy, ACCURACY_MARGIN),
-    ]  # fmt: skip
+        Claim(
+            "accuracy-peaks",
+            "Table 1",
+            "Clean accuracy is highest at λ_init = 0.8.",
+            accuracy,
+            ACCURACY_MARGIN,
+        ),
+    ]
 
 
 study = Study(

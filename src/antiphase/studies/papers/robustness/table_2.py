@@ -58,15 +58,20 @@ def cells(profile: Profile) -> list[Cell]:
 def draw(rows: RowsByTable) -> Artefact:
     """The paper's table, its numbers beside ours."""
     attacks = rows["attack"].with_columns(
-        column=pl.when(attack="patch").then(pl.format("patch {}", "width")).otherwise(
-            pl.col("eps").map_elements(eps_label, pl.String)
-        )
-    )  # fmt: skip
+        column=pl.when(attack="patch")
+        .then(pl.format("patch {}", "width"))
+        .otherwise(pl.col("eps").map_elements(eps_label, pl.String))
+    )
     found = estimates(attacks.filter(pl.col("column").is_in(COLUMNS)), ["series", "column"], ASR)
     paper = pl.DataFrame(
-        [(series, column, value) for series, row in PAPER.items() for column, value in zip(COLUMNS, row, strict=True)],
-        {"series": pl.String, "column": pl.String, "paper": pl.Float64}, orient="row",
-    )  # fmt: skip
+        [
+            (series, column, value)
+            for series, row in PAPER.items()
+            for column, value in zip(COLUMNS, row, strict=True)
+        ],
+        {"series": pl.String, "column": pl.String, "paper": pl.Float64},
+        orient="row",
+    )
     order = pl.DataFrame({"column": COLUMNS}).with_row_index("_at")
     found = found.join(paper, on=["series", "column"], how="left", maintain_order="left").join(
         order, on="column"
@@ -87,7 +92,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
             against(attacks, "DiffViT", "ViT", ASR, attack="patch", width=width),
         )
         for width in WIDTHS
-    ]  # fmt: skip
+    ]
     small = more_fragile(attacks.filter(attack="pgd"), [0.5 / 255, 1 / 255])
     higher = "With four layers, DiffViT has the higher ASR"
     return [

@@ -124,22 +124,27 @@ def claims(rows: RowsByTable) -> list[Claim]:
     falls = trend(hostile, "train_eps", {"series": "DiffViT"}, -CORRECT, scale="log2")
     return [
         Claim(
-            "training-lowers-asr", "Appendix D.2, Table 3",
+            "training-lowers-asr",
+            "Appendix D.2, Table 3",
             "Adversarial training of DiffViT lowers its ASR at the ε it was trained for.",
             [asr("DiffViT", eps, eps) for eps in TRAINED[1:]],
         ),
         Claim(
-            "training-lowers-asr-of-vit", "not in the paper",
+            "training-lowers-asr-of-vit",
+            "not in the paper",
             "Adversarial training of ViT lowers its ASR at the ε it was trained for.",
             [asr("ViT", eps, eps) for eps in TRAINED[1:]],
         ),
         Claim(
-            "small-eps-is-free", "Appendix D.2, Table 3",
+            "small-eps-is-free",
+            "Appendix D.2, Table 3",
             "Adversarial training at 0.25/255 raises DiffViT's clean accuracy, as the paper's table has it.",
-            [kept("DiffViT", TRAINED[1], 0.0)], ACCURACY_MARGIN,
+            [kept("DiffViT", TRAINED[1], 0.0)],
+            ACCURACY_MARGIN,
         ),
         Claim(
-            "large-eps-costs", "Appendix D.2, Table 3",
+            "large-eps-costs",
+            "Appendix D.2, Table 3",
             "Beyond ε = 0.5/255 adversarial training costs DiffViT clean accuracy.",
             [
                 Check("accuracy(DiffViT, fitted line at 0.25/255) − accuracy(1/255)", falls),
@@ -147,7 +152,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
             ],
             ACCURACY_MARGIN,
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(

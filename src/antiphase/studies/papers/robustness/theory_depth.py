@@ -85,7 +85,7 @@ def draw(rows: RowsByTable) -> Artefact:
     cells = [
         _table(block, f"theory-depth-{at}", f"Equation (5) by depth, geometric means per layer, {title}")
         for at, (title, block) in enumerate(titled(means))
-    ]  # fmt: skip
+    ]
     return Artefact(
         [_factors(means), _growth(means), _within(found)],
         cells,
@@ -104,10 +104,16 @@ def _factors(means: pl.DataFrame) -> Plot:
     """Draw each factor over the depth: a line for each model."""
     shown = _exponential(means).with_columns(x=pl.col("depth").cast(pl.Float64))
     panels = [
-        Panel(f"{quantity}, {title}", "depth", quantity, block.filter(quantity=quantity).select(_POINTS), level=1.0)
+        Panel(
+            f"{quantity}, {title}",
+            "depth",
+            quantity,
+            block.filter(quantity=quantity).select(_POINTS),
+            level=1.0,
+        )
         for title, block in titled(small(shown))
         for quantity in (ALPHA, LIPSCHITZ, BOUND, OBSERVED)
-    ]  # fmt: skip
+    ]
     caption = (
         "The factors of equation (5) by depth, geometric means over the layers: the share ᾱ of a perturbation that "
         "the subtraction leaves, the operator norm L̄ of a block, their product, and the growth that is "
@@ -120,9 +126,10 @@ def _growth(means: pl.DataFrame) -> Plot:
     """Draw the bound (ᾱ·L̄)^D and the growth over the depth, both as powers of ten."""
     times = pl.col("depth") / math.log(10)
     shown = means.filter(pl.col("quantity").is_in(list(_LINES))).with_columns(
-        (pl.col("value", "low", "high") * times), x=pl.col("depth").cast(pl.Float64),
+        (pl.col("value", "low", "high") * times),
+        x=pl.col("depth").cast(pl.Float64),
         series=pl.format("{}, {}", "series", pl.col("quantity").replace_strict(_LINES)),
-    )  # fmt: skip
+    )
     panels = [
         Panel(title, "depth", "log10 of the growth", block.select(_POINTS), level=0.0)
         for title, block in titled(shown)
@@ -177,9 +184,14 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
 
     def of_mean(quantity: str, sign: float, what: str) -> list[Check]:
         return [
-            Check(f"{what}, {kind}, depth {depth}", mean(_of(found, kind, depth, quantity), {}, sign * VALUE), "")
-            for kind in kinds for depth in depths
-        ]  # fmt: skip
+            Check(
+                f"{what}, {kind}, depth {depth}",
+                mean(_of(found, kind, depth, quantity), {}, sign * VALUE),
+                "",
+            )
+            for kind in kinds
+            for depth in depths
+        ]
 
     def apart(
         first: Sequence[str], second: Sequence[str], what: str, at: Sequence[int] = depths
@@ -187,10 +199,14 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
         return [
             Check(
                 f"{what}, {kind}, depth {depth}",
-                difference(found.filter(depth=depth, perturbation=kind), _named(first), _named(second), VALUE), "",
+                difference(
+                    found.filter(depth=depth, perturbation=kind), _named(first), _named(second), VALUE
+                ),
+                "",
             )
-            for kind in kinds for depth in at
-        ]  # fmt: skip
+            for kind in kinds
+            for depth in at
+        ]
 
     def crossed(quantity: str, what: str) -> list[Check]:
         diff, base, name = ("DiffViT", quantity), ("ViT", quantity), f"ln {what}"
@@ -202,27 +218,33 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
     section = "Section 4.2"
     statements = {
         "subtraction-removes": (
-            f"{section}, Theorem 4", "At every depth the subtraction removes part of a perturbation of 1/255: ᾱ < 1.",
+            f"{section}, Theorem 4",
+            "At every depth the subtraction removes part of a perturbation of 1/255: ᾱ < 1.",
             of_mean(ALPHA, -1.0, "−ln ᾱ"),
         ),
         "noise-before-signal": (
-            "not in the paper", "The subtraction removes a larger share of the perturbation than of the signal.",
+            "not in the paper",
+            "The subtraction removes a larger share of the perturbation than of the signal.",
             apart(("DiffViT", KEPT), ("DiffViT", ALPHA), "ln(signal kept) − ln ᾱ"),
         ),
         "locally-more-sensitive": (
-            "Corollary 1, premise", "DiffViT's blocks have larger local Lipschitz constants than ViT's at every depth.",
+            "Corollary 1, premise",
+            "DiffViT's blocks have larger local Lipschitz constants than ViT's at every depth.",
             apart(("DiffViT", LIPSCHITZ), ("ViT", LIPSCHITZ), "ln L̄(DiffViT) − ln L̄(ViT)"),
         ),
         "attenuated": (
-            f"{section}, equation (5)", "ᾱ·L̄ < 1 in DiffViT: perturbations are attenuated with depth.",
+            f"{section}, equation (5)",
+            "ᾱ·L̄ < 1 in DiffViT: perturbations are attenuated with depth.",
             of_mean(BOUND, -1.0, "−ln(ᾱ·L̄)"),
         ),
         "bound-holds": (
-            f"{section}, equation (5)", "Perturbations of 1/255 grow by less than ᾱ·L̄ per block in DiffViT.",
+            f"{section}, equation (5)",
+            "Perturbations of 1/255 grow by less than ᾱ·L̄ per block in DiffViT.",
             apart(("DiffViT", BOUND), ("DiffViT", OBSERVED), "ln(ᾱ·L̄) − ln growth"),
         ),
         "bound-crosses": (
-            "Corollary 1", "ᾱ·L̄ is larger in DiffViT than in ViT at the smallest depth and smaller at the largest.",
+            "Corollary 1",
+            "ᾱ·L̄ is larger in DiffViT than in ViT at the smallest depth and smaller at the largest.",
             crossed(BOUND, "ᾱ·L̄"),
         ),
         "growth-crosses": (
@@ -230,7 +252,7 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
             "Perturbations of 1/255 grow more in DiffViT than in ViT at the smallest depth and less at the largest.",
             crossed(OBSERVED, "growth"),
         ),
-    }  # fmt: skip
+    }
     return [Claim(name, source, words, checks) for name, (source, words, checks) in statements.items()]
 
 

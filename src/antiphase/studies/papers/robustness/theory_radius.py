@@ -81,11 +81,14 @@ def _by_depth(found: pl.DataFrame) -> Plot:
     shown = last.with_columns(x=pl.col("depth").cast(pl.Float64), series="quantity")
     panels = [
         Panel(
-            str(data), "depth", "R(DiffViT) / R(ViT)",
-            block.select("series", "x", "value", "low", "high", "n", "seeds"), level=1.0,
+            str(data),
+            "depth",
+            "R(DiffViT) / R(ViT)",
+            block.select("series", "x", "value", "low", "high", "n", "seeds"),
+            level=1.0,
         )
         for (data,), block in shown.group_by("data", maintain_order=True)
-    ]  # fmt: skip
+    ]
     caption = (
         "Estimated radius of DiffViT relative to ViT's, measured and by equation (6) of the last layer. Below 1 "
         f"DiffViT's is smaller. Equation (6) claims that the measured ratio lies above. Bands: 95 % over {over(last)}."
@@ -97,9 +100,15 @@ def _ratio_table(block: pl.DataFrame, data: str) -> Table:
     order = pl.col("quantity").cast(pl.Enum(QUANTITIES))
     row = pl.format("depth {}, layer {}", "depth", pl.col("layer") + 1)
     return table_of(
-        block.sort("depth", "layer", order), row, pl.col("quantity"), f"theory-radius-{data}",
-        f"Estimated radii, DiffViT / ViT, {data}", index="layer", percent=False, digits=3,
-    )  # fmt: skip
+        block.sort("depth", "layer", order),
+        row,
+        pl.col("quantity"),
+        f"theory-radius-{data}",
+        f"Estimated radii, DiffViT / ViT, {data}",
+        index="layer",
+        percent=False,
+        digits=3,
+    )
 
 
 def _refuted(block: pl.DataFrame, data: str) -> Table:
@@ -126,27 +135,36 @@ def _claims(found: pl.DataFrame) -> list[Claim]:
 
     return [
         Claim(
-            "da-shrinks-the-radius", "Appendix B", "The estimated radius of a one-layer DiffViT is smaller than ViT's.",
+            "da-shrinks-the-radius",
+            "Appendix B",
+            "The estimated radius of a one-layer DiffViT is smaller than ViT's.",
             of_mean(MEASURED, 1.0 - VALUE, "1 − R(DiffViT) / R(ViT)"),
         ),
         Claim(
-            "da-raises-the-margin", "Appendix B", "Differential attention modestly increases margins: Δm > 1.",
+            "da-raises-the-margin",
+            "Appendix B",
+            "Differential attention modestly increases margins: Δm > 1.",
             of_mean(MARGIN, VALUE - 1.0, "Δm − 1"),
         ),
         Claim(
-            "da-raises-the-constant", "Appendix B", "Differential attention raises the logits' Lipschitz constant.",
+            "da-raises-the-constant",
+            "Appendix B",
+            "Differential attention raises the logits' Lipschitz constant.",
             of_mean(LIPSCHITZ, VALUE - 1.0, "L(DiffViT) / L(ViT) − 1"),
         ),
         Claim(
-            "theorem-5-as-printed", "Theorem 5, equation (6)", "The ratio of radii is at least that of equation (6).",
+            "theorem-5-as-printed",
+            "Theorem 5, equation (6)",
+            "The ratio of radii is at least that of equation (6).",
             apart(MEASURED, PRINTED),
         ),
         Claim(
-            "theorem-5-corrected", "Theorem 5, corrected",
+            "theorem-5-corrected",
+            "Theorem 5, corrected",
             "The ratio of radii is at least that of equation (6) with −2λρ·cosθ inside the root.",
             apart(MEASURED, CORRECTED),
         ),
-    ]  # fmt: skip
+    ]
 
 
 study = Study(
