@@ -6,6 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, combine, softmax_maps
+from antiphase.commands.sense.options import SensePlan
+from antiphase.commands.sense.run import sense_all
 from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.source import Source
 from antiphase.errors import UserError
@@ -19,8 +21,6 @@ from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
 from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit

@@ -7,6 +7,8 @@ import polars as pl
 import pytest
 
 from antiphase import store
+from antiphase.commands.sense.options import SensePlan
+from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, vit, write_model
@@ -15,8 +17,6 @@ from antiphase.processes import Process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.runs.threads import in_threads

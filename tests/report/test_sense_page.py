@@ -9,20 +9,18 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.commands.sense.figures import Panel, layer_figure, plane_figure
+from antiphase.commands.sense.options import SensePlan
+from antiphase.commands.sense.result import headline, read_rows, sense_table, write_sense_report
+from antiphase.commands.sense.run import sense_all
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.evaluation.twins import places
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.report.runs.layer_figures import Panel, layer_figure
-from antiphase.report.runs.plane_figure import plane_figure
-from antiphase.report.runs.sense_page import headline, sense_table, write_sense_report
-from antiphase.report.runs.sense_tables import read_rows
-from antiphase.report.style.families import Family
+from antiphase.report.figure import Family
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
-from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import critical_cosine
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
@@ -115,7 +113,7 @@ def test_the_table_in_the_page_is_the_number_on_disk(run):
 
 
 def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
-    from antiphase.report import write_report
+    from antiphase.report.runs.page import write_report
 
     data = load_data("digits", limit=4)
     plan = AttackPlan((8 / 255,), settings={"steps": 2})

@@ -4,13 +4,13 @@ import pytest
 from rich.console import Console
 
 from antiphase import registry
+from antiphase.commands.sense.options import SensePlan
+from antiphase.commands.sense.result import lipschitz_table, write_sense_report
+from antiphase.commands.sense.run import sense_all
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.report.runs.sense_page import lipschitz_table, write_sense_report
 from antiphase.runs.expectation import passes
-from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.estimators import Estimator, all_estimators
 
 PLAN = SensePlan(samples=2, steps=1, points=1, lipschitz_limit=2)

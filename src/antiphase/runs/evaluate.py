@@ -11,7 +11,8 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from antiphase.commands.record import run_record, short_names
+from antiphase.commands.lineup import short_names
+from antiphase.commands.record import run_record
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import content_key

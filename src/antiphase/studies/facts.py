@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from antiphase.attacks.catalogue import settings_of
+from antiphase.commands.sense import run as sense_model
 from antiphase.data.conversations import query_settings
 from antiphase.data.sources import source_of
 from antiphase.errors import invalid
@@ -17,7 +18,6 @@ from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
 from antiphase.models.vlm import VlmConfig
 from antiphase.models.vlm.towers import HIDDEN_STATE
-from antiphase.runs import sense_model
 from antiphase.studies.cells import (
     Attack,
     AttackAnswers,
@@ -123,17 +123,17 @@ def _(cell: Attack) -> Iterator[Fact]:
 
 @facts_of.register
 def _(cell: Sense) -> Iterator[Fact]:
-    plan = cell.plan()
+    options = cell.options()
     yield from _given(cell)
     yield "sense.part", cell.part
     yield "sense.data", cell.data
     yield "sense.images", cell.limit
     for name in _SENSE_SETTINGS[cell.part]:
         if name in ("eps", "travel"):
-            radii = (plan.eps,) if name == "eps" else plan.travel
+            radii = (options.radius,) if name == "eps" else options.eps
             yield from ((f"sense.{name}_255", round(eps * 255, 6)) for eps in radii)
         else:
-            yield f"sense.{name}", getattr(plan, name)
+            yield f"sense.{name}", getattr(options, name)
 
 
 @facts_of.register

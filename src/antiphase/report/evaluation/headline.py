@@ -20,7 +20,7 @@ from antiphase.evaluation.families import by_seed
 from antiphase.evaluation.statistics import Estimate
 from antiphase.evaluation.tasks import find_task
 from antiphase.report.evaluation.wording import heading
-from antiphase.report.style.wording import points_interval
+from antiphase.report.words import points_interval
 
 Difference = Mapping[str, Any]
 

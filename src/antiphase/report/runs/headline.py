@@ -21,7 +21,7 @@ from antiphase.budgets import eps_label
 from antiphase.evaluation.decisions import LEAST_SEEDS
 from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.wording import (
+from antiphase.report.words import (
     attack_condition,
     attack_label,
     p_text,

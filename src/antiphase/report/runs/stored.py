@@ -12,7 +12,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.decisions import with_decisions
 from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
-from antiphase.report.style.families import Family, families
+from antiphase.report.figure import Family, families
 from antiphase.runs.gallery import AttackGallery, read_gallery
 
 _FIX = "expected the folder of a finished run"

@@ -6,8 +6,8 @@ from typing import ClassVar, final
 
 import polars as pl
 
+from antiphase.commands.sense.run import BATCH_SIZE
 from antiphase.runs.radii import measure_radii
-from antiphase.runs.sense import BATCH_SIZE
 from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER

@@ -6,10 +6,8 @@ from typing import Any, ClassVar, final
 
 import polars as pl
 
-from antiphase.errors import UserError
-from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import sense
 from antiphase.studies.cells.models import Measurement, image_content, ready
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER
@@ -21,12 +19,12 @@ _PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Measurement):
-    """One of the measurements of :mod:`antiphase.runs.sense_model` on one model.
+    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
 
     Attributes:
         part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
         limit: at most this many images.
-        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_plan.SensePlan`.
+        settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
     """
 
     version: ClassVar[int] = 1
@@ -55,30 +53,21 @@ class Sense(Measurement):
         times = layers if self.part == "lipschitz" else 1
         return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * times
 
-    def plan(self) -> SensePlan:
-        """Return the plan that ``sense`` takes.
+    def options(self) -> SenseOptions:
+        """Return the options of ``antiphase sense``; cells keep the names that two of them had.
 
         Raises:
             UserError: a setting is unknown or out of range.
         """
-        fields: dict[str, Any] = {"lipschitz_limit": self.limit, **self.settings}
-        try:
-            return SensePlan(**fields)
-        except TypeError as error:
-            raise UserError(f"settings of {self.label}: {error}") from None
+        renamed = {"eps": "radius", "travel": "eps"}
+        settings = {renamed.get(name, name): value for name, value in self.settings.items()}
+        stored = {"lipschitz_limit": self.limit, **settings}
+        return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = ready(lab, self.model, self.data, self.split, self.limit)
-        found = sense(
-            self.model.label,
-            model,
-            images,
-            self.plan(),
-            folder / WORK_FOLDER,
-            parts=[self.part],
-            process=lab.process,
-            batch_size=lab.batch_size or BATCH_SIZE,
-            progress=lab.progress,
-            limit=self.limit,
-        )
-        return found[self.part]
+        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
+        out = folder / WORK_FOLDER
+        return sense(self.model.label, model, images, options, out, limit=self.limit, process=lab.process)[
+            self.part
+        ]

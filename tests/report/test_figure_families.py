@@ -5,7 +5,7 @@ from scipy import stats
 
 from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
 from antiphase.evaluation.rates import COMPARISON_SCHEMA
-from antiphase.report.style.families import families
+from antiphase.report.figure import families
 
 
 def model(name, attention="softmax", seed=None):
