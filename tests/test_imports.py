@@ -33,6 +33,7 @@ LAYERS = (
     {"attacks"},
     {"sensitivity"},
     {"evaluation"},
+    {"vlm"},
     {"runs"},
     {"studies"},
     {"report"},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from antiphase.errors import UserError
 
 if TYPE_CHECKING:
-    from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
+    from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training, vlm
     from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
     from antiphase.api.verified import verify
     from antiphase.data import load_data
@@ -49,6 +49,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "load_model",
     "models",
     "training",
+    "vlm",
     # what is measured
     "attacks",
     "attention",

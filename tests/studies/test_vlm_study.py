@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from antiphase.evaluation.outcomes import outcome_rows
-from antiphase.evaluation.pope import NO, UNPARSED, YES
-from antiphase.models.vlm import load_language, load_vlm
-from antiphase.models.vlm.store import named_weights, weights_digest
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells import TrainClip, TrainVlm
 from antiphase.studies.claims import LEAST_SEEDS
@@ -23,6 +20,9 @@ from antiphase.studies.papers.diffclip.vlm_bench import bench, models
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store
+from antiphase.vlm import load_language, load_vlm
+from antiphase.vlm.checkpoint import named_weights, weights_digest
+from antiphase.vlm.pope import NO, UNPARSED, YES
 
 TOWER = TrainClip(variant="diffclip", data="openmoji")
 ALIGN = TrainVlm(start=TOWER, data="emoji-objects", language="tiny", preset="emoji")

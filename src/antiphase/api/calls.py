@@ -201,7 +201,7 @@ def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
     Args:
         stage: 1 or 2.
         data: source of conversations.
-        out: directory to write, which ``antiphase.models.vlm.load_vlm`` takes.
+        out: directory to write, which ``antiphase.vlm.load_vlm`` takes.
         **options: fields of :class:`~antiphase.runs.options.vlm_training.TrainVlmOptions`.
 
     Raises:

@@ -15,8 +15,6 @@ from antiphase.evaluation.tasks import Protocol, find_task
 from antiphase.models.clip import ClipConfig, bare_clip
 from antiphase.models.factories import VitConfig, build_vision, configure
 from antiphase.models.towers import attention_of, attention_spec
-from antiphase.models.vlm import VlmConfig
-from antiphase.models.vlm.towers import HIDDEN_STATE
 from antiphase.runs import sense_model
 from antiphase.studies.cells import (
     Attack,
@@ -31,7 +29,9 @@ from antiphase.studies.cells import (
 )
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
-from antiphase.training.vlm_recipe import MERGE, SCHEDULE
+from antiphase.vlm import VlmConfig
+from antiphase.vlm.towers import HIDDEN_STATE
+from antiphase.vlm.training import MERGE, SCHEDULE
 
 Fact = tuple[str, Any]
 

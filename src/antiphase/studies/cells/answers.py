@@ -7,13 +7,13 @@ from typing import Any, ClassVar, final
 import polars as pl
 
 from antiphase.attacks.catalogue import passes_of
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.evaluation_sources import load_source
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.lab import Lab
 from antiphase.studies.store import WORK_FOLDER
+from antiphase.vlm.pope import PopeSet
 
 _QUESTIONS = 12  # of an image that differ, about: for the plan alone
 

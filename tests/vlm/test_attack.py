@@ -12,13 +12,9 @@ import torch
 
 import antiphase as ap
 from antiphase.api.result import read_result
-from antiphase.data.asked import asked_images
-from antiphase.data.emoji_pope import emoji_pope
 from antiphase.data.preprocess import model_images
 from antiphase.errors import UserError
-from antiphase.evaluation.pope_attack import ALL, answer_rates, summarise_answers
 from antiphase.models.card import ModelCard, with_card
-from antiphase.models.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
 from antiphase.report import write_report
@@ -26,7 +22,10 @@ from antiphase.report.runs.pope_page import pope_headline
 from antiphase.runs import attack_pope
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.attack_pope import PopeAttack, attack_answers
-from tests.models.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
+from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
+from antiphase.vlm.attack import ALL, answer_rates, summarise_answers
+from antiphase.vlm.pope import asked_images, emoji_pope
+from tests.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
 PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
 

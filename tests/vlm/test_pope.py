@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from antiphase.data.emoji_objects import OBJECTS
-from antiphase.data.emoji_pope import emoji_pope
-from antiphase.data.pope import load_pope, pope_questions
 from antiphase.errors import UserError
+from antiphase.vlm.pope import emoji_pope, load_pope, pope_questions
 
 LABELLED = {
     "1.jpg": ["dog", "cup", "table"],

@@ -7,10 +7,10 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from antiphase.data.pope import SAMPLINGS
 from antiphase.evaluation.crossed import crossed_mean
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.evaluation.statistics import Estimate, as_difference, as_share
+from antiphase.vlm.pope import SAMPLINGS
 
 ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
 """Rows of an attack on answers: a ``sample`` is an image with a question, ``label`` is 1 for yes.

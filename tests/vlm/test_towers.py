@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from antiphase.models import load_model
-from antiphase.models.vlm import image_tokens
-from antiphase.models.vlm.store import named_weights
-from antiphase.models.vlm.towers import build_tower
+from antiphase.vlm import image_tokens
+from antiphase.vlm.checkpoint import named_weights
+from antiphase.vlm.towers import build_tower
 
 CLIP_PARTS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 

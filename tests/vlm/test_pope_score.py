@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from antiphase.data.pope import PopeQuestion
 from antiphase.errors import UserError
 from antiphase.evaluation.clustered import auc_values, mcnemar_clustered, ratio_values
-from antiphase.evaluation.pope import is_parsed, join_answers, says_yes
 from antiphase.evaluation.statistics import mcnemar_exact
+from antiphase.vlm.pope import PopeQuestion, is_parsed, join_answers, says_yes
 from tests.reference.pope import counts_as_no
 
 ANSWERS = {  # answer: (yes, parsed)

@@ -1,8 +1,8 @@
 """Conversation formats and label masks, against examples written by hand."""
 
-from antiphase.models.vlm import Prompt
-from antiphase.models.vlm.prompt import IGNORED, IMAGE
-from tests.models.vlm.tiny import tiny_tokenizer
+from antiphase.vlm import Prompt
+from antiphase.vlm.prompt import IGNORED, IMAGE
+from tests.vlm.tiny import tiny_tokenizer
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant . The assistant gives helpful , "

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from antiphase.errors import UserError
-from antiphase.models.vlm.projector import Projector
+from antiphase.vlm.model import Projector
 
 
 def test_the_start_is_a_least_squares_fit_to_the_words_of_the_captions():

@@ -3,7 +3,7 @@
 import torch
 
 from antiphase.models.factories import VitConfig, build
-from antiphase.models.vlm import Projector, VisionLanguageModel, image_tokens
+from antiphase.vlm import Projector, VisionLanguageModel, image_tokens
 
 WORDS = (
     "Is there a cat dog sun tree in the image ? . Yes No yes no what is this A chat between curious user and an "

@@ -17,17 +17,25 @@ from PIL import Image
 from antiphase.data.conversations import Conversation, load_conversations
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
-from antiphase.models.vlm import load_vlm
-from antiphase.models.vlm.prompt import IGNORED
-from antiphase.models.vlm.store import named_weights, weights_digest
 from antiphase.runs import train_vlm as runs
-from antiphase.training.vlm import _recomputed, _Stream, decoder_blocks, train_vlm
-from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
-from antiphase.training.vlm_step import SummedLoss, accumulate, prepare
-from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
+from antiphase.vlm import load_vlm
+from antiphase.vlm.checkpoint import named_weights, weights_digest
+from antiphase.vlm.prompt import IGNORED
+from antiphase.vlm.training import (
+    SummedLoss,
+    VlmRecipe,
+    _recomputed,
+    _Stream,
+    accumulate,
+    decoder_blocks,
+    prepare,
+    train_vlm,
+    vlm_learning_rate,
+)
 from tests.processes import KILLS_ITSELF, Python, together
 from tests.test_answers import SMALL
 from tests.training.test_tracking import Fake
+from tests.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
 
 KILLED = Path(__file__).with_name("kills_itself.py")
 QUESTIONS = ("Is there a cat in the image ?", "Is there a dog in the image ?")
@@ -145,7 +153,7 @@ def test_conversations_without_an_image_can_come_first(parts, tmp_path, run_cli)
 
 
 def test_stage_1_can_begin_at_the_words_of_the_captions(parts, tmp_path, run_cli, monkeypatch):
-    monkeypatch.setattr("antiphase.training.vlm._TOGETHER", 3)
+    monkeypatch.setattr("antiphase.vlm.training._TOGETHER", 3)
     barely = ("--learning-rate", "1e-30", "--projector-start", "captions")
     code, _, err = run_cli(*words(parts, 1, tmp_path / "1", *begin(parts), *barely))
     assert code == 0, err

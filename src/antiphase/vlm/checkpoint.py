@@ -15,13 +15,11 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.hugging_face import import_transformers
-from antiphase.models.vlm.language import load_language
-from antiphase.models.vlm.lora import add_lora, is_lora
-from antiphase.models.vlm.model import VisionLanguageModel
-from antiphase.models.vlm.projector import Kind, Projector
-from antiphase.models.vlm.prompt import Style
-from antiphase.models.vlm.towers import Tower, build_tower
 from antiphase.streams import key
+from antiphase.vlm.language import add_lora, is_lora, load_language
+from antiphase.vlm.model import Kind, Projector, VisionLanguageModel
+from antiphase.vlm.prompt import Style
+from antiphase.vlm.towers import Tower, build_tower
 
 LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
@@ -32,7 +30,7 @@ class VlmConfig(Fields):
 
     Attributes:
         tower_spec: from where the image tower came, as given to ``load_model``.
-        tower: from what :func:`~antiphase.models.vlm.towers.build_tower` builds it.
+        tower: from what :func:`~antiphase.vlm.towers.build_tower` builds it.
         tower_sha256: digest of the tower's weights.
         projector: ``linear`` or ``mlp2x``.
         merge: side of the squares of image tokens that become one.

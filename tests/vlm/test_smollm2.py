@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from antiphase.errors import UserError
-from antiphase.models.vlm import Prompt, load_language
+from antiphase.vlm import Prompt, load_language
 from tests import needs
 
 

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.errors import UserError
-from antiphase.models.vlm import Projector, VisionLanguageModel, YesNo, image_tokens, load_language
-from antiphase.models.vlm.lora import add_lora
-from antiphase.models.vlm.prompt import IGNORED, IMAGE
-from antiphase.models.vlm.store import VlmConfig, load_vlm, save_vlm, weights_digest
-from tests.models.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vit, tiny_vlm
+from antiphase.vlm import Projector, VisionLanguageModel, YesNo, image_tokens, load_language
+from antiphase.vlm.checkpoint import VlmConfig, load_vlm, save_vlm, weights_digest
+from antiphase.vlm.language import add_lora
+from antiphase.vlm.prompt import IGNORED, IMAGE
+from tests.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vit, tiny_vlm
 
 QUESTION = "Is there a cat in the image ?"
 

@@ -1,16 +1,19 @@
-"""A small vision-language model: image tower, projector, causal language model."""
+"""From an image tower's tokens to the word space of a language model."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from antiphase.errors import UserError
-from antiphase.models.vlm.projector import Projector
-from antiphase.models.vlm.prompt import (
+from antiphase.errors import UserError, shown
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
+from antiphase.vlm.prompt import (
     IGNORED,
     IMAGE,
     PreparedQuestions,
@@ -19,7 +22,112 @@ from antiphase.models.vlm.prompt import (
     check_question,
     prepare_questions,
 )
-from antiphase.models.vlm.towers import Tower
+from antiphase.vlm.towers import Tower
+
+Kind = Literal["linear", "mlp2x"]
+Tokens = Float[Tensor, "batch tokens width"]
+Words = Float[Tensor, "batch language"]
+_RIDGE = 1e-3
+
+
+class Projector(nn.Module):
+    """Map image tokens to vectors of a language model's width.
+
+    ``linear`` is LLaVA's W·h + b, ``mlp2x`` is LLaVA 1.5's W₂·GELU(W₁·h + b₁) + b₂. With ``merge`` m > 1, the m × m
+    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024,
+    *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
+    is subtracted from each token.
+
+    Args:
+        kind: ``linear`` or ``mlp2x``.
+        width: width of an image token.
+        count: number of tokens of an image, a square.
+        language_width: width of the language model's embeddings.
+        merge: side of the squares of tokens that become one; divides the side of the grid.
+
+    Raises:
+        UserError: if ``merge`` does not divide the side of the grid.
+    """
+
+    def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
+        super().__init__()
+        side = math.isqrt(count)
+        if merge < 1 or side % merge:
+            raise UserError(
+                f"merge {merge}: expected a divisor of {side}, the side of the grid of image tokens"
+            )
+        self.kind, self.merge, self.side = kind, merge, side
+        first = nn.Linear(width * merge * merge, language_width)
+        more = [nn.GELU(), nn.Linear(language_width, language_width)] if kind == "mlp2x" else []
+        self.layers = nn.Sequential(first, *more)
+        self.centre: Tensor
+        self.register_buffer("centre", torch.zeros(first.in_features))
+
+    @property
+    def count(self) -> int:
+        """Positions that an image takes in the language model."""
+        return (self.side // self.merge) ** 2
+
+    @torch.no_grad()
+    def start_at_words(self, batches: Iterable[tuple[Tokens, Words]], norm: float) -> None:
+        """Start from a least squares fit of image tokens to the words of their captions.
+
+        Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
+        the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
+        mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
+
+        Args:
+            batches: tokens of some images, and the mean word embedding of the caption of each.
+            norm: root mean square distance of the captions' words from their mean.
+
+        Raises:
+            UserError: if the projector is not linear, or all captions have the same words.
+        """
+        if self.kind != "linear":
+            raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
+        layer = self.layers[0]
+        assert isinstance(layer, nn.Linear)
+        wide, out = layer.in_features, layer.out_features
+        squares, products = (torch.zeros(wide, size, dtype=torch.float64) for size in (wide, out))
+        total, words = torch.zeros(wide, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
+        energy = 0.0
+        images = 0
+        for tokens, mean_words in batches:
+            own, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
+            flat = own.flatten(0, 1)
+            squares += flat.T @ flat
+            products += own.sum(1).T @ target
+            total += flat.sum(0)
+            words += target.sum(0)
+            energy += float(target.square().sum())
+            images += len(own)
+        count = images * self.count
+        mean, mean_word = total / count, words / images
+        if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
+            raise UserError(
+                "projector-start captions: all captions have the same words; expected different ones, or "
+                "--projector-start default"
+            )
+        covariance = squares / count - mean.outer(mean)
+        common = products / count - mean.outer(mean_word)
+        ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(wide, dtype=torch.float64)
+        weight = torch.linalg.solve(covariance + ridge, common).T
+        size = (weight @ covariance * weight).sum().sqrt()
+        layer.weight.copy_(weight * (norm / size))
+        layer.bias.copy_(mean_word)
+        self.centre.copy_(mean)
+
+    def _merged(self, tokens: Tokens) -> Float[Tensor, "batch positions merged"]:
+        m = self.merge
+        if m == 1:
+            return tokens
+        grid = tokens.unflatten(1, (self.side // m, m, self.side // m, m))
+        return grid.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "batch positions language"]:
+        return self.layers(self._merged(tokens) - self.centre)
+
 
 Images = Float[Tensor, "batch 3 height width"]
 Ids = Int64[Tensor, "batch length"]
@@ -37,11 +145,11 @@ class VisionLanguageModel(nn.Module):
     Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
 
     Args:
-        tower: see :func:`~antiphase.models.vlm.image_tokens`.
+        tower: see :func:`~antiphase.vlm.image_tokens`.
         projector: from the tower's width to the language model's.
         language: a causal language model of transformers.
         tokenizer: its tokenizer, a fast one.
-        style: conversation format, see :class:`~antiphase.models.vlm.Prompt`; None: by the tokenizer.
+        style: conversation format, see :class:`~antiphase.vlm.Prompt`; None: by the tokenizer.
     """
 
     def __init__(
@@ -202,7 +310,7 @@ class VisionLanguageModel(nn.Module):
     ) -> Float[Tensor, "batch 2"]:
         """Return the logits of the first answer token, in the columns (no, yes); differentiable in the images.
 
-        To ask the same questions again and again, see :class:`~antiphase.models.vlm.YesNo`.
+        To ask the same questions again and again, see :class:`~antiphase.vlm.YesNo`.
 
         Args:
             images: in [0, 1].
@@ -227,7 +335,7 @@ class VisionLanguageModel(nn.Module):
 
         Args:
             images: in [0, 1].
-            questions: see :func:`~antiphase.models.vlm.prompt.prepare_questions`.
+            questions: see :func:`~antiphase.vlm.prompt.prepare_questions`.
             which: of each image, the position of its question.
         """
         where = images.device
@@ -291,3 +399,62 @@ def _one_each(questions: Sequence[str], count: int) -> list[str]:
     if isinstance(questions, str) or several != count:
         raise UserError(f"{several} questions about {count} images: expected one for each image")
     return [check_question(question) for question in questions]
+
+
+class YesNo(nn.Module):
+    """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
+
+    Every attack of the engine that works with two classes applies to it (not those on the loss DLR, which takes three
+    or more, hence not AutoAttack); for several questions, which of them each image is asked is the attack's
+    ``context``. Its card has two classes, ``no`` and ``yes``.
+
+    Args:
+        vlm: the model; put into evaluation mode.
+        questions: one question, or several different ones.
+
+    Raises:
+        UserError: if there is no question, or one is empty.
+    """
+
+    def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
+        super().__init__()
+        self.vlm = vlm
+        several = isinstance(questions, list | tuple)
+        self.questions: tuple[str, ...] = tuple(questions) if several else (questions,)  # type: ignore[assignment]
+        if not self.questions:
+            raise UserError("questions: expected at least one")
+        self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
+        known = getattr(vlm, "card", None)
+        card = known or ModelCard(
+            "vlm", "vlm", attention_kind(cast(nn.Module, vlm.tower)), None, vlm.image_shape, 0
+        )
+        with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
+
+    def extra_repr(self) -> str:
+        return f"questions={self.questions!r}, prompt={self.vlm.prompt.style!r}"
+
+    def forward(
+        self, images: Images, which: Int64[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of no and yes.
+
+        Args:
+            images: in [0, 1].
+            which: of each image, the position of its question; None if there is but one.
+
+        Raises:
+            UserError: if ``which`` is missing, or is not one position for each image.
+        """
+        count = len(self.questions)
+        if which is None:
+            if count > 1:
+                raise UserError(
+                    f"{count} questions: expected the position of each image's, as the attack's context"
+                )
+            which = torch.zeros(len(images), dtype=torch.int64)
+        fits = which.dtype == torch.int64 and which.shape == (len(images),)
+        if not fits or not bool(((which >= 0) & (which < count)).all()):
+            raise UserError(
+                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
+            )
+        return self.vlm.first_logits(images, self._prepared, which)

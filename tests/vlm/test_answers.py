@@ -11,9 +11,7 @@ from torch import nn
 
 from antiphase.data import load_pairs
 from antiphase.data.decoding import Square
-from antiphase.data.emoji_pope import emoji_pope
 from antiphase.errors import UserError
-from antiphase.evaluation.cider import cider
 from antiphase.evaluation.clustered import mcnemar_clustered
 from antiphase.evaluation.tasks import Source
 from antiphase.models import clip
@@ -22,6 +20,8 @@ from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.features import FeatureStore
 from antiphase.streams import key
+from antiphase.vlm.answers import cider
+from antiphase.vlm.pope import emoji_pope
 from tests import needs
 from tests.reference.pope import scores
 from tests.training.tiny_pairs import TINY
