@@ -21,16 +21,15 @@ from antiphase.runs import train_vlm as runs
 from antiphase.vlm import load_vlm
 from antiphase.vlm.checkpoint import named_weights, weights_digest
 from antiphase.vlm.prompt import IGNORED
+from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
 from antiphase.vlm.training import (
     SummedLoss,
-    VlmRecipe,
     _recomputed,
     _Stream,
     accumulate,
     decoder_blocks,
     prepare,
     train_vlm,
-    vlm_learning_rate,
 )
 from tests.processes import KILLS_ITSELF, Python, together
 from tests.test_answers import SMALL

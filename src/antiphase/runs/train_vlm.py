@@ -21,7 +21,8 @@ from antiphase.vlm.checkpoint import make_projector, weights_digest
 from antiphase.vlm.language import add_lora
 from antiphase.vlm.model import Kind
 from antiphase.vlm.prompt import Prompt, Style
-from antiphase.vlm.training import MERGE, make_vlm_recipe, train_vlm
+from antiphase.vlm.recipe import MERGE, make_vlm_recipe
+from antiphase.vlm.training import train_vlm
 
 
 def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ from antiphase.studies.cells import (
 from antiphase.studies.spec import Cell
 from antiphase.training.recipe import Recipe
 from antiphase.vlm import VlmConfig
+from antiphase.vlm.recipe import MERGE, SCHEDULE
 from antiphase.vlm.towers import HIDDEN_STATE
-from antiphase.vlm.training import MERGE, SCHEDULE
 
 Fact = tuple[str, Any]
 

@@ -23,7 +23,6 @@ from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Pr
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar
-from antiphase.vlm.pope import with_suffix
 
 Question = tuple[int, str]
 """Position of an image, and what is asked about it."""
@@ -56,6 +55,11 @@ class Answer:
 
     text: str
     yes: float = float("nan")
+
+
+def with_suffix(question: str, suffix: str) -> str:
+    """Return a question with a suffix on a line of its own; an empty suffix changes nothing."""
+    return f"{question}\n{suffix}" if suffix else question
 
 
 def answers_questions(model: nn.Module) -> bool:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from antiphase.arguments import Fields, validated
+from antiphase.arguments import validated
 from antiphase.errors import UserError, first_line, invalid
 from antiphase.files import write_json
 from antiphase.models import checkpoints
@@ -17,42 +17,12 @@ from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.hugging_face import import_transformers
 from antiphase.streams import key
 from antiphase.vlm.language import add_lora, is_lora, load_language
-from antiphase.vlm.model import Kind, Projector, VisionLanguageModel
-from antiphase.vlm.prompt import Style
+from antiphase.vlm.model import Projector, VisionLanguageModel
+from antiphase.vlm.recipe import VlmConfig
 from antiphase.vlm.towers import Tower, build_tower
 
 LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
-
-
-class VlmConfig(Fields):
-    """Architecture of a vision-language model; stored in its recipe.
-
-    Attributes:
-        tower_spec: from where the image tower came, as given to ``load_model``.
-        tower: from what :func:`~antiphase.vlm.towers.build_tower` builds it.
-        tower_sha256: digest of the tower's weights.
-        projector: ``linear`` or ``mlp2x``.
-        merge: side of the squares of image tokens that become one.
-        language: name of the language model, as given to ``load_language``.
-        language_sha256: digest of its pretrained weights.
-        prompt: conversation format.
-        lora: rank of the adapters; None: none.
-        tuned: whether all weights of the language model were trained and are stored.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tower_spec: str
-    tower: dict[str, Any]
-    tower_sha256: str
-    projector: Kind = "linear"
-    merge: int = Field(default=1, ge=1)
-    language: str
-    language_sha256: str
-    prompt: Style
-    lora: int | None = Field(default=None, ge=1)
-    tuned: bool = False
 
 
 def weights_digest(module: nn.Module) -> str:

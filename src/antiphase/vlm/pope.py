@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from antiphase.data.conversations import ASK
 from antiphase.data.decoding import Square
+from antiphase.data.emoji_objects import emoji_objects, with_article
 from antiphase.data.folders import missing_files
 from antiphase.data.images import ImageSet
 from antiphase.data.pairs import FilePairs, PairSet
@@ -33,7 +34,7 @@ from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.reading import parse_json
 from antiphase.streams import generator, key
-from antiphase.vlm.answers import answer_all
+from antiphase.vlm.answers import answer_all, with_suffix
 
 SAMPLINGS = ("random", "popular", "adversarial")
 """How the absent objects are chosen, in the paper's order."""
@@ -141,11 +142,6 @@ def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
     every = tuple(one for several in questions.values() for one in several)
     pictures = scenes.take([places[name] for name in names])
     return PopeSet(name=EMOJI_POPE, pictures=pictures, names=names, questions=every)
-
-
-def with_suffix(question: str, suffix: str) -> str:
-    """Return a question with a suffix on a line of its own; an empty suffix changes nothing."""
-    return f"{question}\n{suffix}" if suffix else question
 
 
 def pope_questions(

@@ -18,7 +18,7 @@ from antiphase.vlm.prompt import Style
 
 if TYPE_CHECKING:
     from antiphase.vlm import VlmConfig
-    from antiphase.vlm.training import VlmRecipe
+    from antiphase.vlm.recipe import VlmRecipe
 
 # for the plan alone: conversations of a source, weights of a language model, positions of a question with its image,
 # and forward passes worth a conversation by stage: a caption is short, and in stage 1 few weights need a gradient
@@ -44,7 +44,7 @@ class TrainVlm(Cell):
         prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
         limit: at most this many conversations.
-        recipe: recipe settings that differ, see :class:`~antiphase.vlm.training.VlmRecipe`.
+        recipe: recipe settings that differ, see :class:`~antiphase.vlm.recipe.VlmRecipe`.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
@@ -105,7 +105,7 @@ class TrainVlm(Cell):
         Raises:
             UserError: A preset or setting is unknown.
         """
-        from antiphase.vlm.training import make_vlm_recipe
+        from antiphase.vlm.recipe import make_vlm_recipe
 
         fields = {"seed": self.seed, **self.recipe}
         return make_vlm_recipe(
@@ -121,7 +121,8 @@ class TrainVlm(Cell):
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""
         from antiphase.runs.train_vlm import aligned, assemble
-        from antiphase.vlm.training import MERGE, train_vlm
+        from antiphase.vlm.recipe import MERGE
+        from antiphase.vlm.training import train_vlm
 
         data = load_conversations(self.data, stage=self.stage, limit=self.limit, seed=self.seed)
         if isinstance(self.start, TrainVlm):
