@@ -13,12 +13,12 @@ from antiphase.data import load_pairs
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.evaluation.clustered import mcnemar_clustered
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import Source
 from antiphase.models import clip
 from antiphase.models.card import ModelCard, with_card
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.runs.evaluate import evaluate_models
-from antiphase.runs.features import FeatureStore
 from antiphase.streams import key
 from antiphase.vlm.answers import cider
 from antiphase.vlm.pope import emoji_pope

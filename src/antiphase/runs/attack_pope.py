@@ -27,6 +27,7 @@ from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.modules import device_of
+from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.journal import write_frame

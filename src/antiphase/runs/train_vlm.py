@@ -6,14 +6,14 @@ from typing import Any, cast
 
 from torch import nn
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.record import write_training_record
 from antiphase.data.conversations import load_conversations
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models.checkpoints import WEIGHTS_FILE
 from antiphase.models.zoo import load_model
-from antiphase.runs.loading import find_device
 from antiphase.runs.options.vlm_training import TrainVlmOptions
-from antiphase.runs.record import write_training_record
 from antiphase.training.recipe import fastest_precision
 from antiphase.training.tracking import check_trackers
 from antiphase.vlm import VisionLanguageModel, VlmConfig, image_tokens, load_language, load_vlm
