@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import antiphase as ap
-from antiphase.api.result import read_result
+from antiphase.commands.result import read_result
 from antiphase.data.preprocess import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card

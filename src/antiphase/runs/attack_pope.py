@@ -19,6 +19,7 @@ from torch import nn
 
 from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
+from antiphase.commands.record import run_record, short_names
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.evaluation.families import by_seed
@@ -30,9 +31,7 @@ from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
-from antiphase.runs.journal import write_frame
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import run_record, short_names
+from antiphase.store import write_frame
 from antiphase.vlm.answers import answers_questions
 from antiphase.vlm.attack import ASKED_SCHEMA, summarise_answers
 from antiphase.vlm.pope import AskedImages, PopeSet, asked_images

@@ -15,7 +15,6 @@ from antiphase.commands.record import run_record, short_names
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
-from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.rates import not_above_chance

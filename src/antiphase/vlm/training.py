@@ -21,9 +21,9 @@ from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.precision import Precision, autocast
+from antiphase.processes import start_processes, sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.processes import start_processes, sum_gradients
 from antiphase.training.sharding import is_sharded, shard
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 from antiphase.vlm import VisionLanguageModel, save_vlm
