@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``antiphase.vlm`` under its former name, ``antiphase.vlm``."""
+    """Return ``antiphase.vlm`` under its former name."""
     if name == "vlm":
         return importlib.import_module("antiphase.vlm")
     raise AttributeError(f"module 'antiphase.models' has no attribute {name!r}")

@@ -37,6 +37,7 @@ from antiphase.runs.sense import BATCH_SIZE, entries
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.store import write_frame
+from antiphase.vlm.pope import PopeSet
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

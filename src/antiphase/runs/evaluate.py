@@ -12,6 +12,7 @@ import polars as pl
 from torch import nn
 
 from antiphase.commands.record import run_record, short_names
+from antiphase.data import ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
