@@ -28,11 +28,11 @@ ATTACKS: Table = {
 
 # evaluation tasks, in the order of rows and reports
 TASKS: Table = {
-    "retrieval": "antiphase.evaluation.tasks.retrieval:TASK",
-    "zero-shot": "antiphase.evaluation.tasks.zero_shot:TASK",
-    "probe": "antiphase.evaluation.tasks.probe:TASK",
-    "few-shot": "antiphase.evaluation.tasks.few_shot:TASK",
-    "mmvp": "antiphase.evaluation.tasks.mmvp:TASK",
+    "retrieval": "antiphase.evaluation.retrieval:TASK",
+    "zero-shot": "antiphase.evaluation.zero_shot:TASK",
+    "probe": "antiphase.evaluation.probe:TASK",
+    "few-shot": "antiphase.evaluation.few_shot:TASK",
+    "mmvp": "antiphase.evaluation.mmvp:TASK",
     "pope": "antiphase.evaluation.tasks.pope:TASK",
     "caption": "antiphase.evaluation.tasks.caption:TASK",
 }

@@ -10,9 +10,9 @@ from sklearn.metrics import roc_auc_score
 
 from antiphase.data.pope import PopeQuestion
 from antiphase.errors import UserError
-from antiphase.evaluation.clustered import auc_values, mcnemar_clustered, ratio_values
 from antiphase.evaluation.pope import is_parsed, join_answers, says_yes
-from antiphase.evaluation.statistics import mcnemar_exact
+from antiphase.statistics.influence import auc_values, mcnemar_clustered, ratio_values
+from antiphase.statistics.intervals import mcnemar_exact
 from tests.reference.pope import counts_as_no
 
 ANSWERS = {  # answer: (yes, parsed)

@@ -16,7 +16,7 @@ from antiphase.data import load_pairs
 from antiphase.data.conceptual import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
-from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
 from antiphase.runs import features

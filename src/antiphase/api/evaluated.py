@@ -9,7 +9,7 @@ from antiphase.api.kind import Kind, listed
 from antiphase.api.pairing import combined, paired_models
 from antiphase.api.result import Result
 from antiphase.errors import UserError
-from antiphase.evaluation.summary import summarise_tasks
+from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.report.evaluation.figures import dot_figure
 from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.page import write_evaluation_page

@@ -13,8 +13,8 @@ from jaxtyping import Float
 
 from antiphase.data.pope import PopeQuestion
 from antiphase.errors import UserError
-from antiphase.evaluation.clustered import auc_values, ratio_values
-from antiphase.evaluation.outcomes import outcome_rows
+from antiphase.evaluation.metrics import outcome_rows
+from antiphase.statistics.influence import auc_values, ratio_values
 
 NO, YES, UNPARSED = 0, 1, 2
 """The column ``prediction``: the last says neither, which the script counts as yes."""
@@ -113,7 +113,7 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
     """Return POPE's metrics, each as a value for every question whose mean is the metric.
 
     Precision, recall, F1 and AUC are no means of questions, so that their values are linearised
-    (:func:`~antiphase.evaluation.clustered.ratio_values`). What is undefined is left out, such as the precision of a
+    (:func:`~antiphase.statistics.influence.ratio_values`). What is undefined is left out, such as the precision of a
     model that never says yes.
 
     Args:

@@ -8,9 +8,9 @@ import polars as pl
 from jaxtyping import Float
 
 from antiphase.data.pope import SAMPLINGS
-from antiphase.evaluation.crossed import crossed_mean
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.evaluation.statistics import Estimate, as_difference, as_share
+from antiphase.statistics.intervals import Estimate, as_difference, as_share
+from antiphase.statistics.seeds_by_images import crossed_mean
 
 ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
 """Rows of an attack on answers: a ``sample`` is an image with a question, ``label`` is 1 for yes.
@@ -65,7 +65,7 @@ def summarise_answers(
     """Return every rate with its interval, and how much more each rate moves for a model than for its twin.
 
     Intervals of one model are over the images; those of several training seeds, and of differences over several pairs,
-    are over seeds and images, see :func:`~antiphase.evaluation.crossed.crossed_mean`.
+    are over seeds and images, see :func:`~antiphase.statistics.seeds_by_images.crossed_mean`.
 
     Args:
         rows: of ``ASKED_SCHEMA``.

@@ -24,9 +24,8 @@ from antiphase.data.decoding import Square
 from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
-from antiphase.evaluation.families import by_seed
 from antiphase.evaluation.pope_attack import ASKED_SCHEMA, summarise_answers
-from antiphase.evaluation.rates import described_models
+from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.lambdas import mean_lambdas

@@ -18,7 +18,6 @@ from torch import nn
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
-from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
@@ -32,6 +31,7 @@ from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.processes import Process, this_process
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+from antiphase.statistics.intervals import paired_difference, proportion
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {

@@ -16,9 +16,8 @@ from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
-from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.summary import summarise_tasks
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of

@@ -12,7 +12,6 @@ from torch import nn
 from antiphase.budgets import eps_label
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation import layers as sensitivity
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.lambdas import mean_lambdas
@@ -24,6 +23,7 @@ from antiphase.runs.processes import this_process
 from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense_model import PARTS, sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity import layer_estimates as sensitivity
 
 BATCH_SIZE = 8
 

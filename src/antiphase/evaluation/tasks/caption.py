@@ -7,8 +7,7 @@ from antiphase.data import PairSet
 from antiphase.data.emoji_questions import ASK_CAPTION
 from antiphase.evaluation.answers import answer_all
 from antiphase.evaluation.cider import LARGEST, MISSING, cider, has_cider
-from antiphase.evaluation.metrics import Metric, observed
-from antiphase.evaluation.outcomes import outcome_rows
+from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.models.card import card_of
 

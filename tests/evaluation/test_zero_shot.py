@@ -3,7 +3,7 @@
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.evaluation.templates import class_prompts
+from antiphase.evaluation.zero_shot import class_prompts
 
 NAMES = ("mug", "lamp")
 

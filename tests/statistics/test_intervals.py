@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from antiphase.evaluation.statistics import (
+from antiphase.statistics.intervals import (
     Estimate,
     as_difference,
     as_share,

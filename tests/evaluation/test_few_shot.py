@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from antiphase.errors import UserError
-from antiphase.evaluation import fewshot
-from antiphase.evaluation.fewshot import Episodes, draw_episodes, few_shot_accuracies
+from antiphase.evaluation import few_shot as fewshot
+from antiphase.evaluation.few_shot import Episodes, draw_episodes, few_shot_accuracies
 from tests.reference import fewshot as slow
 
 SIZES = {"episodes": 29, "ways": 3, "shots": 5, "queries": 7}

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from antiphase.evaluation.crossed import Spread, crossed_mean
-from antiphase.evaluation.power import power_of, power_within, seeds_until, smallest_difference
+from antiphase.statistics.seeds_by_images import (
+    Spread,
+    crossed_mean,
+    power_of,
+    power_within,
+    seeds_until,
+    smallest_difference,
+)
 
 SEEDS_ALONE = Spread(16, 1000, 0.25, 0.0, 0.0)
 

@@ -1,18 +1,19 @@
 """From stored rows of sensitivity to tables: alignment by layer, what explains it, Lipschitz constants, depth.
 
 Every mean is taken over the samples before a ratio is formed, and every interval is over the samples
-(:func:`~antiphase.evaluation.statistics.jackknife`, 95 %), for these weights: what other training seeds would
+(:func:`~antiphase.statistics.intervals.jackknife`, 95 %), for these weights: what other training seeds would
 give, only several models can tell.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size, jackknife
+from antiphase.errors import UserError
 from antiphase.sensitivity.theory import amplification
+from antiphase.statistics.intervals import Estimate, as_difference, as_share, as_size, jackknife
 
 _WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
 _LAYER = {"layer": pl.Int64, "name": pl.String}
@@ -277,3 +278,60 @@ _WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
 def _numbers(estimate: Estimate, metric: str) -> tuple[float, float, float, int]:
     estimate = within(metric)(estimate)
     return estimate.value, estimate.low, estimate.high, estimate.n
+
+
+def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """Estimate how much larger each metric of :func:`alignment` is than another model's.
+
+    The interval is the jackknife's over the samples, each left out of both models at once: f(x̄) − f(ȳ) with x and y
+    of the same sample. Metrics that only one of the two models has are left out, and so is the norm along the loss's
+    gradient, which is along another cotangent in each model.
+
+    Args:
+        rows: of ``ALIGNMENT_SCHEMA``.
+        pairs: (model, against), with as many layers, measured on the same samples.
+
+    Returns:
+        Columns ``model, against, site, layer, metric, difference, low, high, n``, n the number of samples.
+
+    Raises:
+        UserError: two models were not measured on the same samples, sites and layers.
+    """
+    found: list[tuple[Any, ...]] = []
+    keys = ["site", "layer"]
+    for model, against in pairs:
+        blocks = [rows.filter(model=name).partition_by(keys, as_dict=True) for name in (model, against)]
+        places = [{place: set(block["sample"]) for place, block in its.items()} for its in blocks]
+        if places[0] != places[1]:
+            raise UserError(
+                f"{model} and {against}: measured on different images, layers or sites; measure both with the same "
+                "settings"
+            )
+        for place, block in blocks[0].items():
+            other = blocks[1][place]
+            first, second = sample_parts(block), sample_parts(other)
+            both, width = np.concatenate([first, second], axis=1), first.shape[1]
+            mine, theirs = statistics_of(block), statistics_of(other)
+            with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
+                for metric in mine:
+                    if metric in theirs and (place[0], metric) != ("loss", "norm"):
+                        apart = _apart(mine[metric], theirs[metric], width)
+                        estimate = jackknife(both, apart)
+                        numbers = (estimate.value, estimate.low, estimate.high, estimate.n)
+                        found.append((model, against, *place, metric, *numbers))
+    schema = {
+        "model": pl.String,
+        "against": pl.String,
+        "site": pl.String,
+        "layer": pl.Int64,
+        "metric": pl.String,
+        "difference": pl.Float64,
+        "low": pl.Float64,
+        "high": pl.Float64,
+        "n": pl.Int64,
+    }
+    return pl.DataFrame(found, schema, orient="row")
+
+
+def _apart(mine: Statistic, theirs: Statistic, width: int) -> Statistic:
+    return lambda means: mine(means[..., :width]) - theirs(means[..., width:])

@@ -11,11 +11,10 @@ Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scan
 
 from collections.abc import Sequence
 
-import polars as pl
 from scipy import stats
 
-from antiphase.evaluation.power import LEVEL
-from antiphase.evaluation.statistics import Estimate, is_interval
+from antiphase.statistics.intervals import Estimate, is_interval
+from antiphase.statistics.seeds_by_images import LEVEL
 
 LEAST_SEEDS = 8
 """Training seeds that a verdict about an architecture takes."""
@@ -48,28 +47,6 @@ def decide(
         ((one.low > 0) - (one.high < 0)) * (rejected and is_interval(one.low, one.high))
         for one, rejected in zip(differences, holm(found, LEVEL), strict=True)
     ]
-
-
-def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
-    """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack.
-
-    Args:
-        comparisons: of :func:`~antiphase.evaluation.rates.compare`, or of
-            :func:`~antiphase.evaluation.families.family_comparisons`, whose n is the number of training seeds.
-    """
-    single = "p_value" in comparisons.columns
-    sides = ("model", "against") if single else ("family", "against_family")
-    comparisons = comparisons.with_row_index("place")
-    found = [comparisons.clear().with_columns(decided=pl.lit(0, pl.Int64))]
-    for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
-        numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
-        signs = decide(
-            [Estimate(*each) for each in numbers],
-            block["p_value"].to_list() if single else None,
-            seeds=1 if single else numbers[0][3],
-        )
-        found.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
-    return pl.concat(found).sort("place").drop("place")
 
 
 def interval_p(estimate: Estimate, degrees: float) -> float:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from antiphase.evaluation.crossed import crossed_mean
-from antiphase.evaluation.standardised import standardised
+from antiphase.statistics.influence import standardised
+from antiphase.statistics.seeds_by_images import crossed_mean
 
 SEEDS, IMAGES = 8, 400
 EPS = 1.0

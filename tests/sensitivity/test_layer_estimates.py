@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from antiphase.evaluation.layers import (
+from antiphase.sensitivity import amplification
+from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
     DEPTH_SCHEMA,
     alignment,
@@ -18,8 +19,7 @@ from antiphase.evaluation.layers import (
     means,
     prediction_error,
 )
-from antiphase.evaluation.statistics import mean_over_seeds
-from antiphase.sensitivity import amplification
+from antiphase.statistics.intervals import mean_over_seeds
 
 T = 12.706204736  # Student's t at .975 and one degree of freedom
 

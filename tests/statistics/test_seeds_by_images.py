@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from antiphase.evaluation.crossed import crossed_mean
+from antiphase.statistics.seeds_by_images import crossed_mean
 
 
 def test_with_one_seed_it_is_students_t_over_the_samples():
