@@ -14,6 +14,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import nn
 
+from antiphase.commands.loading import load_lineup
 from antiphase.data import load_data
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.errors import UserError
@@ -21,7 +22,6 @@ from antiphase.models import load_model
 from antiphase.models.card import ModelCard, card_of, doubts_about, size_for, square_of, with_card
 from antiphase.models.normalize import Normalize
 from antiphase.models.preprocessing import of_open_clip, of_processor, of_timm, of_torchvision
-from antiphase.runs.loading import load_lineup
 
 transformers = pytest.importorskip("transformers")
 
