@@ -41,7 +41,8 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FRONT_DOOR = {"__init__", "__main__"}  # what a caller meets: they may import everything, nothing imports them
 FORBIDDEN = {
     "attention": set(RANK)
-    - {"arguments", "attention", "errors", "files", "registry"}  # the mechanism stands alone
+    - {"arguments", "attention", "errors", "files", "registry"},  # the mechanism stands alone
+    "statistics": set(RANK) - {"arguments", "errors", "statistics", "streams"},  # pure functions of arrays
 }
 
 

@@ -36,6 +36,7 @@ from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.sense import BATCH_SIZE, entries
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
 
 _CARRIED = {

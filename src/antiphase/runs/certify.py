@@ -29,6 +29,7 @@ from antiphase.runs.estimated import estimate_radii
 from antiphase.runs.expectation import check_ends
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size, write_frame
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement

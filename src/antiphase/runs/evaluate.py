@@ -18,7 +18,7 @@ from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.metrics import ROW_SCHEMA
+from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.files import digest, write_json

@@ -22,6 +22,7 @@ from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.sense_model import PARTS, sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.store import write_frame
 
 BATCH_SIZE = 8
