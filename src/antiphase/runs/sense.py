@@ -15,7 +15,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation import layers as sensitivity
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.journal import write_frame
 from antiphase.runs.loading import check_twins, load_lineup
