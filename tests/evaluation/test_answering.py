@@ -15,12 +15,12 @@ from antiphase.data.emoji_pope import emoji_pope
 from antiphase.errors import UserError
 from antiphase.evaluation.cider import cider
 from antiphase.evaluation.clustered import mcnemar_clustered
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import Source
 from antiphase.models import clip
 from antiphase.models.card import ModelCard, with_card
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.runs.evaluate import evaluate_models
-from antiphase.runs.features import FeatureStore
 from antiphase.streams import key
 from tests import needs
 from tests.reference.pope import scores

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import antiphase as ap
-from antiphase.api.result import read_result
+from antiphase.commands.result import read_result
 from antiphase.data.asked import asked_images
 from antiphase.data.emoji_pope import emoji_pope
 from antiphase.data.preprocess import model_images

@@ -14,9 +14,9 @@ from antiphase.data import load_data
 from antiphase.evaluation.statistics import proportion
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.processes import Process
 from antiphase.report.runs.certified import curve_figure
 from antiphase.runs.certify import _collect, _fill, _open, certify, curve, round_radii, summarise_certificates
-from antiphase.runs.processes import Process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from tests.runs.counting import Counting
 

@@ -110,7 +110,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
 
     monkeypatch.setattr(probe, "train_probe", lambda *_, **__: pytest.fail("measured again"))
     monkeypatch.setattr(
-        "antiphase.runs.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
+        "antiphase.evaluation.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
     )
     assert run_cli(*arguments)[0] == 0
     assert rows.equals(pl.read_parquet(tmp_path / "out" / "rows.parquet"))

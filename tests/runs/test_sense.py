@@ -14,7 +14,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA, prediction_error
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.runs.processes import Process
+from antiphase.processes import Process
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_layers, exact_gram

@@ -7,9 +7,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind
-from antiphase.api.pairing import combined, paired_models
-from antiphase.api.result import Result
+from antiphase.commands.result import Kind, Result, combined, paired_models
 from antiphase.errors import UserError
 from antiphase.evaluation.pope_attack import summarise_answers
 from antiphase.report.runs.pope_page import pope_figure, pope_headline, pope_sheets, write_pope_page

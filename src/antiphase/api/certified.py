@@ -6,9 +6,7 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind, listed
-from antiphase.api.pairing import combined, paired_models
-from antiphase.api.result import Result
+from antiphase.commands.result import Kind, Result, combined, listed, paired_models
 from antiphase.errors import UserError
 from antiphase.evaluation.statistics import paired_difference
 from antiphase.reading import read_rows

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind, listed
-from antiphase.api.result import Result
+from antiphase.commands.result import Kind, Result, listed
 from antiphase.errors import UserError
 from antiphase.evaluation.statistics import jackknife, paired_difference
 from antiphase.files import replacing

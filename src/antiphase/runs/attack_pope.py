@@ -19,6 +19,7 @@ from torch import nn
 
 from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
+from antiphase.commands.record import run_record, short_names
 from antiphase.data.asked import AskedImages, asked_images
 from antiphase.data.decoding import Square
 from antiphase.data.pope import PopeSet
@@ -31,11 +32,10 @@ from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.kinds import mean_lambdas
 from antiphase.modules import device_of
+from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
-from antiphase.runs.journal import write_frame
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import run_record, short_names
+from antiphase.store import write_frame
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery

@@ -15,6 +15,8 @@ from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.budgets import eps_label
+from antiphase.commands.loading import check_compiler, check_twins, find_device, load_lineup, load_models
+from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
 from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
@@ -26,18 +28,16 @@ from antiphase.models.class_names import in_model_order
 from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
+from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.attack_pope import PopeAttack
 from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
-from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import check_compiler, check_twins, find_device, load_lineup, load_models
 from antiphase.runs.options.attack import AuditOptions
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.store import write_frame
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

@@ -11,11 +11,13 @@ from typing import Any
 import polars as pl
 from torch import nn
 
+from antiphase.commands.record import run_record, short_names
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.outcomes import ROW_SCHEMA
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.summary import summarise_tasks
@@ -27,11 +29,8 @@ from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
-from antiphase.runs.cache import missing
-from antiphase.runs.features import FeatureStore
-from antiphase.runs.journal import read_frame, write_cell, write_frame
-from antiphase.runs.processes import Process
-from antiphase.runs.record import run_record, short_names
+from antiphase.processes import Process
+from antiphase.store import missing, read_frame, write_cell, write_frame
 from antiphase.terminal import say
 
 Tasks = Mapping[str, Collection[str] | None]

@@ -19,10 +19,9 @@ from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, BRANCHES_SCHEMA, DEPTH
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
+from antiphase.processes import Process
 from antiphase.progress import progress_bar
 from antiphase.runs.branches import branch_rows
-from antiphase.runs.cache import Cache
-from antiphase.runs.processes import Process
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
@@ -33,6 +32,7 @@ from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.sensitivity.operator_norm import power_iteration
 from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
+from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
 
 

@@ -6,6 +6,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.record import write_training_record
 from antiphase.data.conversations import load_conversations
 from antiphase.errors import UserError
 from antiphase.files import digest
@@ -16,9 +18,7 @@ from antiphase.models.vlm.projector import Kind
 from antiphase.models.vlm.prompt import Prompt, Style
 from antiphase.models.vlm.store import make_projector, weights_digest
 from antiphase.models.zoo import load_model
-from antiphase.runs.loading import find_device
 from antiphase.runs.options.vlm_training import TrainVlmOptions
-from antiphase.runs.record import write_training_record
 from antiphase.training.recipe import fastest_precision
 from antiphase.training.tracking import check_trackers
 from antiphase.training.vlm import train_vlm

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.run_folder import check_holder
 from antiphase.errors import UserError
 from antiphase.evaluation.decisions import LEAST_SEEDS
-from antiphase.runs.folders import check_holder
-from antiphase.runs.loading import find_device
-from antiphase.runs.processes import this_process
+from antiphase.processes import this_process
 from antiphase.studies.collect import training_seeds
 from antiphase.studies.dry_run import dry_run
 from antiphase.studies.executors import Local, Slurm, parse_settings

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, Literal
 
+from antiphase.commands.record import environment_record
 from antiphase.errors import Failures, UserError
 from antiphase.files import room
 from antiphase.progress import duration
-from antiphase.runs.record import environment_record
 from antiphase.studies.identity import identity
 from antiphase.studies.lab import Lab
 from antiphase.studies.plan import Plan, expected, make_plan

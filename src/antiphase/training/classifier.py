@@ -17,10 +17,10 @@ from antiphase.models import checkpoints
 from antiphase.models.kinds import mean_lambdas
 from antiphase.models.vit import build
 from antiphase.precision import autocast
+from antiphase.processes import start_processes
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
-from antiphase.training.processes import start_processes
 from antiphase.training.recipe import Recipe, learning_rate
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 

@@ -18,9 +18,9 @@ from antiphase.models import checkpoints
 from antiphase.models.vlm import VisionLanguageModel, save_vlm
 from antiphase.models.vlm.lora import is_lora
 from antiphase.models.vlm.prompt import IGNORED
+from antiphase.processes import start_processes
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.processes import start_processes
 from antiphase.training.sharding import shard
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate

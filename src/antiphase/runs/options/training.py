@@ -4,11 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from antiphase.commands.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed, Track
+from antiphase.commands.options import Options, Typed, given
 from antiphase.errors import UserError
 from antiphase.registry import LAMBDAS, VITS
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed, Track
-from antiphase.runs.options.read import given
 
 _MODEL_FIELDS = {
     "depth": "depth",

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Protocol, final, get_args, runtime_checkable
 import polars as pl
 from torch import nn
 
+from antiphase.commands.loading import with_kind_found
+from antiphase.commands.record import check_fit
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
@@ -20,8 +22,6 @@ from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
-from antiphase.runs.loading import with_kind_found
-from antiphase.runs.record import check_fit
 from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 

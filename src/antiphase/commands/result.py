@@ -1,24 +1,33 @@
 """The result of a command: the files of its run, held in memory."""
 
+import base64
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.api.kind import KINDS, Kind
+import polars as pl
+from matplotlib.figure import Figure
+
 from antiphase.arguments import validated
+from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
 from antiphase.files import replacing
 from antiphase.reading import as_json, as_json_lines, as_rows
-from antiphase.registry import find
-from antiphase.runs.folders import held_by, run_folder
+from antiphase.registry import Table, find
+from antiphase.report.style.figures import as_svg
+from antiphase.report.style.sheets import Field, Sheet
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
+
+    from antiphase.report.style.sheets import Sheet
+
 
 WEIGHTS = "model.safetensors"
 
@@ -131,7 +140,7 @@ class Result:
         return f"<antiphase {self.kind}: {self._kind.line(self)}>"
 
     def _repr_html_(self) -> str:
-        from antiphase.api.html import page_part
+        from antiphase.commands.result import page_part
 
         with self.unpacked() as folder:
             return page_part(
@@ -139,7 +148,7 @@ class Result:
             )
 
     @property
-    def _kind(self) -> Kind:
+    def _kind(self) -> "Kind":
         return _kind_of(self.kind, self.files)
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
     return Result(kind, files, directory.resolve() if stored else None)
 
 
-def _kind_of(command: str, files: Mapping[str, bytes]) -> Kind:
+def _kind_of(command: str, files: Mapping[str, bytes]) -> "Kind":
     kind: Kind = find(KINDS, command, "kind of result")
     return kind.instead(as_json(files.get("summary.json", b"{}"), "summary.json")) or kind
 
@@ -224,3 +233,131 @@ def _showable(figure: "Figure") -> "Figure":
 
     figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
     return figure
+
+
+KINDS: Table = {
+    "audit": "antiphase.api.attacked:KIND",
+    "attack": "antiphase.api.attacked:KIND",
+    "quickstart": "antiphase.api.attacked:KIND",
+    "sense": "antiphase.api.sensed:KIND",
+    "certify": "antiphase.api.certified:KIND",
+    "evaluate": "antiphase.api.evaluated:KIND",
+    "look": "antiphase.api.looked:KIND",
+    "train": "antiphase.api.trained:KIND",
+    "train-clip": "antiphase.api.trained:KIND",
+    "train-vlm": "antiphase.api.trained:KIND",
+    "study run": "antiphase.api.studied:KIND",
+}
+"""The ``Kind`` of each command's results, by the name in the marker of its directory."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the results of one command are read, shown and compared.
+
+    Attributes:
+        frame: name of the main table, a file of the run without its suffix.
+        needs: files without which a directory holds no finished run.
+        line: the result in a few words.
+        sheets: tables of a directory with the files of the run.
+        figure: the picture, from the same.
+        differences: how a result differs from another of the same kind, with intervals.
+        report: writes what the command draws into the directory.
+        of: what is measured, where the command's name does not say it.
+        instead: the kind of a run with this ``summary.json``, where a command makes runs of two kinds; None: this one.
+    """
+
+    frame: str
+    needs: tuple[str, ...]
+    line: Callable[["Result"], str]
+    sheets: Callable[[Path], "list[Sheet]"]
+    figure: Callable[[Path], "Figure"]
+    differences: Callable[["Result", "Result"], "pl.DataFrame"]
+    report: Callable[[Path], object]
+    of: str = ""
+    instead: "Callable[[Mapping[str, Any]], Kind | None]" = lambda summary: None
+
+
+def listed(models: "list[Mapping[str, Any]]") -> str:
+    """Name the models of a summary.
+
+    >>> listed([{"name": name} for name in "abcd"])
+    'a, b and 2 more'
+    """
+    names = [model["name"] for model in models]
+    more = f" and {len(names) - 2} more" if len(names) > 3 else ""
+    return ", ".join(names[:2] if more else names) + more
+
+
+def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
+    """Return the models of two results as pairs, in their order.
+
+    Raises:
+        UserError: they differ in number, or were measured on different images.
+    """
+    mine, theirs = ([model["name"] for model in each.summary["models"]] for each in (one, two))
+    if len(mine) != len(theirs):
+        raise UserError(f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results")
+    data = [each.record["data_fingerprint"] for each in (one, two)]
+    if data[0] != data[1]:
+        names = [each.record["data"] for each in (one, two)]
+        raise UserError(
+            f"compare: different images, {names[0]} and {names[1]}; expected the same data, split and limit"
+        )
+    return list(zip(mine, theirs, strict=True))
+
+
+def combined(
+    one: Result, two: Result, pairs: Sequence[tuple[str, str]], table: str | None = None
+) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
+    """Return the rows of both under names that differ, and the pairs under these names."""
+    taken = {name for name, _ in pairs}
+    renamed = {name: f"{name} (other)" if name in taken else name for _, name in pairs}
+    theirs = two.frame(table).with_columns(pl.col("model").replace(renamed))
+    return pl.concat([one.frame(table), theirs]), [(name, renamed[other]) for name, other in pairs]
+
+
+def nothing_paired(what: str) -> Any:
+    """Return the ``differences`` of a kind that has none."""
+
+    def refuse(one: Result, two: Result) -> pl.DataFrame:
+        raise UserError(f"compare: {what}")
+
+    return refuse
+
+
+_MOST_ROWS = 24
+
+
+def page_part(line: str, warnings: Sequence[str], figure: Figure, sheets: Sequence[Sheet]) -> str:
+    """Return HTML that stands alone: no script, no style sheet, nothing from the network.
+
+    Args:
+        line: the result in a few words.
+        warnings: reasons to doubt it.
+        figure: its picture, included as SVG.
+        sheets: its tables; of a long one the first 24 rows.
+    """
+    picture = base64.b64encode(as_svg(figure).encode()).decode()
+    parts = [f"<p><b>{escape(line)}</b></p>"]
+    parts += [f"<p>Warning: {escape(warning)}</p>" for warning in warnings]
+    parts += [
+        f'<img style="max-width:100%;background:white" alt="{escape(line)}" src="data:image/svg+xml;base64,{picture}">'
+    ]
+    return "\n".join([*parts, *map(_table, sheets)])
+
+
+def _table(sheet: Sheet) -> str:
+    heads = "".join(f"<th>{escape(column)}</th>" for column in sheet.columns)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in sheet.rows[:_MOST_ROWS])
+    left = len(sheet.rows) - _MOST_ROWS
+    more = f"<p>{left} more rows: see frame()</p>" if left > 0 else ""
+    return (
+        f'<div style="overflow-x:auto"><table><caption style="text-align:left">{escape(sheet.title)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
+    )
+
+
+def _cell(field: Field) -> str:
+    notes = "".join(f"<br><small>{escape(note)}</small>" for note in field.notes)
+    return f"<td>{escape(field.text)}{notes}</td>"

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from antiphase.precision import Precision
-from antiphase.runs.options.base import Typed
-from antiphase.runs.options.read import (
+from antiphase.commands.options import (
+    Typed,
     at_least_one,
     directory,
     each_once,
@@ -18,6 +17,7 @@ from antiphase.runs.options.read import (
     read_one_eps,
     read_words,
 )
+from antiphase.precision import Precision
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
 

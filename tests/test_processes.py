@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.torchrun import rank_and_count
+from antiphase.processes import rank_and_count
 
 GROUP = {
     "WORLD_SIZE": "2",
@@ -83,7 +83,7 @@ time.sleep(60)
 """
 WORKER = """
 import os, time
-from antiphase.torchrun import rank_and_count
+from antiphase.processes import rank_and_count
 rank_and_count()
 print(os.getpid(), flush=True)
 time.sleep(60)

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 import antiphase as ap
-from antiphase.api.kind import KINDS, Kind
+from antiphase.commands.result import KINDS, Kind
 from antiphase.errors import UserError
 from antiphase.registry import find
 
@@ -285,7 +285,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path):
 
 
 def test_processes_of_torchrun_need_a_directory_that_they_share(monkeypatch):
-    monkeypatch.setattr("antiphase.api.calls.this_process", lambda: type("Two", (), {"count": 2})())
+    monkeypatch.setattr("antiphase.commands.python.this_process", lambda: type("Two", (), {"count": 2})())
     with pytest.raises(UserError, match="out: is missing; expected a directory that all processes"):
         ap.audit("specimen:vit-0", **FAST)
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from antiphase.commands.run_folder import LOCK, MARKER, check_holder, run_folder
 from antiphase.errors import UserError
-from antiphase.runs.folders import LOCK, MARKER, check_holder, run_folder
 
 
 def test_a_run_takes_its_own_directory_again(tmp_path):
@@ -138,7 +138,7 @@ def test_the_lock_of_a_killed_process_does_not_block(tmp_path, text):
 
 
 def test_a_killed_process_releases_its_lock(tmp_path):
-    code = "import os, sys; from pathlib import Path; from antiphase.runs.folders import run_folder; "
+    code = "import os, sys; from pathlib import Path; from antiphase.commands.run_folder import run_folder; "
     code += "held = run_folder(Path(sys.argv[1]), 'audit'); held.__enter__(); os._exit(9)"
     subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
     assert LOCK in _names(tmp_path)
@@ -160,7 +160,7 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypat
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("antiphase.runs.folders.fcntl.flock", refuse)
+    monkeypatch.setattr("antiphase.commands.run_folder.fcntl.flock", refuse)
     with run_folder(tmp_path, "audit"):
         pass
     assert _names(tmp_path) == {MARKER}

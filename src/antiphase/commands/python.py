@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from antiphase.api.kind import KINDS, Kind
-from antiphase.api.objects import as_text
-from antiphase.api.result import Result, read_result
+from antiphase.commands.live_objects import as_text
+from antiphase.commands.options import Options
+from antiphase.commands.result import KINDS, Kind, Result, read_result
+from antiphase.commands.run_folder import run_folder
 from antiphase.errors import UserError
+from antiphase.processes import this_process
 from antiphase.registry import CLIPS, find
-from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
-from antiphase.runs.options.base import Options
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
@@ -23,7 +23,6 @@ from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.runs.options.vlm_training import TrainVlmOptions
-from antiphase.runs.processes import this_process
 from antiphase.studies.options import RunOptions
 from antiphase.terminal import say
 

@@ -22,9 +22,9 @@ from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.precision import Precision, autocast
+from antiphase.processes import Process
 from antiphase.progress import progress_bar
-from antiphase.runs.cache import missing
-from antiphase.runs.processes import Process
+from antiphase.store import missing
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
 _VERSION = 1

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import antiphase as ap
+from antiphase.commands.loading import with_kind_found
 from antiphase.models import load_model
-from antiphase.runs.loading import with_kind_found
 
 MODULE = '''
 import torch

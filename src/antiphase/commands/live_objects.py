@@ -1,16 +1,51 @@
-"""Models and images given as objects where a command takes specifications."""
+"""Models and images that are objects of the caller: held under names, so that options and records stay text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError
-from antiphase.runs.given import PREFIX, holding
 
 if TYPE_CHECKING:
     from torch import nn
 
     from antiphase.data import ImageSet
+
+
+PREFIX = "given:"
+_HELD: dict[str, Any] = {}
+
+
+@contextmanager
+def holding(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``given:NAME`` stand for an object within the block.
+
+    Args:
+        objects: by specification, each beginning with ``given:``.
+    """
+    before = dict(_HELD)
+    _HELD.update(objects)
+    try:
+        yield
+    finally:
+        _HELD.clear()
+        _HELD.update(before)
+
+
+def given(spec: Any) -> Any:
+    """Return the object of a specification; None for any other specification.
+
+    Raises:
+        UserError: an object of another call.
+    """
+    if not isinstance(spec, str) or not spec.startswith(PREFIX):
+        return None
+    if spec not in _HELD:
+        raise UserError(
+            f"{spec}: was an object of another Python session; expected a specification, or the object"
+        )
+    return _HELD[spec]
+
 
 _MODELS = ("model", "models", "against")
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.options import Options
 from antiphase.data import ImageSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
@@ -20,9 +22,7 @@ from antiphase.models.card import ModelCard, card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.precision import multiplies_bf16
-from antiphase.runs.loading import find_device
-from antiphase.runs.options.base import Options
-from antiphase.runs.processes import this_process
+from antiphase.processes import this_process
 
 
 def short_names(cards: Sequence[ModelCard]) -> list[str]:

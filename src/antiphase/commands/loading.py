@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from antiphase.commands.live_objects import given
+from antiphase.commands.options import Options
 from antiphase.errors import UserError, first_line, shown
-from antiphase.runs.given import given
-from antiphase.runs.options.base import Options
-from antiphase.runs.processes import this_process
+from antiphase.processes import this_process
 from antiphase.terminal import say
 
 if TYPE_CHECKING:

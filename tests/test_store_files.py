@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.runs.journal import Journal
+from antiphase.store import Journal
 
 SCHEMA = {"sample": pl.Int64, "success": pl.Boolean}
 ROWS = pl.DataFrame({"sample": [2, 3], "success": [True, False]})

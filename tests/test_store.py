@@ -6,19 +6,19 @@ import time
 import polars as pl
 import pytest
 
+from antiphase import store
 from antiphase.data import load_data
+from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
-from antiphase.runs import cache
+from antiphase.processes import Process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
-from antiphase.runs.features import FeatureStore
-from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Process
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.smoothing import Smoothing
+from antiphase.store import Journal
 from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
@@ -120,12 +120,12 @@ class _Slow(Journal):
 
 
 def test_processes_wait_where_one_would_disturb_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "Journal", _Slow)
+    monkeypatch.setattr(store, "Journal", _Slow)
     schema, made = {"sample": pl.Int64, "by": pl.Int64}, []
 
     def run(process):
         for wanted in (range(5), range(9)):  # the second time, some are stored
-            found = cache.Cache(tmp_path, {"a": {"of": "a"}}, schema, [("a", n) for n in wanted], process)
+            found = store.Cache(tmp_path, {"a": {"of": "a"}}, schema, [("a", n) for n in wanted], process)
             with found.filling(2) as parts:
                 for part in parts:
                     rows = {"sample": part, "by": [process.rank] * len(part)}
