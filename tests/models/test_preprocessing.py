@@ -21,7 +21,6 @@ from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.models.card import ModelCard, card_of, doubts_about, size_for, square_of, with_card
 from antiphase.models.preprocessing import Normalize, of_open_clip, of_processor, of_timm, of_torchvision
-from antiphase.runs.loading import load_lineup
 
 transformers = pytest.importorskip("transformers")
 

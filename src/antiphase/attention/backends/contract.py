@@ -11,7 +11,6 @@ from antiphase.attention.backends.norm import HeadNorm
 from antiphase.attention.maps import per_head, plain_combine, plain_maps
 from antiphase.attention.modes import plain_backward, plain_forward
 
-
 Branches = Sequence[Tensor] | Tensor  # a tensor for each branch, in one tensor where they lie in one
 Parts = tuple[Branches, Branches, Tensor]  # queries, keys, values
 View = Callable[..., Parts]  # from tensors to parts that are views of them, by operations of one result each
