@@ -24,7 +24,7 @@ from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summari
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process

@@ -24,7 +24,7 @@ from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_ta
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision

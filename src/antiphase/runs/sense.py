@@ -16,7 +16,7 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.processes import this_process
 from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.options.sense import SenseOptions

@@ -1,27 +1,22 @@
-"""Loaders of DiffCLIP's released checkpoints and of open_clip's models."""
+"""Dual encoders of open_clip."""
 
 import contextlib
 import difflib
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.data.hub import OFFLINE, offline_at_once
+from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
-from antiphase.models.clip import CLIP, build_clip
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
 from antiphase.models.preprocessing import Preprocessing, of_open_clip
-from antiphase.models.released import config_of, from_released, read_released, stored_config
-from antiphase.models.towers import attention_spec
-
-RELEASED_FILE = "checkpoint_best.pt"
+from antiphase.models.schemes.scheme import Scheme, Wanted
 
 
 class OpenClip(nn.Module):
@@ -58,63 +53,6 @@ class OpenClip(nn.Module):
         """Return text embeddings, of length 1 if ``normalize``."""
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
         return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
-
-
-def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CLIP:
-    """Load one of the authors' checkpoints: DiffCLIP, its baseline, or the vision-only model.
-
-    Args:
-        name: a file, a folder with ``checkpoint_best.pt``, or a repository on the Hugging Face hub.
-        lambda_init: λ_init, which the file does not contain; ``"depth"`` for DiffCLIP*, None for the baseline.
-
-    Raises:
-        UserError: if the checkpoint cannot be found or read, or if λ_init is missing or has no use.
-    """
-    path = _released_file(name)
-    state = read_released(path)
-    config = stored_config(path)
-    if config is not None and lambda_init is not None:
-        raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")
-    if config is None:
-        schedule = "depth" if lambda_init == "depth" else "constant"
-        number = None if isinstance(lambda_init, str) else lambda_init
-        config = config_of(state, str(path), lambda_init=number, schedule=schedule)
-        differential = any(attention_spec(of.attention).differential for of in (config.vision, config.text))
-        if lambda_init is not None and not differential:
-            raise UserError(
-                f"{name}: lambda_init {lambda_init}: both towers have standard attention, without λ; leave it out"
-            )
-        if differential:
-            warnings.warn(
-                f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init "
-                "the checkpoint loads without error but gives wrong outputs",
-                stacklevel=2,
-            )
-    model = build_clip(config)
-    checkpoints.load_into(model, from_released(state, config, str(path)), str(path))
-    return model
-
-
-def local_checkpoint(name: str) -> Path | None:
-    """Return the file of a released checkpoint by its path or folder; None for a repository on the hub."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path / RELEASED_FILE
-    return path if path.exists() or path.suffix in (".pt", ".pth") else None
-
-
-def _released_file(name: str) -> Path:
-    if (path := local_checkpoint(name)) is not None:
-        return path
-    try:
-        with offline_at_once():
-            return Path(hf_hub_download(name, RELEASED_FILE))
-    except OFFLINE as error:
-        reason = first_line(error)
-        raise UserError(
-            f"diffclip:{name}: not a local file, and not available from the hub ({reason}); give a path, or "
-            "download it on a machine with network access"
-        ) from None
 
 
 @contextlib.contextmanager
@@ -173,3 +111,23 @@ def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
     checkpoints.check_finite(model.state_dict(), f"open_clip:{name}")
     found = of_open_clip(model.visual.preprocess_cfg, f"open_clip:{name}")
     return OpenClip(model, tokenizer, found)
+
+
+def _load_open_clip(wanted: Wanted) -> nn.Module:
+    model = load_open_clip(wanted.name, wanted.random_weights, wanted.seed)
+    card = ModelCard(
+        wanted.name,
+        wanted.spec,
+        attention_kind(model),
+        wanted.drawn,
+        model.image_shape,
+        0,
+        preprocessing=model.preprocessing,
+        tag="" if wanted.random_weights else wanted.name.partition("/")[2],
+    )
+    return with_card(model, card)
+
+
+OPEN_CLIP = Scheme(
+    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
+)

@@ -1,18 +1,26 @@
 """The layout of DiffCLIP's released checkpoints: detect differential towers and translate parameter names."""
 
 import json
+import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-from antiphase.errors import UserError
-from antiphase.models.clip import CLIP, ClipConfig, bare_clip
-from antiphase.models.clip_factories import configure_clip, valid_clip
-from antiphase.models.weight_files import read_state
+from antiphase.data.hub import OFFLINE, offline_at_once
+from antiphase.errors import UserError, first_line, shown
+from antiphase.models import checkpoints
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.checkpoints import read_state
+from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip, valid_clip
+from antiphase.models.kinds import attention_kind
+from antiphase.models.schemes.scheme import Scheme, Wanted
+from antiphase.models.transformer import attention_spec
 
 State = dict[str, Tensor]
 _ANCHORS = ("visual.patch_embed.proj.weight", "token_embedding.weight", "image_projection")  # in all of them
@@ -56,7 +64,7 @@ def read_released(name: str | Path) -> State:
     """Read the weights of a released checkpoint under the names that the authors gave them.
 
     Raises:
-        UserError: as :func:`~antiphase.models.weight_files.read_state`.
+        UserError: as :func:`~antiphase.models.checkpoints.read_state`.
     """
     return read_state(name, dict.fromkeys(_ANCHORS, torch.empty(0)), sized=False)
 
@@ -214,3 +222,100 @@ def _shape(state: State, name: str, axes: int, source: str) -> tuple[int, ...]:
 
 def _depth(state: State, pattern: str) -> int:
     return 1 + max(int(match[1]) for name in state if (match := re.match(pattern, name)))
+
+
+RELEASED_FILE = "checkpoint_best.pt"
+
+
+def load_released(name: str, lambda_init: float | Literal["depth"] | None) -> CLIP:
+    """Load one of the authors' checkpoints: DiffCLIP, its baseline, or the vision-only model.
+
+    Args:
+        name: a file, a folder with ``checkpoint_best.pt``, or a repository on the Hugging Face hub.
+        lambda_init: λ_init, which the file does not contain; ``"depth"`` for DiffCLIP*, None for the baseline.
+
+    Raises:
+        UserError: if the checkpoint cannot be found or read, or if λ_init is missing or has no use.
+    """
+    path = _released_file(name)
+    state = read_released(path)
+    config = stored_config(path)
+    if config is not None and lambda_init is not None:
+        raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")
+    if config is None:
+        schedule = "depth" if lambda_init == "depth" else "constant"
+        number = None if isinstance(lambda_init, str) else lambda_init
+        config = config_of(state, str(path), lambda_init=number, schedule=schedule)
+        differential = any(attention_spec(of.attention).differential for of in (config.vision, config.text))
+        if lambda_init is not None and not differential:
+            raise UserError(
+                f"{name}: lambda_init {lambda_init}: both towers have standard attention, without λ; leave it out"
+            )
+        if differential:
+            warnings.warn(
+                f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it; with a wrong λ_init "
+                "the checkpoint loads without error but gives wrong outputs",
+                stacklevel=2,
+            )
+    model = build_clip(config)
+    checkpoints.load_into(model, from_released(state, config, str(path)), str(path))
+    return model
+
+
+def local_checkpoint(name: str) -> Path | None:
+    """Return the file of a released checkpoint by its path or folder; None for a repository on the hub."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path / RELEASED_FILE
+    return path if path.exists() or path.suffix in (".pt", ".pth") else None
+
+
+def _released_file(name: str) -> Path:
+    if (path := local_checkpoint(name)) is not None:
+        return path
+    try:
+        with offline_at_once():
+            return Path(hf_hub_download(name, RELEASED_FILE))
+    except OFFLINE as error:
+        reason = first_line(error)
+        raise UserError(
+            f"diffclip:{name}: not a local file, and not available from the hub ({reason}); give a path, or "
+            "download it on a machine with network access"
+        ) from None
+
+
+def _load_released(wanted: Wanted) -> nn.Module:
+    path, _, setting = wanted.name.partition("#")
+    if setting and wanted.lambda_init is not None:
+        raise UserError(
+            f"{wanted.spec}: lambda_init {shown(wanted.lambda_init)} is given twice; leave one of them out"
+        )
+    chosen = read_lambda_init(wanted.spec, setting) if setting else wanted.lambda_init
+    model = load_released(path, chosen)
+    return with_card(model, ModelCard(path, wanted.spec, attention_kind(model), None, model.image_shape, 0))
+
+
+def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
+    """Return the λ_init behind the ``#`` of a ``diffclip:`` specification.
+
+    Raises:
+        UserError: the setting is another one, or no number.
+    """
+    name, _, value = setting.partition("=")
+    if name == "lambda_init" and value == "depth":
+        return "depth"
+    try:
+        if name != "lambda_init" or not math.isfinite(float(value)):
+            raise ValueError
+        return float(value)
+    except ValueError:
+        raise UserError(
+            f"{spec}: expected #lambda_init=0.8 (or another number) or #lambda_init=depth"
+        ) from None
+
+
+DIFFCLIP = Scheme(
+    "diffclip:PATH#lambda_init=0.8",
+    "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository",
+    _load_released,
+)
