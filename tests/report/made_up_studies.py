@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from antiphase.evaluation.crossed import CrossedEstimate, Spread
 from antiphase.report.studies.site import write_site
+from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
 from antiphase.studies.artefact import ESTIMATES, Artefact, Gallery, Panel, Picture, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.results import Result

@@ -18,7 +18,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation import features
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
-from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
 from antiphase.runs.evaluate import evaluate_models

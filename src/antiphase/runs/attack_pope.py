@@ -26,7 +26,7 @@ from antiphase.evaluation.families import by_seed
 from antiphase.evaluation.rates import described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure

@@ -19,12 +19,11 @@ from antiphase.commands.loading import check_compiler, check_twins, find_device,
 from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import alignment
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
@@ -36,6 +35,7 @@ from antiphase.runs.options.attack import AuditOptions
 from antiphase.runs.sense import BATCH_SIZE, entries
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
 from antiphase.vlm.pope import PopeSet
 

@@ -17,14 +17,13 @@ from antiphase.data.mmvp import MmvpSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.summary import summarise_tasks
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision

@@ -15,7 +15,6 @@ from antiphase.attacks.projections import random_point
 from antiphase.attacks.threat import Threat
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, BRANCHES_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
@@ -28,6 +27,12 @@ from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    BRANCHES_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+)
 from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.sensitivity.operator_norm import power_iteration

@@ -6,7 +6,7 @@ from dataclasses import replace
 import polars as pl
 
 from antiphase.errors import UserError, first_line
-from antiphase.evaluation.crossed import CrossedEstimate
+from antiphase.statistics.seeds_by_images import CrossedEstimate
 from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Check, Claim

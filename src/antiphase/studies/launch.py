@@ -7,8 +7,8 @@ from typing import Any
 from antiphase.commands.loading import find_device
 from antiphase.commands.run_folder import check_holder
 from antiphase.errors import UserError
-from antiphase.evaluation.decisions import LEAST_SEEDS
 from antiphase.processes import this_process
+from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.studies.collect import training_seeds
 from antiphase.studies.dry_run import dry_run
 from antiphase.studies.executors import Local, Slurm, parse_settings

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphase.evaluation.decisions import LEAST_SEEDS
-from antiphase.evaluation.power import POWER, power_of, seeds_until, smallest_difference
+from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.statistics.seeds_by_images import POWER, power_of, seeds_until, smallest_difference
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
 

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from antiphase.errors import UserError
-from antiphase.models.schemes.user_code import guarded
+from antiphase.models.schemes.python_code import guarded
 from antiphase.studies import own, papers
 from antiphase.studies.spec import Study
 

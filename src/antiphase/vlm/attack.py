@@ -65,7 +65,7 @@ def summarise_answers(
     """Return every rate with its interval, and how much more each rate moves for a model than for its twin.
 
     Intervals of one model are over the images; those of several training seeds, and of differences over several pairs,
-    are over seeds and images, see :func:`~antiphase.evaluation.crossed.crossed_mean`.
+    are over seeds and images, see :func:`~antiphase.statistics.seeds_by_images.crossed_mean`.
 
     Args:
         rows: of ``ASKED_SCHEMA``.

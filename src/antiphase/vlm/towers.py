@@ -13,12 +13,11 @@ from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
 from antiphase.models.clip import CLIP
-from antiphase.models.dual_encoders import OpenClip
-from antiphase.models.factories import VitConfig, build_vision
-from antiphase.models.normalize import Normalize
+from antiphase.models.preprocessing import Normalize
 from antiphase.models.schemes.hugging_face import HuggingFaceDual
+from antiphase.models.schemes.open_clip import OpenClip
 from antiphase.models.transformer import run_blocks
-from antiphase.models.vit import VisionTransformer
+from antiphase.models.vit import VisionTransformer, VitConfig, build_vision
 from antiphase.modules import device_of
 
 HIDDEN_STATE = -2
@@ -190,7 +189,7 @@ def build_tower(reference: dict[str, Any]) -> Tower:
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
-            from antiphase.models.dual_encoders import quiet_logging
+            from antiphase.models.schemes.open_clip import quiet_logging
 
             name, quick = reference["name"], reference["quick_gelu"]
             with quiet_logging():

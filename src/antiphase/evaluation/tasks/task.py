@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
 from antiphase.evaluation.metrics import Metric
-from antiphase.evaluation.probe import Objective
-from antiphase.evaluation.retrieval import Captions
 from antiphase.registry import TASKS, find
+
+Captions = Literal["first", "all"]  # of each image
+Objective = Literal["norm", "squared"]  # penalty on a probe's weights
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class EvaluationTask:
         summary: what is measured, in one line.
         notes: how its numbers are counted and how to read them: the paragraph below the heading.
         serves: whether a data set has what the task needs.
-        measure: measures a model and returns rows of :data:`~antiphase.evaluation.outcomes.ROW_SCHEMA`.
+        measure: measures a model and returns rows of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`.
         metrics: from a setting, its rows and MMVP's groups to the metrics that the rows hold.
         heading: from a setting and the name of a metric to the heading of a number.
         scores: whether more of a metric is better; headlines count no other.

@@ -11,7 +11,7 @@ from webdataset.shardlists import expand_urls
 
 from antiphase.data import load_pairs
 from antiphase.models.card import card_of, with_card
-from antiphase.models.clip_factories import PRESETS, find_clip
+from antiphase.models.clip import PRESETS, find_clip
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import transformer_work
 from antiphase.studies.lab import Lab

@@ -12,8 +12,8 @@ from antiphase.data import load_data
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
-from antiphase.models.factories import PRESETS
-from antiphase.models.towers import AttentionSpec, attention_of, attention_spec
+from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
+from antiphase.models.vit import PRESETS
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells.models import image_content, transformer_work
 from antiphase.studies.lab import Lab
