@@ -33,8 +33,8 @@ TASKS: Table = {
     "probe": "antiphase.evaluation.probe:TASK",
     "few-shot": "antiphase.evaluation.few_shot:TASK",
     "mmvp": "antiphase.evaluation.mmvp:TASK",
-    "pope": "antiphase.evaluation.tasks.pope:TASK",
-    "caption": "antiphase.evaluation.tasks.caption:TASK",
+    "pope": "antiphase.vlm.pope:TASK",
+    "caption": "antiphase.vlm.answers:TASK",
 }
 
 # estimators of the local Lipschitz constant, in the order of rows and tables

@@ -12,7 +12,6 @@ from torch import nn
 from antiphase.data import load_pairs
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
-from antiphase.evaluation.clustered import mcnemar_clustered
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import Source
 from antiphase.models import clip

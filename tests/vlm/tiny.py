@@ -2,7 +2,7 @@
 
 import torch
 
-from antiphase.models.factories import VitConfig, build
+from antiphase.models.vit import VitConfig, build
 from antiphase.vlm import Projector, VisionLanguageModel, image_tokens
 
 WORDS = (

@@ -180,7 +180,7 @@ def _cut(estimate: Estimate, least: float) -> Estimate:
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
-# Answers to POPE: see antiphase.evaluation.pope.
+# Answers to POPE: see antiphase.vlm.pope.
 ROW_SCHEMA = {
     "setting": pl.String,
     "seed": pl.Int64,

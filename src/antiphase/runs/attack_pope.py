@@ -22,8 +22,7 @@ from antiphase.budgets import eps_label
 from antiphase.commands.record import run_record, short_names
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
-from antiphase.evaluation.families import by_seed
-from antiphase.evaluation.rates import described_models
+from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.kinds import mean_lambdas

@@ -15,8 +15,6 @@ from antiphase.evaluation.tasks import Protocol, find_task
 from antiphase.models.clip import ClipConfig, bare_clip
 from antiphase.models.transformer import attention_of, attention_spec
 from antiphase.models.vit import VitConfig, build_vision, configure
-from antiphase.models.vlm import VlmConfig
-from antiphase.models.vlm.towers import HIDDEN_STATE
 from antiphase.runs import sense_model
 from antiphase.studies.cells import (
     Attack,

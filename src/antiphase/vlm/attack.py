@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from antiphase.evaluation.crossed import crossed_mean
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.evaluation.statistics import Estimate, as_difference, as_share
+from antiphase.statistics.intervals import Estimate, as_difference, as_share
+from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.vlm.pope import SAMPLINGS
 
 ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}

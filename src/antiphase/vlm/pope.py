@@ -26,13 +26,12 @@ from antiphase.data.pairs import FilePairs, PairSet
 from antiphase.data.preprocess import model_images
 from antiphase.data.root import data_root
 from antiphase.errors import UserError
-from antiphase.evaluation.clustered import auc_values, ratio_values
-from antiphase.evaluation.metrics import Metric, observed
-from antiphase.evaluation.outcomes import outcome_rows
+from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.reading import parse_json
+from antiphase.statistics.influence import auc_values, ratio_values
 from antiphase.streams import generator, key
 from antiphase.vlm.answers import answer_all, with_suffix
 
@@ -499,7 +498,7 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
     """Return POPE's metrics, each as a value for every question whose mean is the metric.
 
     Precision, recall, F1 and AUC are no means of questions, so that their values are linearised
-    (:func:`~antiphase.evaluation.clustered.ratio_values`). What is undefined is left out, such as the precision of a
+    (:func:`~antiphase.statistics.influence.ratio_values`). What is undefined is left out, such as the precision of a
     model that never says yes.
 
     Args:
