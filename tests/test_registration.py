@@ -10,11 +10,10 @@ from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.source import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
-from antiphase.models.clip_factories import ClipVariant, diffclip
-from antiphase.models.factories import build, configure
-from antiphase.models.kinds import attention_kind
-from antiphase.models.lambdas import layer_lambdas, mean_lambdas
-from antiphase.models.towers import AttentionSpec
+from antiphase.models.clip import ClipVariant, diffclip
+from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
+from antiphase.models.transformer import AttentionSpec
+from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from antiphase.evaluation.crossed import CrossedEstimate, Spread
 from antiphase.report.studies.site import write_site
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.figures import ESTIMATES, Artefact, Gallery, Panel, Picture, Plot, Table

@@ -9,8 +9,8 @@ import torch
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import crossed_mean
 from antiphase.models import diffvit, vit
+from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.cells import TrainVit, Variant
 from antiphase.studies.context import Lab
 from antiphase.studies.own.causes.models import (

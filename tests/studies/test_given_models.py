@@ -11,7 +11,7 @@ from antiphase.cli import main
 from antiphase.data.conceptual import CC3M, CC12M
 from antiphase.errors import UserError
 from antiphase.models import clip_vit_b16, diffclip_vit_b16, load_model
-from antiphase.models.released import to_released
+from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.studies.options import RowsOptions, RunOptions, StudyOptions
 from antiphase.studies.papers.diffclip.bench import bench, models, settings

@@ -7,7 +7,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.evaluation import layers as sensitivity
 from antiphase.report.studies.axes import limits
 from antiphase.studies.estimation import estimates
 from antiphase.studies.figures import Panel

@@ -10,7 +10,7 @@ import pytest
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.runs.processes import Process
+from antiphase.processes import Process
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.cancellation import branch_changes

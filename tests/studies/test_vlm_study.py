@@ -6,10 +6,7 @@ import polars as pl
 import pytest
 import torch
 
-from antiphase.evaluation.outcomes import outcome_rows
-from antiphase.evaluation.pope import NO, UNPARSED, YES
-from antiphase.models.vlm import load_language, load_vlm
-from antiphase.models.vlm.store import named_weights, weights_digest
+from antiphase.evaluation.metrics import outcome_rows
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells import TrainClip, TrainVlm
 from antiphase.studies.claims import LEAST_SEEDS

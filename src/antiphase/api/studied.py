@@ -10,9 +10,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind
-from antiphase.api.pairing import nothing_paired
-from antiphase.api.result import Result, read_result
+from antiphase.commands.result import Kind, Result, nothing_paired, read_result
 from antiphase.errors import UserError
 from antiphase.reading import read_json
 from antiphase.report.studies.figures import plot_figure

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from antiphase.data import ImageSet, load_data
-from antiphase.runs.processes import Process
+from antiphase.processes import Process
 from antiphase.studies.store import Store
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
 from antiphase.report.studies import answers
 from antiphase.report.studies.answers import answer, chosen, tasks_answer
 from antiphase.report.studies.counts import counted, how_sure, is_tested, models_said

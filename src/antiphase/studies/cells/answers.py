@@ -15,6 +15,7 @@ from antiphase.runs.evaluation_sources import load_source
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
+from antiphase.vlm.pope import PopeSet
 
 _QUESTIONS = 12  # of an image that differ, about: for the plan alone
 

@@ -9,14 +9,16 @@ from typing import Any, Protocol, final, get_args, runtime_checkable
 import polars as pl
 from torch import nn
 
+from antiphase.commands.loading import with_kind_found
+from antiphase.commands.record import check_fit
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.class_names import in_model_order
-from antiphase.models.dual_encoders import RELEASED_FILE
 from antiphase.models.kinds import AttentionKind, attention_kind
+from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model

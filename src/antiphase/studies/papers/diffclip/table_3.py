@@ -48,6 +48,8 @@ from antiphase.studies.papers.diffclip.observed import VALUE
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, gains, model_table, published
 from antiphase.studies.papers.diffclip.vlm_bench import bench, models, settings
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.vlm.attack import ALL
+from antiphase.vlm.pope import SAMPLINGS
 
 PAPER = published(__doc__)
 PRINTED = ("accuracy", "precision", "recall")
