@@ -9,7 +9,7 @@ from typing import ClassVar
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.runs.processes import this_process
+from antiphase.processes import this_process
 from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Cell

@@ -18,7 +18,7 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.reading import as_json, read_rows
-from antiphase.runs.journal import write_frame
+from antiphase.store import write_frame
 from antiphase.studies.spec import Cell, closure
 from antiphase.studies.store import Reader, Storable, core_seconds, described, identity, source_commit
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from antiphase.errors import UserError
 from antiphase.files import write_text
-from antiphase.models.schemes.user_code import guarded
+from antiphase.models.schemes.python_code import guarded
 from antiphase.studies import own, papers
 from antiphase.studies.spec import Study
 

@@ -12,10 +12,15 @@ import polars as pl
 from polars import selectors
 
 from antiphase.errors import UserError, first_line
-from antiphase.evaluation.crossed import CrossedEstimate
-from antiphase.evaluation.decisions import LEAST_SEEDS
-from antiphase.evaluation.power import POWER, power_of, seeds_until, smallest_difference
 from antiphase.files import replacing
+from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.statistics.seeds_by_images import (
+    POWER,
+    CrossedEstimate,
+    power_of,
+    seeds_until,
+    smallest_difference,
+)
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.estimation import SEED

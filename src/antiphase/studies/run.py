@@ -10,14 +10,14 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal, final
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.record import environment_record
+from antiphase.commands.run_folder import check_holder
 from antiphase.errors import Failures, UserError, first_line
-from antiphase.evaluation.decisions import LEAST_SEEDS
 from antiphase.files import room
+from antiphase.processes import this_process
 from antiphase.progress import duration
-from antiphase.runs.folders import check_holder
-from antiphase.runs.loading import find_device
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import environment_record
+from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.studies.context import Lab
 from antiphase.studies.options import RunOptions
 from antiphase.studies.pack import Pack

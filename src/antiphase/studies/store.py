@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict
 from antiphase.errors import UserError
 from antiphase.files import PRIVATE, digest, write_json
 from antiphase.reading import read_json, read_rows
-from antiphase.runs.journal import write_frame
+from antiphase.store import write_frame
 
 DONE_FILE = "done.json"
 ROWS_FILE = "rows.parquet"

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, final
 import polars as pl
 
 from antiphase.attacks.catalogue import passes_of, settings_of
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.evaluation_sources import load_source

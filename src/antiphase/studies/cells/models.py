@@ -22,8 +22,6 @@ from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
-from antiphase.runs.loading import with_kind_found
-from antiphase.runs.record import check_fit
 from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
 

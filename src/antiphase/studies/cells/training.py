@@ -19,12 +19,12 @@ from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
-from antiphase.models import clip_factories, factories
+from antiphase.models import clip as clip_factories
+from antiphase.models import vit as factories
 from antiphase.models.card import ModelCard, card_of, with_card
-from antiphase.models.clip import ClipConfig, bare_clip, build_clip
-from antiphase.models.clip_factories import find_clip
+from antiphase.models.clip import ClipConfig, bare_clip, build_clip, find_clip
 from antiphase.models.kinds import attention_kind
-from antiphase.models.towers import AttentionSpec, attention_of, attention_spec
+from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
 from antiphase.models.zoo import load_model
 from antiphase.sensitivity.interventions import (
     Branch,

@@ -120,9 +120,9 @@ class TrainVlm(Cell):
         )
 
     def facts(self) -> Iterator[tuple[str, Any]]:
-        from antiphase.models.vlm import VlmConfig
-        from antiphase.models.vlm.towers import HIDDEN_STATE
-        from antiphase.training.vlm_recipe import MERGE, SCHEDULE
+        from antiphase.vlm import VlmConfig
+        from antiphase.vlm.recipe import MERGE, SCHEDULE
+        from antiphase.vlm.towers import HIDDEN_STATE
 
         style = {"language": self.language, "prompt": self.prompt or "chat"}
         config = VlmConfig(

@@ -40,7 +40,7 @@ antiphase study run diffclip-figure-5 --profile laptop
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SEED, difference
 from antiphase.studies.figures import Artefact

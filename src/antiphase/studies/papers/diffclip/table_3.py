@@ -38,8 +38,6 @@ from dataclasses import replace
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.data.pope import SAMPLINGS
-from antiphase.evaluation.pope_attack import ALL
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.estimation import estimates, over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table

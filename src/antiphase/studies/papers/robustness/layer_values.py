@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.statistics import mean_over_seeds
+from antiphase.statistics.intervals import mean_over_seeds
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.figures import BY_SEED, ESTIMATES
 from antiphase.studies.spec import RowsByTable
