@@ -152,7 +152,7 @@ def note_of(study: Study, profile: Profile) -> str:
 def gather(study: Study, profile: Profile) -> Facts:
     """Build what every cell of a study would use; return the values of each setting, in the order of the cells.
 
-    A budget is in 255ths, as ``NAME_255``; of a random seed, ``KIND.seed``, only the number of its values is returned, as
+    A budget is in 255ths, as ``NAME_255``; of a random seed, ``KIND.seed``, only the number of values is returned, as
     ``KIND.seeds``.
 
     Raises:

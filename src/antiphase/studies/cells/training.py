@@ -19,12 +19,13 @@ from antiphase.budgets import eps_label
 from antiphase.data import load_data, load_pairs
 from antiphase.data.sources import source_of
 from antiphase.errors import UserError, invalid
-from antiphase.models import clip as clip_factories
-from antiphase.models import vit as factories
 from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.clip import PRESETS as CLIP_PRESETS
 from antiphase.models.clip import ClipConfig, bare_clip, build_clip, find_clip
 from antiphase.models.kinds import attention_kind
 from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
+from antiphase.models.vit import PRESETS as VIT_PRESETS
+from antiphase.models.vit import VitConfig, build_vision, configure
 from antiphase.models.zoo import load_model
 from antiphase.sensitivity.interventions import (
     Branch,
@@ -131,7 +132,7 @@ class TrainVit(Training):
         return int(self._size("depth", 1))
 
     def _size(self, name: str, default: int) -> int:
-        return int(self.sizes.get(name, factories.PRESETS.get(self.pixels, {}).get(name, default)))
+        return int(self.sizes.get(name, VIT_PRESETS.get(self.pixels, {}).get(name, default)))
 
     @property
     def pixels(self) -> int:
@@ -167,11 +168,11 @@ class TrainVit(Training):
         passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
         return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
 
-    def config(self) -> factories.VitConfig:
+    def config(self) -> VitConfig:
         """Return its sizes. A folder's classes are counted when it is read; until then the head has one logit."""
         source = source_of(self.data)
         sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **self.sizes}
-        return factories.configure(attention_of(self.model), self.pixels, sizes)
+        return configure(attention_of(self.model), self.pixels, sizes)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         count_parameters(self.config())
@@ -238,7 +239,7 @@ class TrainClip(Training):
 
     def _size(self, tower: str, name: str) -> int:
         preset, _ = _CLIPS.get(self.preset, ("b16", 0))
-        return int(self.sizes.get(tower, {}).get(name, clip_factories.PRESETS[preset][tower][name]))
+        return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
 
     def forward_work(self) -> float:
         names = ("image_size", "patch_size", "dim", "depth")
@@ -289,10 +290,10 @@ def _shard_count(source: str) -> int:
 
 
 @lru_cache
-def count_parameters(config: factories.VitConfig | ClipConfig) -> int:
+def count_parameters(config: VitConfig | ClipConfig) -> int:
     """Return the number of parameters of a model, built without drawing weights: its shapes are checked."""
     with torch.device("meta"):
-        model = bare_clip(config) if isinstance(config, ClipConfig) else factories.build_vision(config)
+        model = bare_clip(config) if isinstance(config, ClipConfig) else build_vision(config)
     return sum(weights.numel() for weights in model.parameters())
 
 
