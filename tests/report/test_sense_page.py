@@ -15,13 +15,13 @@ from antiphase.commands.sense.result import headline, read_rows, sense_table, wr
 from antiphase.commands.sense.run import sense_all
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.twins import places
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.figure import Family
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
 from antiphase.sensitivity import critical_cosine
+from antiphase.sensitivity.theorem_ratios import places
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
 PARTS = ("alignment", "lipschitz", "depth")

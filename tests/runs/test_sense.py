@@ -13,11 +13,16 @@ from antiphase.commands.sense.options import SensePlan
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA, prediction_error
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.sensitivity import attention_layers, exact_gram
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+    prediction_error,
+)
 from antiphase.streams import key, sample_keys, uniform
 from tests.runs.counting import Counting
 

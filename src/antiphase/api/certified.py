@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from antiphase.commands.old import Kind
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
-from antiphase.evaluation.statistics import paired_difference
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from antiphase.commands.old import Kind
 from antiphase.commands.result import Result, listed
 from antiphase.errors import UserError
-from antiphase.evaluation.statistics import jackknife, paired_difference
 from antiphase.files import replacing
 from antiphase.reading import as_json, read_json
 from antiphase.report.runs.look import figure_bytes, looked_figure
 from antiphase.report.table import Field, Table
 from antiphase.runs.look import Looked, MapColumn
+from antiphase.statistics.intervals import jackknife, paired_difference
 
 _PLACE = ["method", "image", "text"]
 

@@ -13,7 +13,6 @@ from torch import nn
 from antiphase.commands.loading import find_device
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet
-from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
 from antiphase.data.pope import PopeSet
 from antiphase.files import write_json
@@ -27,7 +26,7 @@ from antiphase.processes import this_process
 def run_record(
     models: Sequence[nn.Module],
     names: Sequence[str],
-    data: ImageSet | PairSet | MmvpSet | PopeSet,
+    data: ImageSet | PairSet | QuestionSet,
     settings: dict[str, Any],
     warnings: list[str],
     command: str,

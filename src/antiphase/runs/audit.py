@@ -21,14 +21,12 @@ from antiphase.commands.record import run_record
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import alignment
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import this_process
@@ -38,6 +36,7 @@ from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.store import write_frame
+from antiphase.vlm.pope import PopeSet
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

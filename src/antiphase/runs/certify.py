@@ -20,7 +20,6 @@ from antiphase.commands.lineup import check_fit, load_lineup, short_names
 from antiphase.commands.record import run_record
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
-from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order

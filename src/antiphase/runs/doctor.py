@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from antiphase.attention.backends.native.build import CannotBuildError, library, missing
+from antiphase.attention.backends.native import CannotBuildError, library, missing
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
 from antiphase.data.openmoji import NOTO_FONT

@@ -14,9 +14,8 @@ from antiphase.data.prefetch import in_threads
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json, write_text
 from antiphase.models import checkpoints
-from antiphase.models.clip import CLIP, build_clip
-from antiphase.models.lambdas import mean_lambdas
-from antiphase.models.text import tokenize
+from antiphase.models.clip import CLIP, build_clip, tokenize
+from antiphase.models.kinds import mean_lambdas
 from antiphase.processes import start_processes
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop

@@ -22,6 +22,8 @@ from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table
 from antiphase.report.words import ends, number
 from antiphase.sensitivity.estimators import all_estimators
+from antiphase.sensitivity.layer_estimates import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.sensitivity.theorem_ratios import places
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}

@@ -6,8 +6,6 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.decisions import decide
-from antiphase.evaluation.statistics import Estimate
 from antiphase.files import write_text
 from antiphase.reading import read_rows
 from antiphase.report.figure import families

@@ -35,7 +35,7 @@ class StoredRun:
 
     ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``.
     ``mean_results`` and ``mean_comparisons`` average them over training seeds; they are empty if no family has several
-    seeds. Both comparisons have a column ``decided``: 1, −1 or 0, see :func:`~antiphase.evaluation.decisions.decide`.
+    seeds. Both comparisons have a column ``decided``: 1, −1 or 0, see :func:`~antiphase.statistics.decisions.decide`.
     ``norms`` holds minimal perturbations, for attacks that look for the nearest adversarial example; ``felled`` counts
     the images that each attack of an ensemble broke.
     """

@@ -20,8 +20,8 @@ from antiphase.report.studies.gallery import PIXELS, few_colors, gallery_figure,
 from antiphase.report.studies.tables import check_sheet, plot_csv, table_note, table_sheet
 from antiphase.report.studies.wording import PAPERS, missing_cells, paper_title, tally
 from antiphase.report.style.prose import paragraphs, prose
-from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot
 from antiphase.studies.claims import RULE
+from antiphase.studies.figures import Artefact, Gallery, Panel, Plot
 from antiphase.studies.results import Result
 
 _HALF = 6  # inches; wider figures get the full width of the page

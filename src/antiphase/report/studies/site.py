@@ -20,6 +20,7 @@ from antiphase.report.style.prose import prose
 from antiphase.report.table import Table
 from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import RULE, Claim
+from antiphase.studies.figures import Artefact
 from antiphase.studies.results import Result
 
 

@@ -116,7 +116,7 @@ class TrainClipOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
         if self.lambda_init is not None:
-            from antiphase.models.clip_factories import find_clip
+            from antiphase.models.clip import find_clip
 
             schedule = find_clip(self.model).schedule
             if schedule != "constant":

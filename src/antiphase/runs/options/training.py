@@ -136,7 +136,7 @@ class TrainOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
         if odd := sorted(_OF_LAMBDA & set(self.model_part)):
-            from antiphase.models.towers import attention_of, attention_spec
+            from antiphase.models.transformer import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
                 raise UserError(f"{odd[0]}: a {self.model} has no λ; leave it out or train a diffvit")
