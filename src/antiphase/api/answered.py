@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from antiphase.commands.old import Kind
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
-from antiphase.evaluation.pope_attack import summarise_answers
 from antiphase.report.figure import families
 from antiphase.report.runs.pope_page import pope_figure, pope_headline, pope_sheets, write_pope_page
 from antiphase.report.runs.stored import read_json
 from antiphase.report.table import Table
+from antiphase.vlm.attack import summarise_answers
 
 
 def _line(result: Result) -> str:

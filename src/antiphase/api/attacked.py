@@ -10,10 +10,10 @@ from antiphase.budgets import eps_label
 from antiphase.commands.old import Kind
 from antiphase.commands.result import Result, combined_rows
 from antiphase.evaluation.rates import compare
-from antiphase.report.runs.page import write_report
-from antiphase.report.runs.stored import read_run
 from antiphase.report.card.writer import write_card
 from antiphase.report.figure import rate_figure
+from antiphase.report.runs.page import write_report
+from antiphase.report.runs.stored import read_run
 from antiphase.report.runs.tables import difference_sheets, rate_sheets
 from antiphase.report.table import Table
 from antiphase.report.words import attack_label, percent

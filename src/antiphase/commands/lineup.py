@@ -25,7 +25,7 @@ from antiphase.models.card import (
     with_own_pixels,
 )
 from antiphase.models.class_names import read_class_names
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import bound, is_dual_encoder
 
 

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.families import by_seed
+from antiphase.evaluation.rates import by_seed
 from antiphase.report.words import attack_label
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
@@ -32,7 +32,7 @@ class Family:
 
 
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
-    """Give each family of ``antiphase.evaluation.families.by_seed`` a colour.
+    """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour.
 
     >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
     >>> families(models)

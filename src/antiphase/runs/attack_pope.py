@@ -21,7 +21,6 @@ from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
 from antiphase.commands.lineup import short_names
 from antiphase.commands.record import run_record
-from antiphase.data.asked import AskedImages, asked_images
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models

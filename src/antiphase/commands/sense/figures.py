@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from antiphase.evaluation.families import over_seeds
-from antiphase.evaluation.statistics import Estimate, as_size
+from antiphase.evaluation.rates import over_seeds
 from antiphase.report.figure import MARKERS, STYLE, Family, dress, legend_label
 from antiphase.report.words import number
 from antiphase.sensitivity.theory import critical_cosine
+from antiphase.statistics.intervals import Estimate, as_size
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     over the samples; of several, each is a small marker next to their mean.
 
     Args:
-        places: columns ``model, layer, metric, value, low, high`` of :func:`antiphase.evaluation.twins.places`.
+        places: columns ``model, layer, metric, value, low, high`` of :func:`antiphase.sensitivity.theorem_ratios.places`.
         family: the models to draw.
     """
     own = places.filter(pl.col("model").is_in(family.models))

@@ -11,19 +11,22 @@ from antiphase.budgets import eps_label
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure, single_layer
 from antiphase.errors import UserError
-from antiphase.evaluation import layers as sensitivity
-from antiphase.evaluation.decisions import LEAST_SEEDS, decide
-from antiphase.evaluation.layer_differences import layer_differences
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA, within
-from antiphase.evaluation.statistics import Estimate, mean_over_seeds
-from antiphase.evaluation.twins import places
 from antiphase.report.figure import Family, families, seed_counts
 from antiphase.report.page import Headline, Panel, Plot, Section
 from antiphase.report.table import Field, Table
 from antiphase.report.words import ends, number
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.estimators import all_estimators
-from antiphase.sensitivity.layer_estimates import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+    layer_differences,
+    within,
+)
 from antiphase.sensitivity.theorem_ratios import places
+from antiphase.statistics.decisions import LEAST_SEEDS, decide
+from antiphase.statistics.intervals import Estimate, mean_over_seeds
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}

@@ -19,8 +19,6 @@ from antiphase.commands.lineup import Lineup, load_lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation import layers as sensitivity
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, BRANCHES_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
 from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
@@ -28,11 +26,18 @@ from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
 from antiphase.progress import progress_bar
 from antiphase.runs.branches import branch_rows
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.alignment import Gram, align
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
 from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    BRANCHES_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+)
 from antiphase.sensitivity.layers import Layer
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.sensitivity.operator_norm import power_iteration

@@ -9,9 +9,18 @@ import polars as pl
 
 from antiphase import reading
 from antiphase.errors import UserError
-from antiphase.evaluation.decisions import with_decisions
-from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
-from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
+from antiphase.evaluation.rates import (
+    COMPARISON_SCHEMA,
+    ROW_SCHEMA,
+    by_seed,
+    clean_accuracy,
+    compare,
+    family_comparisons,
+    family_results,
+    over_images,
+    rates,
+    with_decisions,
+)
 from antiphase.report.figure import Family, families
 from antiphase.runs.gallery import AttackGallery, read_gallery
 

@@ -18,7 +18,6 @@ from antiphase.report.studies.tables import StudyField, claims_sheets
 from antiphase.report.studies.wording import VERDICTS, by_paper, by_source, paper_title, tally
 from antiphase.report.style.prose import prose
 from antiphase.report.table import Table
-from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import RULE, Claim
 from antiphase.studies.figures import Artefact
 from antiphase.studies.results import Result

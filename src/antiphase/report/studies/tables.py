@@ -24,7 +24,6 @@ from antiphase.report.studies.wording import (
 )
 from antiphase.report.table import Field, ruled_table
 from antiphase.report.table import Table as Sheet
-from antiphase.studies.artefact import BY_SEED, Plot, Table
 from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.figures import BY_SEED, Plot, Table
 from antiphase.studies.numbers import bracketed, written

@@ -13,12 +13,11 @@ from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settin
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
+from antiphase.commands.sense.options import SensePlan
+from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.errors import UserError
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.runs.radii import measure_radii
-from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.margin_gradients import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
@@ -245,12 +244,12 @@ class Radius(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Measurement):
-    """One of the measurements of :mod:`antiphase.runs.sense_model` on one model.
+    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
 
     Attributes:
         part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
         limit: at most this many images.
-        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_plan.SensePlan`.
+        settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SensePlan`.
     """
 
     part: str
