@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase import store
-from antiphase.commands.sense.options import SensePlan
+from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.evaluation.features import FeatureStore
@@ -31,11 +31,9 @@ def _attack(model, out):
 
 
 def _sense(model, out):
-    run = {"parts": ["alignment", "depth"], "process": Process(), "batch_size": 2, "progress": False}
-    return pl.concat(
-        sense("m", model, IMAGES, SensePlan(probes=2, steps=1, travel=(0.1,)), out, **run).values(),
-        how="diagonal",
-    )
+    parts = ("alignment", "depth")
+    options = SenseOptions(model=("m",), parts=parts, probes=2, steps=1, eps=(0.1,), batch_size=2, quiet=True)
+    return pl.concat(sense("m", model, IMAGES, options, out).values(), how="diagonal")
 
 
 def _certify(model, out):

@@ -14,6 +14,7 @@ from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.runs.stored import read_json
 from antiphase.report.words import percent
+from antiphase.statistics.intervals import paired_difference
 
 
 def _line(result: Result) -> str:

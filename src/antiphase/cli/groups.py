@@ -29,7 +29,9 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self.built:
             module, _ = COMMANDS[name]
-            register(self.app, name, importlib.import_module(module))
+            command = importlib.import_module(module)
+            if all(one.name != name for one in self.app.registered_commands):
+                register(self.app, name, command)
             self.built[name] = self._build(name)
         return self.built[name]
 

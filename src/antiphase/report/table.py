@@ -40,8 +40,8 @@ class Table:
             width: of the console; columns that find no room are left to the page.
         """
         places = [self.columns.index(column) for column in columns or self.columns]
-        widths = [max(map(len, self._lines(place)), default=0) + 1 for place in places]
-        widths[0] = min(widths[0], _NAMES)
+        widths = [max(map(len, self._lines(place)), default=0) + 2 for place in places]
+        widths[0] = min(max(widths[0], 16), _NAMES)
         fitting = [place for end, place in enumerate(places, 1) if sum(widths[:end]) <= width or end < 3]
         table = ruled_table(self.title, caption="more columns in the report" if fitting != places else None)
         for place in fitting:

@@ -35,6 +35,7 @@ from antiphase.runs.attack_pope import PopeAttack
 from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.options.attack import AuditOptions
+from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
 from antiphase.vlm.pope import PopeSet
 

@@ -28,6 +28,7 @@ from antiphase.processes import Process, this_process
 from antiphase.runs.estimated import estimate_radii
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.sensitivity.smoothing import Smoothing, smooth
+from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size, write_frame
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement

@@ -13,6 +13,7 @@ from torch import nn
 
 from antiphase.commands.lineup import short_names
 from antiphase.commands.record import run_record
+from antiphase.data import ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError

@@ -193,7 +193,7 @@ def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     over the samples; of several, each is a small marker next to their mean.
 
     Args:
-        places: columns ``model, layer, metric, value, low, high`` of :func:`antiphase.sensitivity.theorem_ratios.places`.
+        places: of :func:`antiphase.sensitivity.theorem_ratios.places`.
         family: the models to draw.
     """
     own = places.filter(pl.col("model").is_in(family.models))

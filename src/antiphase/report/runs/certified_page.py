@@ -14,6 +14,8 @@ from antiphase.report.runs.certified import curve_figure, write_figure
 from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.table import Field, Table
 from antiphase.report.words import ends, number, percent, percent_range, points, points_range
+from antiphase.statistics.decisions import decide
+from antiphase.statistics.intervals import Estimate
 
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 
