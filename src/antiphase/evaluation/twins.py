@@ -14,8 +14,12 @@ from jaxtyping import Float
 
 from antiphase.evaluation.layers import within
 from antiphase.evaluation.statistics import jackknife
-from antiphase.sensitivity.certificates import printed_radius_ratio, radius_ratio
-from antiphase.sensitivity.theory import critical_cosine, relative_sensitivity
+from antiphase.sensitivity.theory import (
+    critical_cosine,
+    printed_radius_ratio,
+    radius_ratio,
+    relative_sensitivity,
+)
 
 Means = Float[np.ndarray, "... parts"]
 Statistic = Callable[[Means], Float[np.ndarray, "..."]]

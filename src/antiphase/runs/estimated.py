@@ -21,7 +21,7 @@ from antiphase.runs.radii import measure_radii
 from antiphase.runs.sense import BATCH_SIZE
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
-from antiphase.sensitivity.certificates import estimated_radius
+from antiphase.sensitivity.theory import estimated_radius
 
 STEPS = 20  # of power iteration
 

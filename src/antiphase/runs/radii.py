@@ -14,9 +14,9 @@ from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
-from antiphase.sensitivity.certificates import margins
-from antiphase.sensitivity.eager import eager_attention
-from antiphase.sensitivity.operator_norm import Linearisation, power_iteration
+from antiphase.sensitivity.layers import eager_attention
+from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
+from antiphase.sensitivity.theory import margins
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {

@@ -24,15 +24,19 @@ from antiphase.runs.branches import branch_rows
 from antiphase.runs.cache import Cache
 from antiphase.runs.processes import Process
 from antiphase.runs.sense_plan import SensePlan
-from antiphase.sensitivity.alignment import Gram, align
+from antiphase.sensitivity.alignment import (
+    Gram,
+    align,
+    direction_grams,
+    loss_grams,
+    random_directions,
+    token_grams,
+)
 from antiphase.sensitivity.depth import propagate, stage_norms
-from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
-from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
-from antiphase.sensitivity.layers import Layer
+from antiphase.sensitivity.layers import Layer, eager_attention
+from antiphase.sensitivity.lipschitz import Sampled, power_iteration, uniform_sampling_of_all
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
-from antiphase.sensitivity.operator_norm import power_iteration
-from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
 from antiphase.streams import key, sample_keys
 
 

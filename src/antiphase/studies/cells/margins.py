@@ -8,7 +8,7 @@ import polars as pl
 import torch
 import torch.nn.functional as F
 
-from antiphase.sensitivity.margin_gradients import MarginGradients, Margins, margins_of
+from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement, data_content, ready
 from antiphase.studies.lab import Lab
 
@@ -18,7 +18,7 @@ _PASSES = 10  # forward passes' worth for each image: four with a gradient, in f
 @final
 @dataclass(frozen=True, kw_only=True)
 class Margin(Measurement):
-    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.margin_gradients`.
+    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`.
 
     Attributes:
         limit: at most this many images.

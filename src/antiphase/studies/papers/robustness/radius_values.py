@@ -5,7 +5,7 @@ import torch
 
 from antiphase.evaluation.statistics import linearised
 from antiphase.evaluation.twins import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
-from antiphase.sensitivity.certificates import estimated_radius
+from antiphase.sensitivity.theory import estimated_radius
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.spec import RowsByTable
 
