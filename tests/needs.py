@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphase.attention.backends.native.build import missing
+from antiphase.attention.backends.native import missing
 from antiphase.data import arrays, openmoji
 
 PRETEND_BARE = os.environ.get("ANTIPHASE_PRETEND_BARE") == "1"
