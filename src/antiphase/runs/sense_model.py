@@ -32,7 +32,6 @@ from antiphase.sensitivity.alignment import (
 )
 from antiphase.sensitivity.depth import propagate, stage_norms
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
-from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
     BRANCHES_SCHEMA,
@@ -40,9 +39,8 @@ from antiphase.sensitivity.layer_estimates import (
     LIPSCHITZ_SCHEMA,
 )
 from antiphase.sensitivity.layers import Layer
+from antiphase.sensitivity.lipschitz import Sampled, power_iteration, uniform_sampling_of_all
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
-from antiphase.sensitivity.operator_norm import power_iteration
-from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
 from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
 

@@ -12,14 +12,14 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from antiphase.evaluation.layers import within
-from antiphase.evaluation.statistics import jackknife
+from antiphase.sensitivity.layer_estimates import within
 from antiphase.sensitivity.theory import (
     critical_cosine,
     printed_radius_ratio,
     radius_ratio,
     relative_sensitivity,
 )
+from antiphase.statistics.intervals import jackknife
 
 Means = Float[np.ndarray, "... parts"]
 Statistic = Callable[[Means], Float[np.ndarray, "..."]]
