@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphase.data.emoji_objects import OBJECTS
+from antiphase.data.emoji import OBJECTS
 from antiphase.data.emoji_pope import emoji_pope
 from antiphase.data.pope import load_pope, pope_questions
 from antiphase.errors import UserError

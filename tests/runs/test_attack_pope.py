@@ -14,7 +14,7 @@ import antiphase as ap
 from antiphase.api.result import read_result
 from antiphase.data.asked import asked_images
 from antiphase.data.emoji_pope import emoji_pope
-from antiphase.data.preprocess import model_images
+from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.pope_attack import ALL, answer_rates, summarise_answers
 from antiphase.models.card import ModelCard, with_card

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.data.conceptual import CC3M, CC12M
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.shards import CC3M, CC12M
 from antiphase.evaluation.statistics import jackknife, mcnemar_exact, mean_over_groups
 from antiphase.studies.artefact import Artefact
 from antiphase.studies.cells import FACTORS

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from antiphase.data.decoding import Square
 from antiphase.data.images import ImageSet
-from antiphase.data.pairs import PairSet
+from antiphase.data.pairs import PairSet, model_images
 from antiphase.data.pope import PopeSet
-from antiphase.data.preprocess import model_images
 from antiphase.files import digest
 from antiphase.streams import key
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from antiphase.data.archives import IMAGE_SUFFIXES, members_by_key, read_index
 from antiphase.data.llava_records import LlavaRecords, checked_records
-from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards, members_by_key
-from antiphase.data.tar_members import read_index
+from antiphase.data.shards import find_shards
 from antiphase.errors import UserError
 from antiphase.reading import parse_json
 
@@ -24,7 +24,7 @@ def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
 
     Args:
         name: as given to ``load_conversations``.
-        pattern: as for :func:`~antiphase.data.shard_files.find_shards`.
+        pattern: as for :func:`~antiphase.data.shards.find_shards`.
         root: data folder.
 
     Raises:

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data.named import find_named
-from antiphase.data.root import data_root
+from antiphase.data.folders import data_root
+from antiphase.data.sources import find_named
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.streams import generator

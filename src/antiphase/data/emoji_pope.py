@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from antiphase.data.emoji_objects import emoji_objects
+from antiphase.data.emoji import emoji_objects
 from antiphase.data.pope import PopeSet, pope_questions
 
 NAME = "emoji-pope"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from antiphase.data.conversations import Conversation
-from antiphase.data.emoji_objects import OBJECTS, emoji_objects, theme_of
+from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of
 from antiphase.data.pairs import ArrayPairs
 from antiphase.data.pope import ASK, with_article
 from antiphase.files import digest

@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from antiphase.data.captions import read_json
 from antiphase.data.conversations import Conversation, file_at
 from antiphase.data.decoding import decode_whole
 from antiphase.data.folders import missing_files
-from antiphase.data.listed_pairs import read_json
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
 

@@ -12,9 +12,8 @@ from typing import final
 
 import torch
 
-from antiphase.data.folders import missing_files
+from antiphase.data.folders import data_root, missing_files
 from antiphase.data.pairs import FilePairs, PairSet
-from antiphase.data.root import data_root
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.reading import parse_json

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from antiphase.data import PairSet
 from antiphase.data.decoding import Square
+from antiphase.data.pairs import model_images
 from antiphase.data.pope import with_suffix
-from antiphase.data.preprocess import model_images
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.data.expected_counts import MEAN_PER_CLASS
 from antiphase.data.mmvp import PAPER_PATTERNS
-from antiphase.data.published import MEAN_PER_CLASS
 from antiphase.evaluation.metrics import Metric, difference, estimate, task_metrics
 from antiphase.registry import TASKS, find
 

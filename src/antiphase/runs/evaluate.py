@@ -12,8 +12,8 @@ import polars as pl
 from torch import nn
 
 from antiphase.data.mmvp import MmvpSet
+from antiphase.data.pairs import content_key
 from antiphase.data.pope import PopeSet
-from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.outcomes import ROW_SCHEMA

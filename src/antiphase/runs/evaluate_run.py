@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphase.data import FileImages, ImageSet
-from antiphase.data.root import data_root
+from antiphase.data.folders import data_root
 from antiphase.errors import UserError
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, find_task
 from antiphase.models.card import doubts_about, settle_size

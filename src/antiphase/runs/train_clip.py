@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from antiphase.data.pair_sources import load_pairs
 from antiphase.data.pairs import PairSet
+from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.models import CLIP

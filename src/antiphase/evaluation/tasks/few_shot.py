@@ -3,7 +3,7 @@
 import polars as pl
 from torch import Tensor, nn
 
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.fewshot import Episodes, draw_episodes, few_shot_accuracies
 from antiphase.evaluation.metrics import Metric, observed

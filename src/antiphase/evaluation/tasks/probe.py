@@ -3,7 +3,7 @@
 import polars as pl
 from torch import nn
 
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.evaluation.metrics import Metric, accuracies
 from antiphase.evaluation.outcomes import classification_rows
 from antiphase.evaluation.probe import MOST_FITS, train_probe

@@ -4,7 +4,7 @@ import polars as pl
 from torch import nn
 
 from antiphase.data import PairSet
-from antiphase.data.published import RETRIEVAL_SETS
+from antiphase.data.expected_counts import RETRIEVAL_SETS
 from antiphase.evaluation.metrics import Metric, observed
 from antiphase.evaluation.outcomes import retrieval_rows
 from antiphase.evaluation.retrieval import chosen_captions

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from antiphase.data.published import IMAGENET_SETS
+from antiphase.data.expected_counts import IMAGENET_SETS
 from antiphase.evaluation.metrics import Metric, accuracies, observed
 from antiphase.evaluation.outcomes import zero_shot_rows
 from antiphase.evaluation.summary import accuracy_stands_for

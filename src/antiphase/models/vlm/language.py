@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from antiphase.arguments import validated
+from antiphase.data.folders import data_root
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.data.root import data_root
 from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.schemes.hugging_face import import_transformers, quiet
