@@ -11,8 +11,8 @@ import types
 import polars as pl
 import pytest
 
+from antiphase.commands.options import parse_eps
 from antiphase.errors import UserError
-from antiphase.runs.options.read import parse_eps
 
 
 def test_quickstart_audits_the_specimens_without_a_download(tmp_path, run_cli):

@@ -10,11 +10,10 @@ from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
-from antiphase.models.clip_factories import ClipVariant, diffclip
-from antiphase.models.factories import build, configure
-from antiphase.models.kinds import attention_kind
-from antiphase.models.lambdas import layer_lambdas, mean_lambdas
-from antiphase.models.towers import AttentionSpec
+from antiphase.models.clip import ClipVariant, diffclip
+from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
+from antiphase.models.transformer import AttentionSpec
+from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
@@ -24,7 +23,7 @@ from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit
-from antiphase.studies.facts import facts_of
+from antiphase.studies.paper_settings import facts_of
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.clip_recipe import make_clip_recipe
 

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 import torch
 
+from antiphase.commands.loading import load_models
 from antiphase.models import clip, write_model
-from antiphase.runs.loading import load_models
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.adapters import _ADAPTERS
 from tests.training.tiny_pairs import TINY

@@ -6,10 +6,8 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from antiphase.api import answered
-from antiphase.api.kind import Kind
-from antiphase.api.pairing import combined, paired_models
-from antiphase.api.result import Result
 from antiphase.budgets import eps_label
+from antiphase.commands.result import Kind, Result, combined, paired_models
 from antiphase.evaluation.rates import compare
 from antiphase.report import read_run, write_report
 from antiphase.report.card.writer import write_card

@@ -6,16 +6,14 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind, listed
-from antiphase.api.pairing import combined, paired_models
-from antiphase.api.result import Result
+from antiphase.commands.result import Kind, Result, combined, listed, paired_models
 from antiphase.errors import UserError
-from antiphase.evaluation.statistics import paired_difference
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.runs.stored import read_json
 from antiphase.report.style.wording import percent
+from antiphase.statistics.intervals import paired_difference
 
 
 def _line(result: Result) -> str:

@@ -5,16 +5,14 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind
-from antiphase.api.pairing import combined, paired_models
-from antiphase.api.result import Result
+from antiphase.commands.result import Kind, Result, combined, paired_models
 from antiphase.errors import UserError
-from antiphase.evaluation.layer_differences import layer_differences
 from antiphase.report.runs.sense_page import headline, write_sense_report
 from antiphase.report.runs.sense_tables import Chapter, chapters, read_rows
 from antiphase.report.runs.stored import read_json
 from antiphase.report.style.families import families
 from antiphase.report.style.sheets import Sheet
+from antiphase.sensitivity.layer_estimates import layer_differences
 
 
 def _line(result: Result) -> str:

@@ -10,9 +10,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.api.kind import Kind
-from antiphase.api.pairing import nothing_paired
-from antiphase.api.result import Result, read_result
+from antiphase.commands.result import Kind, Result, nothing_paired, read_result
 from antiphase.errors import UserError
 from antiphase.reading import read_json
 from antiphase.report.studies.figures import plot_figure
@@ -23,8 +21,9 @@ from antiphase.report.studies.wording import tally
 from antiphase.report.style.sheets import Sheet
 from antiphase.studies.options import PackOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
+from antiphase.studies.plan import select
 from antiphase.studies.results import Result as Study
-from antiphase.studies.selection import pack_studies, results_of, select
+from antiphase.studies.results import pack_studies, results_of
 
 _CHOICE = "study.json"
 _CHOSEN = ("names", "profile", "seeds", "models", "baseline")

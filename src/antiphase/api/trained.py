@@ -11,9 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from antiphase.api.kind import Kind
-from antiphase.api.pairing import nothing_paired
-from antiphase.api.result import Result
+from antiphase.commands.result import Kind, Result, nothing_paired
 from antiphase.reading import as_json_lines
 from antiphase.report.style.figures import STYLE
 from antiphase.report.style.sheets import Field, Sheet

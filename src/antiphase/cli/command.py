@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from antiphase.commands.options import Options, Typed
 from antiphase.errors import UserError, first_line, shown
 from antiphase.reading import read_text
-from antiphase.runs.options.base import Options, Typed
 from antiphase.terminal import say
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY

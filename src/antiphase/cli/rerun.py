@@ -28,7 +28,7 @@ def rerun(options: RerunOptions) -> Answer:
 
     antiphase rerun runs/diffvit --out runs/diffvit-again --json
     """
-    from antiphase.runs.loading import check_code
+    from antiphase.commands.loading import check_code
     from antiphase.runs.rerun import RECORD, compared, recorded
 
     name, stored = recorded(options.run)

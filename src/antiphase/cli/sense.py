@@ -4,7 +4,7 @@ import time
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
-from antiphase.runs.folders import run_folder
+from antiphase.commands.run_folder import run_folder
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.terminal import console, say
 
@@ -36,8 +36,8 @@ def sense(options: SenseOptions) -> Answer:
             "said": done,
         }
     with run_folder(options.out, "sense"):
+        from antiphase.processes import this_process
         from antiphase.report.runs.sense_page import lipschitz_table, sense_table, write_sense_report
-        from antiphase.runs.processes import this_process
         from antiphase.runs.sense import run
 
         began = time.monotonic()

@@ -1,7 +1,14 @@
 """Weights on disk: a safetensors file next to its recipe."""
 
+import argparse
+import json
+import os
+import re
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +185,182 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), raw.numpy().tobytes()]
     return digest(*parts)
+
+
+_WRAPPER = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of compile, FSDP
+_AVERAGE = re.compile(r"(^|[._])(ema|swa|averaged)([._]|$)", re.IGNORECASE)
+_ASIDE = re.compile(  # kept with the weights, but no weights
+    r"(criterion|loss)\w*\..*"  # of the loss in a Lightning module
+    r"|(.*\.)?(n_averaged|total_ops|total_params|num_batches_tracked|position_ids|relative_position_index|attn_mask)"
+)
+_GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message
+_INDEX = ".index.json"  # of a checkpoint in several files
+_MOST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class _Set:
+    """The tensors of a dictionary in a file whose names begin with a prefix; ``matches`` are named as in the model."""
+
+    place: str
+    prefix: str
+    matches: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}.{self.prefix}".strip(".") or "."
+
+
+def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> dict[str, Tensor]:
+    """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
+
+    Reads safetensors, dictionaries written by ``torch.save``, and the index of a checkpoint in several files. A pickle
+    is read with ``weights_only`` and one additional safe class, ``argparse.Namespace`` (options), so that no code in
+    the file is executed. The weights may be in a dictionary within the file, such as ``state_dict``, and their names
+    may have a prefix, such as ``module.``. If a file has weights and their moving average (``ema``, ``swa``), the
+    average is taken, as timm does. A warning names what is ignored.
+
+    Args:
+        name: the file, or ``FILE#SET``, where SET is the dictionary or the prefix of one of several sets of weights.
+        own: the model's tensors by name.
+        sized: whether the shapes in ``own`` count.
+
+    Raises:
+        UserError: if the file is missing or damaged, has other classes or no weights, or several sets of weights fit.
+    """
+    path, which = file_and_set(name)
+    tables = _tables(path)
+    if not tables:
+        raise UserError(
+            f"{path}: no weights found; expected a dictionary of tensors, as model.state_dict() returns"
+        )
+    names = {_WRAPPER.sub("", key): key for key in own}
+    needed = {short for short in names if not short.endswith(COUNTER)}
+    sets = [
+        _Set(place, prefix, count)
+        for place, table in tables.items()
+        for prefix, count in Counter(
+            key[:at] for key in table for at in _starts(key) if key[at:] in needed
+        ).items()
+    ]
+    fits = [one for one in sets if one.matches == len(needed)]
+    if sized and len(fits) > 1:
+        fits = [
+            one
+            for one in fits
+            if all(tables[one.place][one.prefix + short].shape == own[names[short]].shape for short in needed)
+        ] or fits
+    if which:
+        known = ", ".join(one.name for one in fits) or "none"
+        fits = [one for one in fits if which == one.name or which in one.name.split(".")]
+        if not fits:
+            raise UserError(f"{name}: no weights {shown(which)} that fit the model; the file has {known}")
+    if not fits:  # loading says what does not match
+        biggest = _Set(max(tables, key=lambda place: len(tables[place])), "", 0)
+        best = max(sets, key=lambda one: one.matches, default=biggest)
+        return _stripped(tables[best.place], best.prefix, names)
+    one = _choice(fits, path)
+    tensors = _stripped(tables[one.place], one.prefix, names)
+    extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
+    ignored = [key for key in tables[one.place] if not key.startswith(one.prefix)] + extra
+    for place in (place for place in tables if place not in {each.place for each in fits}):
+        ignored += [f"{place}.*"] if place else tables[place]
+    if ignored and not which:
+        more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
+        warnings.warn(
+            f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2
+        )
+    return {key: value for key, value in tensors.items() if key not in extra}
+
+
+def file_and_set(name: str | Path) -> tuple[Path, str]:
+    """Return the file and the set of ``FILE#SET``; the set is empty if none is named."""
+    file, _, which = str(name).rpartition("#")
+    whole = Path(name).expanduser()
+    return (Path(file).expanduser(), which) if file and not os.path.exists(whole) else (whole, "")
+
+
+def _choice(fits: list[_Set], path: Path) -> _Set:
+    """Return the only set that fits, or the moving average of the only other one."""
+    averages = [one for one in fits if _AVERAGE.search(one.name)]
+    if len(fits) == 1:
+        return fits[0]
+    if len(fits) > 2 or len(averages) != 1:
+        listed = ", ".join(one.name for one in fits)
+        raise UserError(
+            f"{path}: several sets of weights fit the model: {listed}; choose one: {path}#{fits[0].name}"
+        )
+    (other,) = (one for one in fits if one not in averages)
+    warnings.warn(
+        f"{path}: loaded the moving average {averages[0].name}; for the other weights: {path}#{other.name}",
+        stacklevel=3,
+    )
+    return averages[0]
+
+
+def _starts(key: str) -> Iterator[int]:
+    """Yield where a name and its parts behind a prefix begin."""
+    yield 0
+    yield from (match.end() for match in re.finditer(r"\.", key))
+
+
+def _stripped(table: dict[str, Tensor], prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    short = {key.removeprefix(prefix): value for key, value in table.items() if key.startswith(prefix)}
+    return {names.get(key, key): value for key, value in short.items()}
+
+
+def _tables(path: Path) -> dict[str, dict[str, Tensor]]:
+    """Return the dictionaries of tensors in a file by their place in it, such as ``"state_dict"``."""
+    if len(files := files_of(path)) > 1:
+        return {"": {key: value for file in files[1:] for key, value in _tables(file).get("", {}).items()}}
+    if why := mistaken(path):
+        raise UserError(f"{path}: {why}")
+    with path.open("rb") as file:
+        head = file.read(9)
+    if path.suffix == ".safetensors" or head[7:] == b"\0{":
+        return {"": {_WRAPPER.sub("", key): value for key, value in read_weights(path).items()}}
+    tables, left, seen = {}, [("", _unpickled(path))], set[int]()
+    while left:
+        place, held = left.pop()
+        if not isinstance(held, dict) or id(held) in seen:  # a pickle may refer to itself
+            continue
+        seen.add(id(held))
+        named = {key: value for key, value in held.items() if isinstance(key, str)}
+        table = {_WRAPPER.sub("", key): value for key, value in named.items() if isinstance(value, Tensor)}
+        tables |= {place: table} if table else {}
+        left += [(f"{place}.{key}".lstrip("."), value) for key, value in reversed(named.items())]
+    return tables
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        Exception
+    ) as error:  # unpickling can raise anything, and torch's own message advises weights_only=False
+        names = _GLOBAL.findall(str(error))
+        has = f" (it contains {shown(names[0])}, and a pickle of other classes can run code)" if names else ""
+        raise UserError(
+            f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; if you "
+            "trust the file, open it yourself and save model.state_dict() alone"
+        ) from None
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a file, and those that it names if it is the index of a checkpoint in several files.
+
+    Raises:
+        UserError: if it is called an index and is none.
+    """
+    if not path.name.endswith(_INDEX) or not path.is_file():
+        return [path]
+    try:
+        names = {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        names = set()
+    if not names or any(os.path.basename(name) != name or name.endswith(_INDEX) for name in names):
+        raise UserError(
+            f"{path}: no index of a checkpoint; expected a weight_map from names to files beside it"
+        )
+    return [path, *(path.with_name(name) for name in sorted(names))]

@@ -12,8 +12,8 @@ from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
-from antiphase.models.dual_encoders import OpenClip
-from antiphase.models.normalize import Normalized
+from antiphase.models.preprocessing import Normalized
+from antiphase.models.schemes.open_clip import OpenClip
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of

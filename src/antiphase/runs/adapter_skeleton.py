@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from antiphase.commands.loading import find_device, load_models
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import card_of
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of
-from antiphase.runs.loading import find_device, load_models
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.sensitivity.maps import unrecognised
 

@@ -15,29 +15,29 @@ from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.budgets import eps_label
+from antiphase.commands.loading import check_compiler, check_twins, find_device, load_lineup, load_models
+from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import alignment
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
+from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.attack_pope import PopeAttack
 from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
-from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import check_compiler, check_twins, find_device, load_lineup, load_models
 from antiphase.runs.options.attack import AuditOptions
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense import BATCH_SIZE, entries
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity.layer_estimates import alignment
+from antiphase.store import write_frame
+from antiphase.vlm.pope import PopeSet
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

@@ -16,22 +16,21 @@ from jaxtyping import Bool, Float
 from torch import nn
 
 from antiphase.attacks.engine.oracle import attacked
+from antiphase.commands.loading import load_lineup
+from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
-from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
-from antiphase.runs.cache import Cache, slice_size
+from antiphase.processes import Process, this_process
 from antiphase.runs.estimated import estimate_radii
 from antiphase.runs.expectation import check_ends
-from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import load_lineup
 from antiphase.runs.options.certify import CertifyOptions
-from antiphase.runs.processes import Process, this_process
-from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+from antiphase.statistics.intervals import paired_difference, proportion
+from antiphase.store import Cache, slice_size, write_frame
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {

@@ -10,20 +10,20 @@ import polars as pl
 from torch import nn
 
 from antiphase.budgets import eps_label
+from antiphase.commands.loading import check_twins, load_lineup
+from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation import layers as sensitivity
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
+from antiphase.processes import this_process
 from antiphase.runs.expectation import sense_expectation
-from antiphase.runs.journal import write_frame
-from antiphase.runs.loading import check_twins, load_lineup
 from antiphase.runs.options.sense import SenseOptions
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import check_fit, run_record, short_names
 from antiphase.runs.sense_model import PARTS, sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity import layer_estimates as sensitivity
+from antiphase.store import write_frame
 
 BATCH_SIZE = 8
 

@@ -7,8 +7,7 @@ from pydantic import Field
 
 from antiphase.arguments import Fields
 from antiphase.errors import UserError
-from antiphase.models.clip import ClipConfig
-from antiphase.models.clip_factories import configure_clip, find_clip
+from antiphase.models.clip import ClipConfig, configure_clip, find_clip
 from antiphase.precision import Precision
 from antiphase.training.contrastive_loss import Kind
 from antiphase.training.recipe import check_warmup
@@ -71,7 +70,7 @@ def make_clip_recipe(
         preset: ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop).
         data: name of the training pairs.
         fingerprint: fingerprint of the training pairs.
-        model_fields: arguments of :func:`~antiphase.models.clip_factories.configure_clip` that override the preset.
+        model_fields: arguments of :func:`~antiphase.models.clip.configure_clip` that override the preset.
         **fields: fields of the recipe that override the preset.
 
     Raises:

@@ -14,15 +14,14 @@ from antiphase.data.pairs import PairBatch, PairSource
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json, write_text
 from antiphase.models import checkpoints
-from antiphase.models.clip import CLIP, build_clip
-from antiphase.models.lambdas import mean_lambdas
-from antiphase.models.text import tokenize
+from antiphase.models.clip import CLIP, build_clip, tokenize
+from antiphase.models.kinds import mean_lambdas
+from antiphase.processes import start_processes
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
 from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
 from antiphase.training.contrastive_step import Share, accumulate
-from antiphase.training.processes import start_processes
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
 
 BAD_SAMPLES_FILE = "bad-samples.txt"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from antiphase.models.clip import CLIP
 from antiphase.precision import Precision, autocast
+from antiphase.processes import sum_gradients
 from antiphase.training.contrastive_loss import FeatureGradients, Kind, at_least_float32, feature_gradients
-from antiphase.training.processes import sum_gradients
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.models.factories import VitConfig, configure
-from antiphase.models.towers import attention_of
+from antiphase.models.transformer import attention_of
+from antiphase.models.vit import VitConfig, configure
 from antiphase.precision import Precision, multiplies_bf16
 from antiphase.training.adversarial import Adversary
 

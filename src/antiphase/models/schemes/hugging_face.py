@@ -18,10 +18,9 @@ from antiphase.errors import UserError, first_line, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
-from antiphase.models.normalize import Normalized
-from antiphase.models.preprocessing import Preprocessing, of_processor, one_side
+from antiphase.models.preprocessing import Normalized, Preprocessing, of_processor, one_side
+from antiphase.models.schemes.classifiers import imagenet_names
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
-from antiphase.models.schemes.timm import imagenet_names
 
 _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 

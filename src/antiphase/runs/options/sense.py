@@ -5,9 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from antiphase.errors import UserError
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import (
+from antiphase.commands.fields import (
     Against,
     BatchSize,
     Data,
@@ -25,7 +23,8 @@ from antiphase.runs.options.fields import (
     Split,
     Words,
 )
-from antiphase.runs.options.read import at_least_one
+from antiphase.commands.options import Options, Typed, at_least_one
+from antiphase.errors import UserError
 
 # the parts that use an option
 _USERS = {

@@ -1,0 +1,1 @@
+"""One folder for each command: its options, its run, its result."""
