@@ -341,7 +341,7 @@ def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
 
     Args:
         name: as given to ``load_conversations``.
-        pattern: as for :func:`~antiphase.data.shard_files.find_shards`.
+        pattern: as for :func:`~antiphase.data.shards.find_shards`.
         root: data folder.
 
     Raises:

@@ -5,7 +5,6 @@ from typing import Any
 
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.record import write_training_record
-from antiphase.data.pair_sources import load_pairs
 from antiphase.data.pairs import PairSet
 from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
