@@ -13,9 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data.folders import data_root
+from antiphase.data.archives import IMAGE_SUFFIXES, members_by_key, read_index
+from antiphase.data.captions import read_json
+from antiphase.data.decoding import decode_whole
+from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
+from antiphase.data.folders import data_root, missing_files
+from antiphase.data.pairs import ArrayPairs
+from antiphase.data.shards import find_shards
 from antiphase.data.sources import find_named
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.reading import parse_json
 from antiphase.streams import generator, key
