@@ -28,23 +28,23 @@ ATTACKS: Table = {
 
 # evaluation tasks, in the order of rows and reports
 TASKS: Table = {
-    "retrieval": "antiphase.evaluation.tasks.retrieval:TASK",
-    "zero-shot": "antiphase.evaluation.tasks.zero_shot:TASK",
-    "probe": "antiphase.evaluation.tasks.probe:TASK",
-    "few-shot": "antiphase.evaluation.tasks.few_shot:TASK",
-    "mmvp": "antiphase.evaluation.tasks.mmvp:TASK",
-    "pope": "antiphase.evaluation.tasks.pope:TASK",
-    "caption": "antiphase.evaluation.tasks.caption:TASK",
+    "retrieval": "antiphase.evaluation.retrieval:TASK",
+    "zero-shot": "antiphase.evaluation.zero_shot:TASK",
+    "probe": "antiphase.evaluation.probe:TASK",
+    "few-shot": "antiphase.evaluation.few_shot:TASK",
+    "mmvp": "antiphase.evaluation.mmvp:TASK",
+    "pope": "antiphase.vlm.pope:TASK",
+    "caption": "antiphase.vlm.answers:TASK",
 }
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {
-    "sampled mean": "antiphase.sensitivity.estimators.sampled:MEAN",
-    "sampled maximum": "antiphase.sensitivity.estimators.sampled:MAXIMUM",
-    "power iteration": "antiphase.sensitivity.estimators.power_iteration:ESTIMATOR",
-    "gradient ascent": "antiphase.sensitivity.estimators.gradient_ascent:ESTIMATOR",
-    "local maximum": "antiphase.sensitivity.estimators.local_maximum:ESTIMATOR",
-    "exact": "antiphase.sensitivity.estimators.exact:ESTIMATOR",
+    "sampled mean": "antiphase.sensitivity.estimators:SAMPLED_MEAN",
+    "sampled maximum": "antiphase.sensitivity.estimators:SAMPLED_MAXIMUM",
+    "power iteration": "antiphase.sensitivity.estimators:POWER_ITERATION",
+    "gradient ascent": "antiphase.sensitivity.estimators:GRADIENT_ASCENT",
+    "local maximum": "antiphase.sensitivity.estimators:LOCAL_MAXIMUM",
+    "exact": "antiphase.sensitivity.estimators:EXACT",
 }
 
 
@@ -66,6 +66,9 @@ ATTENTION: Table = {
     "normed": "antiphase.models.transformer:NORMED",
 }
 """Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
+
+RUNS: Table = {"vlm": "antiphase.vlm.checkpoint:load_vlm"}
+"""Functions that load a run directory by the ``kind`` in its recipe; classifiers and CLIPs need none."""
 
 VITS: dict[str, str] = {"vit": "softmax", "diffvit": "differential", "vit-norm": "normed"}
 """Vision transformers that can be trained, by the kind of attention that each has."""

@@ -6,10 +6,11 @@ import pytest
 import torch
 from scipy import stats
 
-from antiphase.evaluation.metrics import Metric, difference, estimate, task_metrics
-from antiphase.evaluation.outcomes import ROW_SCHEMA, answer_rows, episode_rows
-from antiphase.evaluation.pope import NO, YES
-from antiphase.evaluation.statistics import mcnemar_exact, mean_over_groups, paired_difference, proportion
+from antiphase.evaluation.few_shot import episode_rows
+from antiphase.evaluation.metrics import ROW_SCHEMA, Metric, difference, estimate, task_metrics
+from antiphase.evaluation.mmvp import answer_rows
+from antiphase.statistics.intervals import mcnemar_exact, mean_over_groups, paired_difference, proportion
+from antiphase.vlm.pope import NO, YES
 
 
 def classified(labels, hits, seed=0, setting="80"):

@@ -5,7 +5,7 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import METRICS, ROW_SCHEMA, clean_accuracy, compare, rates, summarise_rates
-from antiphase.evaluation.statistics import mcnemar_exact, paired_difference, proportion
+from antiphase.statistics.intervals import mcnemar_exact, paired_difference, proportion
 
 EPS = 2 / 255
 

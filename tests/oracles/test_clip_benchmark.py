@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.evaluation.metrics import estimate, task_metrics
-from antiphase.evaluation.outcomes import retrieval_rows, zero_shot_rows
-from antiphase.evaluation.statistics import mean_over_groups
+from antiphase.evaluation.retrieval import retrieval_rows
+from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models import clip, zero_shot_classifier
+from antiphase.statistics.intervals import mean_over_groups
 from tests import needs
 from tests.training.tiny_pairs import TINY
 

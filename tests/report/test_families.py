@@ -3,8 +3,13 @@ import polars as pl
 import pytest
 from scipy import stats
 
-from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
-from antiphase.evaluation.rates import COMPARISON_SCHEMA
+from antiphase.evaluation.rates import (
+    COMPARISON_SCHEMA,
+    by_seed,
+    family_comparisons,
+    family_results,
+    over_images,
+)
 from antiphase.report.style.families import families
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.twins import places
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.runs.layer_figures import Panel, layer_figure
@@ -24,6 +23,7 @@ from antiphase.runs.audit import Audit
 from antiphase.runs.sense import sense_all
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import critical_cosine
+from antiphase.sensitivity.theorem_ratios import places
 
 QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
 PARTS = ("alignment", "lipschitz", "depth")

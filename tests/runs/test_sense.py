@@ -11,13 +11,18 @@ from polars.testing import assert_frame_equal
 from antiphase.attacks import Threat, pgd
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA, prediction_error
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_layers, exact_gram
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+    prediction_error,
+)
 from antiphase.streams import key, sample_keys, uniform
 from tests.runs.counting import Counting
 

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Kind, Result, combined, listed, paired_models
 from antiphase.errors import UserError
-from antiphase.evaluation.statistics import paired_difference
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.runs.stored import read_json
 from antiphase.report.style.wording import percent
+from antiphase.statistics.intervals import paired_difference
 
 
 def _line(result: Result) -> str:

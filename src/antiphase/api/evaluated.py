@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Kind, Result, combined, listed, paired_models
 from antiphase.errors import UserError
-from antiphase.evaluation.summary import summarise_tasks
+from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.report.evaluation.figures import dot_figure
 from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.page import write_evaluation_page

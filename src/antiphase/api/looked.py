@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Kind, Result, listed
 from antiphase.errors import UserError
-from antiphase.evaluation.statistics import jackknife, paired_difference
 from antiphase.files import replacing
 from antiphase.reading import as_json, read_json
 from antiphase.report.runs.look import figure_bytes, looked_figure
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.runs.look import Looked, MapColumn
+from antiphase.statistics.intervals import jackknife, paired_difference
 
 _PLACE = ["method", "image", "text"]
 

@@ -7,12 +7,12 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Kind, Result, combined, paired_models
 from antiphase.errors import UserError
-from antiphase.evaluation.layer_differences import layer_differences
 from antiphase.report.runs.sense_page import headline, write_sense_report
 from antiphase.report.runs.sense_tables import Chapter, chapters, read_rows
 from antiphase.report.runs.stored import read_json
 from antiphase.report.style.families import families
 from antiphase.report.style.sheets import Sheet
+from antiphase.sensitivity.layer_estimates import layer_differences
 
 
 def _line(result: Result) -> str:

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from antiphase.data.pairs import PairSet
-from antiphase.data.preprocess import model_images
+from antiphase.data.pairs import PairSet, model_images
 from antiphase.evaluation.metrics import estimate, task_metrics
-from antiphase.evaluation.outcomes import retrieval_rows, zero_shot_rows
-from antiphase.evaluation.retrieval import Captions, chosen_captions
+from antiphase.evaluation.retrieval import chosen_captions, retrieval_rows
+from antiphase.evaluation.tasks.task import Captions
+from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 
 _NAMES = {"top-1": "zero-shot", "per class": "zero-shot per class"}

@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 
-from antiphase.evaluation.clustered import mcnemar_clustered
-from antiphase.evaluation.crossed import crossed_mean
-from antiphase.evaluation.statistics import (
+from antiphase.data.expected_counts import MEAN_PER_CLASS
+from antiphase.data.mmvp import PAPER_PATTERNS
+from antiphase.registry import TASKS, find
+from antiphase.statistics.influence import mcnemar_clustered
+from antiphase.statistics.intervals import (
     Estimate,
     jackknife,
     mcnemar_exact,
@@ -16,7 +22,7 @@ from antiphase.evaluation.statistics import (
     paired_difference,
     proportion,
 )
-from antiphase.registry import TASKS, find
+from antiphase.statistics.seeds_by_images import crossed_mean
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Metric:
         clustered: whether the units of a group are no independent draws: the captions of an image.
         seeds_alike: whether the same unit occurs under every seed, as an image does and an episode does not.
         tested: whether a difference of clustered hits has an exact p, see
-            :func:`~antiphase.evaluation.clustered.mcnemar_clustered`.
+            :func:`~antiphase.statistics.influence.mcnemar_clustered`.
     """
 
     setting: str
@@ -68,7 +74,7 @@ def task_metrics(
 
     Args:
         task: a name of :data:`~antiphase.registry.TASKS`.
-        rows: of :data:`~antiphase.evaluation.outcomes.ROW_SCHEMA`.
+        rows: of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`.
         groups: MMVP only: title and patterns of every mean over patterns.
 
     Raises:
@@ -95,7 +101,7 @@ def estimate(metric: Metric) -> Spread:
 
     Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
     over seeds, over all episodes, within classes where every class counts alike, over the images that several captions
-    belong to. Equal values get the variance that :func:`~antiphase.evaluation.crossed.crossed_mean` gives them.
+    belong to. Equal values get the variance that :func:`~antiphase.statistics.seeds_by_images.crossed_mean` gives them.
     """
     values = metric.values
     seeds = values["seed"].n_unique()
@@ -169,3 +175,135 @@ def _cut(estimate: Estimate, least: float) -> Estimate:
     if not np.isfinite(estimate.high):
         return estimate
     return Estimate(estimate.value, max(estimate.low, least), min(estimate.high, 1.0), estimate.n)
+
+
+# setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
+# unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
+# rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
+# Answers to POPE: see antiphase.vlm.pope.
+ROW_SCHEMA = {
+    "setting": pl.String,
+    "seed": pl.Int64,
+    "unit": pl.Int64,
+    "group": pl.Int64,
+    "prediction": pl.Int64,
+    "rank": pl.Int64,
+    "score": pl.Float64,
+    "cost": pl.Float64,
+}
+
+
+def classification_rows(
+    scores: Float[Tensor, "n classes"],
+    labels: Int64[Tensor, " n"],
+    ids: Int64[Tensor, " n"],
+    setting: str = "",
+    seed: int = 0,
+) -> pl.DataFrame:
+    """Return a row for each image: the class of the highest score, and the rank of the right one.
+
+    Of equal scores the lower class number stands first, for prediction and rank alike.
+    """
+    own = scores.gather(1, labels[:, None])
+    earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
+    before = (~(scores <= own)) | ((scores == own) & earlier)  # NaN stands before
+    return outcome_rows(
+        setting=setting,
+        seed=seed,
+        unit=ids.tolist(),
+        group=labels.tolist(),
+        prediction=scores.argmax(1).tolist(),
+        rank=before.sum(1).tolist(),
+    )
+
+
+def outcome_rows(**columns: Any) -> pl.DataFrame:
+    """Return rows of ``ROW_SCHEMA``; a group that is not given is −1, any other column null."""
+    frame = pl.DataFrame(columns)
+    absent = [
+        pl.lit(-1 if name == "group" else None).alias(name) for name in ROW_SCHEMA if name not in columns
+    ]
+    return frame.with_columns(absent).select(pl.col(name).cast(kind) for name, kind in ROW_SCHEMA.items())
+
+
+# data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
+CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
+
+
+def accuracy_stands_for(data: str, metric: str) -> bool:
+    """Return whether an accuracy is the one that stands for a classifier on a data set.
+
+    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
+    (True, False)
+    """
+    return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
+
+
+def summarise_tasks(
+    rows: pl.DataFrame, twins: Mapping[str, str], patterns: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Return every metric of every model, with its spread, and its difference to the twin's.
+
+    Args:
+        rows: of ``rows.parquet``.
+        twins: name of the twin of each model that has one.
+        patterns: names of MMVP's patterns, by data set.
+    """
+    found: dict[tuple[str, ...], Metric] = {}
+    results, differences = [], []
+    for (model, task, data), its in rows.group_by("model", "task", "data", maintain_order=True):
+        names = (patterns or {}).get(str(data))
+        groups = None if names is None else _pattern_groups(names)
+        for metric in task_metrics(str(task), its, groups):
+            key = (str(model), str(task), str(data), metric.setting, metric.name)
+            found[key] = metric
+            spread = estimate(metric)
+            results.append(
+                dict(zip(("model", "task", "data", "setting", "metric"), key, strict=True))
+                | {
+                    "value": spread.estimate.value,
+                    "low": _finite(spread.estimate.low),
+                    "high": _finite(spread.estimate.high),
+                    "n": spread.estimate.n,
+                    "seed_sd": spread.seed_sd,
+                    "unit_sd": spread.unit_sd,
+                    "seeds": spread.seeds,
+                    "headline": _stands_for(key, metric),
+                }
+            )
+    for (model, *key), metric in found.items():
+        twin = twins.get(model)
+        if twin is None or (twin, *key) not in found:
+            continue
+        apart, p = difference(metric, found[twin, *key])
+        differences.append(
+            {"model": model, "twin": twin}
+            | dict(zip(("task", "data", "setting", "metric"), key, strict=True))
+            | {
+                "difference": apart.value,
+                "low": _finite(apart.low),
+                "high": _finite(apart.high),
+                "p": p,
+                "n": apart.n,
+                "headline": _stands_for((model, *key), metric),
+            }
+        )
+    return {"results": results, "differences": differences}
+
+
+def _stands_for(key: Sequence[str], metric: Metric) -> bool:
+    _, task, data, *_ = key
+    return find(TASKS, task, "task").stands_for(data, metric.name)
+
+
+def _pattern_groups(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return MMVP's metrics: the mean over all patterns, over the paper's where they are there, and each alone."""
+    groups = {f"mean of {len(names)}": list(range(len(names)))}
+    paper = [number for number, name in enumerate(names) if name in PAPER_PATTERNS]
+    if len(paper) == len(PAPER_PATTERNS):
+        groups[f"mean of {len(paper)}"] = paper
+    return groups | {name: [number] for number, name in enumerate(names)}
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

@@ -7,13 +7,23 @@ prediction differs from the attacked label, which is the clean prediction), ``fe
 ensemble that broke it, or null), ``distance``, ``forwards``, ``backwards``, ``attack_seed``.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.evaluation.statistics import mcnemar_exact, paired_difference, proportion
+from antiphase.statistics.decisions import decide
+from antiphase.statistics.intervals import (
+    Estimate,
+    as_difference,
+    as_share,
+    mcnemar_exact,
+    mean_over_seeds,
+    paired_difference,
+    proportion,
+)
 
 ROW_SCHEMA = {
     "model": pl.String,
@@ -211,3 +221,133 @@ def _refuse_repeats(rows: pl.DataFrame) -> None:
             f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: expected one row "
             "per model, attack, norm, ε and sample; repeat the run in an empty folder"
         )
+
+
+def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Group models by attention and by name without the seed at its end; models without a seed are apart.
+
+    Args:
+        models: ``name``, ``attention`` and ``seed`` of each.
+
+    Returns:
+        The names of the models of each family, by the family's name.
+
+    >>> by_seed([{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)])
+    {'vit': ['vit-0', 'vit-1']}
+    """
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for model in models:
+        name, seed = model["name"], model["seed"]
+        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
+        groups.setdefault((model["attention"], stem, seed is None), []).append(name)
+    taken = [stem for _, stem, _ in groups] + [model["name"] for model in models]
+    return {
+        (stem if taken.count(stem) == 1 else f"{stem}, {attention}") if len(names) > 1 else names[0]: names
+        for (attention, stem, _), names in groups.items()
+    }
+
+
+def over_seeds(
+    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
+) -> pl.DataFrame:
+    """Average ``column`` over each group of at least two rows, one row per seed, with Student's t interval.
+
+    Args:
+        frame: the rows.
+        keys: columns that define the groups.
+        column: column to average.
+        within: restricts the interval to the range of the values.
+
+    Returns:
+        Columns ``*keys, value, low, high, n``, groups in the order of the rows, without smaller groups.
+    """
+    means = []
+    for key, group in frame.group_by(keys, maintain_order=True):
+        if len(group) > 1:
+            mean = within(mean_over_seeds(group[column].to_list()))
+            means.append((*key, mean.value, mean.low, mean.high, mean.n))
+    schema: dict[str, Any] = {name: frame.schema[name] for name in keys}
+    numbers = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
+    return pl.DataFrame(means, schema=schema | numbers, orient="row")
+
+
+def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+    """Average each rate over the seeds of each family of ``by_seed``.
+
+    Returns:
+        Columns ``family, attack, norm, eps, metric, value, low, high, n``.
+    """
+    owner = _owner(families)
+    named = results.with_columns(family=pl.col("model").replace_strict(owner, return_dtype=pl.String))
+    return over_seeds(named, ["family", "attack", "norm", "eps", "metric"], "value", as_share)
+
+
+def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+    """Average the paired differences of each two families over their pairs.
+
+    Pairs must be independent: there is no mean if two pairs share a model.
+
+    Returns:
+        Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
+    """
+    owner = _owner(families)
+    pairs = comparisons.with_columns(
+        family=pl.col("model").replace_strict(owner, return_dtype=pl.String),
+        against_family=pl.col("against").replace_strict(owner, return_dtype=pl.String),
+    )
+    keys = ["family", "against_family", "attack", "norm", "eps"]
+    apart = pairs.filter(
+        (pl.col("model").n_unique().over(keys) == pl.len().over(keys))
+        & (pl.col("against").n_unique().over(keys) == pl.len().over(keys))
+    )
+    return over_seeds(apart, keys, "difference", as_difference)
+
+
+def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
+
+    With dᵢ the mean over the pairs of (first model broken) − (second model broken) at image i, the interval is
+    d̄ ± 1.96·s/√n over the n images, clipped to [−1, 1].
+
+    Returns:
+        Columns ``attack, norm, eps, image_low, image_high``.
+    """
+    broken = rows.select("model", "attack", "norm", "eps", "sample", pl.col("success").cast(pl.Float64))
+    keys = ["attack", "norm", "eps", "sample"]
+    signed = [
+        broken.filter(model=name).with_columns(success=sign * pl.col("success"))
+        for pair in pairs
+        for name, sign in zip(pair, (1.0, -1.0), strict=True)
+    ]
+    images = pl.concat(signed).group_by(keys).agg(d=pl.sum("success") / len(pairs))
+    half = 1.96 * pl.std("d") / pl.len().sqrt()
+    return images.group_by(keys[:3]).agg(
+        image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
+        image_high=(pl.mean("d") + half).clip(upper_bound=1.0),
+    )
+
+
+def _owner(families: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {model: name for name, models in families.items() for model in models}
+
+
+def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
+    """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack.
+
+    Args:
+        comparisons: of :func:`~antiphase.evaluation.rates.compare`, or of
+            :func:`~antiphase.evaluation.rates.family_comparisons`, whose n is the number of training seeds.
+    """
+    single = "p_value" in comparisons.columns
+    sides = ("model", "against") if single else ("family", "against_family")
+    comparisons = comparisons.with_row_index("place")
+    found = [comparisons.clear().with_columns(decided=pl.lit(0, pl.Int64))]
+    for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
+        numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
+        signs = decide(
+            [Estimate(*each) for each in numbers],
+            block["p_value"].to_list() if single else None,
+            seeds=1 if single else numbers[0][3],
+        )
+        found.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
+    return pl.concat(found).sort("place").drop("place")

@@ -1,16 +1,19 @@
 """Image–text retrieval: the rank of the right image for each caption, and of the right captions for each image."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
+import polars as pl
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, validated
-from antiphase.data.pairs import PairSet
+from antiphase.data import PairSet
+from antiphase.data.expected_counts import RETRIEVAL_SETS
 from antiphase.errors import UserError
-
-Captions = Literal["first", "all"]  # of each image
+from antiphase.evaluation.metrics import Metric, observed, outcome_rows
+from antiphase.evaluation.tasks.task import Captions, EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.modules import device_of
 
 _HELD = 2**26  # similarities at a time: 256 MB in float32
 
@@ -64,3 +67,68 @@ def chosen_captions(pairs: PairSet, captions: Captions) -> tuple[list[str], Int6
         texts += some
         owners += [position] * len(some)
     return texts, torch.tensor(owners)
+
+
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+    pairs = source.test
+    assert isinstance(pairs, PairSet)
+    texts, owners = chosen_captions(pairs, protocol.captions)
+    place = device_of(model)
+    images = store.project(model, store.image_features(model, pairs))
+    words = store.text_vectors(model, texts, f"captions of {pairs.name}")
+    return retrieval_rows(images.to(place), words.to(place), owners.to(place), pairs.ids)
+
+
+def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
+    several = rows["group"].n_unique() < len(rows)
+    return [
+        Metric(setting, f"R@{k}", observed(rows, pl.col("rank") < k), clustered=several) for k in (1, 5, 10)
+    ]
+
+
+def retrieval_rows(
+    images: Float[Tensor, "n embed"],
+    texts: Float[Tensor, "m embed"],
+    owners: Int64[Tensor, " m"],
+    ids: Int64[Tensor, " n"],
+) -> pl.DataFrame:
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
+
+    Args:
+        images: unit vectors.
+        texts: unit vectors of the captions.
+        owners: position of each caption's image; every image has one at least.
+        ids: of the images.
+    """
+    own = torch.arange(len(images), device=owners.device)
+    by_caption = outcome_rows(
+        setting="image",
+        seed=0,
+        unit=list(range(len(texts))),
+        group=ids[owners.cpu()].tolist(),
+        rank=ranks(texts, images, own, owners).tolist(),
+    )
+    by_image = outcome_rows(
+        setting="text",
+        seed=0,
+        unit=ids.tolist(),
+        group=ids.tolist(),
+        rank=ranks(images, texts, owners, own).tolist(),
+    )
+    return pl.concat([by_caption, by_image])
+
+
+TASK = EvaluationTask(
+    name="retrieval",
+    title="Retrieval",
+    summary="R@1, 5, 10 of images by captions and of captions by images",
+    notes="Image R@k counts the captions whose image is among the first k, text R@k the images of which a "
+    "caption is. Candidates that are exactly as similar stand before the right one.",
+    serves=lambda source: isinstance(source.test, PairSet),
+    measure=_measure,
+    metrics=_metrics,
+    stands_for=lambda data, metric: metric == "R@5",
+    fields=("captions",),
+    reads_text=True,
+    paper_data=RETRIEVAL_SETS,
+)

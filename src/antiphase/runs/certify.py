@@ -20,7 +20,6 @@ from antiphase.commands.loading import load_lineup
 from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
-from antiphase.evaluation.statistics import paired_difference, proportion
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.class_names import in_model_order
@@ -30,6 +29,7 @@ from antiphase.runs.estimated import estimate_radii
 from antiphase.runs.expectation import check_ends
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size, write_frame
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement

@@ -14,7 +14,6 @@ from antiphase.commands.loading import check_twins, load_lineup
 from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation import layers as sensitivity
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
 from antiphase.models.kinds import mean_lambdas
@@ -23,6 +22,7 @@ from antiphase.runs.expectation import sense_expectation
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.sense_model import PARTS, sense
 from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.store import write_frame
 
 BATCH_SIZE = 8

@@ -10,12 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
-from antiphase.data.mmvp import MmvpSet
-from antiphase.data.pope import PopeSet
 from antiphase.evaluation.metrics import Metric
-from antiphase.evaluation.probe import Objective
-from antiphase.evaluation.retrieval import Captions
 from antiphase.registry import TASKS, find
+
+Captions = Literal["first", "all"]  # of each image
+Objective = Literal["norm", "squared"]  # penalty on a probe's weights
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,30 @@ class Protocol:
     suffix: str = ""
 
 
+@typing.runtime_checkable
+class QuestionSet(typing.Protocol):
+    """A data set that is neither labelled images nor pairs, such as one of questions; its task knows more of it."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all that affects its rows."""
+        ...
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set as the tasks see it: images to evaluate on and, where the set has them, images to learn from.
 
     Attributes:
-        test: labelled images, pairs, MMVP-VLM's pairs of images, or POPE's images and questions.
+        test: labelled images, pairs, or what a task of its own measures.
         train: images of the same classes.
         validation: a published validation split. Without one, the probe holds out a part of ``train``.
     """
 
-    test: ImageSet | PairSet | MmvpSet | PopeSet
+    test: ImageSet | PairSet | QuestionSet
     train: ImageSet | PairSet | None = None
     validation: ImageSet | PairSet | None = None
 
@@ -116,7 +128,7 @@ class EvaluationTask:
         summary: what is measured, in one line.
         notes: how its numbers are counted and how to read them: the paragraph below the heading.
         serves: whether a data set has what the task needs.
-        measure: measures a model and returns rows of :data:`~antiphase.evaluation.outcomes.ROW_SCHEMA`.
+        measure: measures a model and returns rows of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`.
         metrics: from a setting, its rows and MMVP's groups to the metrics that the rows hold.
         heading: from a setting and the name of a metric to the heading of a number.
         scores: whether more of a metric is better; headlines count no other.
@@ -176,7 +188,7 @@ def all_tasks() -> list[EvaluationTask]:
 
 def has_labels(source: Source) -> bool:
     """Return whether the test images are labelled."""
-    return not isinstance(source.test, MmvpSet | PopeSet) and source.test.labels is not None
+    return isinstance(source.test, ImageSet | PairSet) and source.test.labels is not None
 
 
 def can_learn(source: Source) -> bool:
@@ -184,10 +196,9 @@ def can_learn(source: Source) -> bool:
     return has_labels(source) and source.train is not None
 
 
-def labelled(data: ImageSet | PairSet | MmvpSet | PopeSet | None) -> tuple[ImageSet | PairSet, Tensor]:
+def labelled(data: ImageSet | PairSet | QuestionSet | None) -> tuple[ImageSet | PairSet, Tensor]:
     """Return a data set and its labels, which ``serves`` has found there."""
-    assert data is not None
-    assert not isinstance(data, MmvpSet | PopeSet)
+    assert isinstance(data, ImageSet | PairSet)
     assert data.labels is not None
     return data, data.labels
 

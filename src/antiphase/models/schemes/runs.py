@@ -31,6 +31,7 @@ from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.models.transformer import attention_spec
 from antiphase.models.vit import VisionTransformer, VitConfig, build
+from antiphase.registry import RUNS, find
 
 RELEASED_WEIGHTS = "released.safetensors"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.decisions import with_decisions
+from antiphase.evaluation.rates import with_decisions
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, RobustnessCard
 from antiphase.report.style.wording import attack_label, lambda_range, p_text, percent, points_interval
 from antiphase.terminal import safe

@@ -6,8 +6,6 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.decisions import decide
-from antiphase.evaluation.statistics import Estimate
 from antiphase.files import write_text
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure, write_figure
@@ -16,6 +14,8 @@ from antiphase.report.style.families import families
 from antiphase.report.style.markup import embedded, environment
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import ends, number, percent, percent_range, points, points_range
+from antiphase.statistics.decisions import decide
+from antiphase.statistics.intervals import Estimate
 
 _ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 

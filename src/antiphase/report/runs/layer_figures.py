@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from antiphase.evaluation.families import over_seeds
-from antiphase.evaluation.statistics import Estimate, as_size
+from antiphase.evaluation.rates import over_seeds
 from antiphase.report.style.families import Family
 from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
+from antiphase.statistics.intervals import Estimate, as_size
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     over the samples; of several, each is a small marker next to their mean.
 
     Args:
-        places: columns ``model, layer, metric, value, low, high`` of :func:`antiphase.evaluation.twins.places`.
+        places: columns ``model, layer, metric, value, low, high`` of
+            :func:`antiphase.sensitivity.theorem_ratios.places`.
         family: the models to draw.
     """
     own = places.filter(pl.col("model").is_in(family.models))

@@ -9,9 +9,6 @@ import polars as pl
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.evaluation.decisions import LEAST_SEEDS, decide
-from antiphase.evaluation.layers import within
-from antiphase.evaluation.statistics import Estimate, mean_over_seeds
 from antiphase.files import write_text
 from antiphase.report.runs.page import drawn
 from antiphase.report.runs.sense_tables import chapters, read_rows
@@ -21,6 +18,9 @@ from antiphase.report.style.families import Family, families, seed_counts
 from antiphase.report.style.markup import environment
 from antiphase.report.style.wording import console_interval, ends, number
 from antiphase.sensitivity.estimators import all_estimators
+from antiphase.sensitivity.layer_estimates import within
+from antiphase.statistics.decisions import LEAST_SEEDS, decide
+from antiphase.statistics.intervals import Estimate, mean_over_seeds
 
 _COLUMNS = {"cosine": "cosθ", "rho": "ρ", "amplification": "J_DA/J1", "below": "cosθ<0, %", "norm": "‖J‖"}
 

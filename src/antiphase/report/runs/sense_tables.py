@@ -9,15 +9,15 @@ import polars as pl
 
 from antiphase import reading
 from antiphase.budgets import eps_label
-from antiphase.evaluation import layers as sensitivity
-from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
-from antiphase.evaluation.twins import places
 from antiphase.report.runs.layer_figures import Panel, layer_figure, single_layer
 from antiphase.report.runs.plane_figure import plane_figure
 from antiphase.report.style.families import Family
 from antiphase.report.style.sheets import Field, Sheet
 from antiphase.report.style.wording import ends, number
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.estimators import all_estimators
+from antiphase.sensitivity.layer_estimates import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.sensitivity.theorem_ratios import places
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.evaluation.families import by_seed
+from antiphase.evaluation.rates import by_seed
 
 # Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
 # report.
@@ -22,7 +22,7 @@ class Family:
 
 
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
-    """Give each family of ``antiphase.evaluation.families.by_seed`` a colour.
+    """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour.
 
     >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
     >>> families(models)

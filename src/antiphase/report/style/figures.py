@@ -45,7 +45,7 @@ def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Fam
 
     Args:
         results: The frame of ``antiphase.evaluation.rates.rates``.
-        means: The frame of ``antiphase.evaluation.families.family_results``.
+        means: The frame of ``antiphase.evaluation.rates.family_results``.
         groups: The families, in drawing order.
         metric: "asr" or "robust_accuracy".
     """

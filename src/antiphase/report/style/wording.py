@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphase.evaluation.statistics import is_interval
 from antiphase.registry import ATTACKS, find
+from antiphase.statistics.intervals import is_interval
 
 NO_INTERVAL = "no interval"
 _NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1", "l0": "L0"}
