@@ -31,7 +31,6 @@ from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.models.transformer import attention_spec
 from antiphase.models.vit import VisionTransformer, VitConfig, build
-from antiphase.registry import RUNS, find
 
 RELEASED_WEIGHTS = "released.safetensors"
 
@@ -41,7 +40,7 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     recipe = read_recipe(directory)
     source, path = directory / RECIPE_FILE, directory / WEIGHTS_FILE
     if recipe.get("kind") == "vlm":
-        from antiphase.models.vlm import load_vlm
+        from antiphase.vlm import load_vlm
 
         model = load_vlm(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
