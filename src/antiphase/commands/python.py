@@ -224,7 +224,7 @@ def study(names: Any, **options: Any) -> Result:
         UserError: an option is not known or not valid, or a cell fails.
     """
     from antiphase.api.studied import studied
-    from antiphase.studies.launch import run
+    from antiphase.studies.run import run
 
     named = (names,) if isinstance(names, str) else names
     with _place(options.get("store"), RunOptions) as store:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, validated
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import (
     CLASSES_ALIKE,

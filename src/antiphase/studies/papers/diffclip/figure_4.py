@@ -36,9 +36,9 @@ import polars as pl
 
 from antiphase.data.mmvp import PAPER_PATTERNS
 from antiphase.statistics.intervals import mcnemar_exact
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import alike, observations
 from antiphase.studies.papers.diffclip.show import (

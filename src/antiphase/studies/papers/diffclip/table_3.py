@@ -38,9 +38,9 @@ from dataclasses import replace
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.estimation import estimates, over
+from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.papers.diffclip.answered import hallucinations, rises, scores
 from antiphase.studies.papers.diffclip.observed import VALUE
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, gains, model_table, published
