@@ -20,7 +20,7 @@ from antiphase.models import clip
 from antiphase.models.card import ModelCard, with_card
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.runs.evaluate import evaluate_models
-from antiphase.statistics.influence import mcnemar_clustered
+from antiphase.statistics.decisions import mcnemar_clustered
 from antiphase.streams import key
 from tests import needs
 from tests.reference.pope import scores

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 from antiphase.data.pope import PopeQuestion
 from antiphase.errors import UserError
 from antiphase.evaluation.pope import is_parsed, join_answers, says_yes
-from antiphase.statistics.influence import auc_values, mcnemar_clustered, ratio_values
-from antiphase.statistics.intervals import mcnemar_exact
+from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
+from antiphase.statistics.influence import auc_values, ratio_values
 from tests.reference.pope import counts_as_no
 
 ANSWERS = {  # answer: (yes, parsed)

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.data import ImageSet, PairSet
-from antiphase.data.mmvp import MmvpSet
-from antiphase.data.pope import PopeSet
 from antiphase.evaluation.metrics import Metric
 from antiphase.registry import TASKS, find
 
 Captions = Literal["first", "all"]  # of each image
-Objective = Literal["norm", "squared"]  # penalty on a probe's weights
+Objective = Literal["norm", "squared"]  # of the penalty on a probe's weights
+Groups = Mapping[str, Sequence[int]]
+"""Title and patterns of every mean over MMVP's patterns."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,30 @@ class Protocol:
     suffix: str = ""
 
 
+@typing.runtime_checkable
+class QuestionSet(typing.Protocol):
+    """A data set that is neither labelled images nor pairs, such as one of questions; its task knows more of it."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all that affects its rows."""
+        ...
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set as the tasks see it: images to evaluate on and, where the set has them, images to learn from.
 
     Attributes:
-        test: labelled images, pairs, MMVP-VLM's pairs of images, or POPE's images and questions.
+        test: labelled images, pairs, or what a task of its own measures.
         train: images of the same classes.
         validation: a published validation split. Without one, the probe holds out a part of ``train``.
     """
 
-    test: ImageSet | PairSet | MmvpSet | PopeSet
+    test: ImageSet | PairSet | QuestionSet
     train: ImageSet | PairSet | None = None
     validation: ImageSet | PairSet | None = None
 
@@ -72,12 +85,10 @@ class Source:
 
 
 class Features(typing.Protocol):
-    """Features of images and vectors of texts, computed once for each model; ``runs.features`` keeps them on disk."""
+    """Features of images and vectors of texts, computed once for each model and kept on disk."""
 
     @property
-    def batch_size(self) -> int:
-        """Images through the model at once."""
-        ...
+    def batch_size(self) -> int: ...
 
     @property
     def progress(self) -> bool:
@@ -101,10 +112,6 @@ class Features(typing.Protocol):
     ) -> Float[Tensor, "embed classes"]:
         """Return the zero-shot weights, one unit vector a column."""
         ...
-
-
-Groups = Mapping[str, Sequence[int]]
-"""Title and patterns of every mean over MMVP's patterns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +169,7 @@ class EvaluationTask:
 
 
 def find_task(name: str) -> EvaluationTask:
-    """Return a task by its name.
-
-    Raises:
-        UserError: there is no such task.
-    """
+    """Return a task by its name; a ``UserError`` if there is none."""
     return find(TASKS, name, "task")
 
 
@@ -177,7 +180,7 @@ def all_tasks() -> list[EvaluationTask]:
 
 def has_labels(source: Source) -> bool:
     """Return whether the test images are labelled."""
-    return not isinstance(source.test, MmvpSet | PopeSet) and source.test.labels is not None
+    return isinstance(source.test, ImageSet | PairSet) and source.test.labels is not None
 
 
 def can_learn(source: Source) -> bool:
@@ -185,10 +188,9 @@ def can_learn(source: Source) -> bool:
     return has_labels(source) and source.train is not None
 
 
-def labelled(data: ImageSet | PairSet | MmvpSet | PopeSet | None) -> tuple[ImageSet | PairSet, Tensor]:
+def labelled(data: ImageSet | PairSet | QuestionSet | None) -> tuple[ImageSet | PairSet, Tensor]:
     """Return a data set and its labels, which ``serves`` has found there."""
-    assert data is not None
-    assert not isinstance(data, MmvpSet | PopeSet)
+    assert isinstance(data, ImageSet | PairSet)
     assert data.labels is not None
     return data, data.labels
 
