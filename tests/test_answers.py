@@ -13,7 +13,7 @@ from antiphase.models import clip, write_model
 from antiphase.runs import doctor
 from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.rerun import compared, recorded
-from tests.models.vlm.tiny import tiny_language, tiny_tokenizer
+from tests.vlm.tiny import tiny_language, tiny_tokenizer
 
 SMALL = {
     "vision": {"image_size": 16, "dim": 16, "depth": 1, "num_heads": 2, "patch_size": 8},

@@ -23,7 +23,7 @@ from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit
-from antiphase.studies.facts import facts_of
+from antiphase.studies.paper_settings import facts_of
 from antiphase.training import make_recipe, train_classifier
 from antiphase.training.clip_recipe import make_clip_recipe
 

@@ -59,6 +59,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "load_model",
     "models",
     "training",
+    "vlm",
     # what is measured
     "attacks",
     "attention",

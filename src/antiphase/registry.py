@@ -33,8 +33,8 @@ TASKS: Table = {
     "probe": "antiphase.evaluation.probe:TASK",
     "few-shot": "antiphase.evaluation.few_shot:TASK",
     "mmvp": "antiphase.evaluation.mmvp:TASK",
-    "pope": "antiphase.evaluation.tasks.pope:TASK",
-    "caption": "antiphase.evaluation.tasks.caption:TASK",
+    "pope": "antiphase.vlm.pope:TASK",
+    "caption": "antiphase.vlm.answers:TASK",
 }
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
@@ -66,6 +66,9 @@ ATTENTION: Table = {
     "normed": "antiphase.models.transformer:NORMED",
 }
 """Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
+
+RUNS: Table = {"vlm": "antiphase.vlm.checkpoint:load_vlm"}
+"""Functions that load a run directory by the ``kind`` in its recipe; classifiers and CLIPs need none."""
 
 VITS: dict[str, str] = {"vit": "softmax", "diffvit": "differential", "vit-norm": "normed"}
 """Vision transformers that can be trained, by the kind of attention that each has."""

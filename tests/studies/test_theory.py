@@ -16,10 +16,10 @@ from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.cancellation import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates
-from antiphase.studies.identity import identity
 from antiphase.studies.papers.diffclip import map_correlation
 from antiphase.studies.papers.robustness import depth_values as depth
 from antiphase.studies.papers.robustness import radius_values, theory_depth, theory_radius
+from antiphase.studies.store import identity
 
 SEEDS, IMAGES, EPS = 8, 7, (1 / 255, 4 / 255)
 KINDS = ("noise", "pgd")

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Kind, Result, combined, paired_models
 from antiphase.errors import UserError
-from antiphase.evaluation.pope_attack import summarise_answers
 from antiphase.report.runs.pope_page import pope_figure, pope_headline, pope_sheets, write_pope_page
 from antiphase.report.runs.stored import read_json
 from antiphase.report.style.families import families
 from antiphase.report.style.sheets import Sheet
+from antiphase.vlm.attack import summarise_answers
 
 
 def _line(result: Result) -> str:

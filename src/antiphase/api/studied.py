@@ -21,8 +21,9 @@ from antiphase.report.studies.wording import tally
 from antiphase.report.style.sheets import Sheet
 from antiphase.studies.options import PackOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
+from antiphase.studies.plan import select
 from antiphase.studies.results import Result as Study
-from antiphase.studies.selection import pack_studies, results_of, select
+from antiphase.studies.results import pack_studies, results_of
 
 _CHOICE = "study.json"
 _CHOSEN = ("names", "profile", "seeds", "models", "baseline")

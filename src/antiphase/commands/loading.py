@@ -121,9 +121,9 @@ def load_models(
         UserError: if a model cannot be loaded or is of no use, or random weights are asked for and none of them can
             have them.
     """
-    from antiphase.evaluation.answers import answers_questions
     from antiphase.models.zeroshot import is_dual_encoder
     from antiphase.models.zoo import scheme_of
+    from antiphase.vlm.answers import answers_questions
 
     names = [spec.strip() for spec in specs]
     able = [(scheme := scheme_of(name)) is not None and scheme.random for name in names]

@@ -200,7 +200,7 @@ def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
     Args:
         stage: 1 or 2.
         data: source of conversations.
-        out: directory to write, which ``antiphase.models.vlm.load_vlm`` takes.
+        out: directory to write, which ``antiphase.vlm.load_vlm`` takes.
         **options: fields of :class:`~antiphase.runs.options.vlm_training.TrainVlmOptions`.
 
     Raises:
@@ -224,7 +224,7 @@ def study(names: Any, **options: Any) -> Result:
         UserError: an option is not known or not valid, or a cell fails.
     """
     from antiphase.api.studied import studied
-    from antiphase.studies.launch import run
+    from antiphase.studies.run import run
 
     named = (names,) if isinstance(names, str) else names
     with _place(options.get("store"), RunOptions) as store:

@@ -13,10 +13,9 @@ from torch import nn
 from antiphase.commands.loading import find_device
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet
-from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import PairSet
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
+from antiphase.evaluation.tasks.task import QuestionSet
 from antiphase.files import write_json
 from antiphase.models.card import ModelCard, card_of
 from antiphase.models.zoo import fingerprint
@@ -58,7 +57,7 @@ def check_fit(card: ModelCard, data: ImageSet) -> None:
 def run_record(
     models: Sequence[nn.Module],
     names: Sequence[str],
-    data: ImageSet | PairSet | MmvpSet | PopeSet,
+    data: ImageSet | PairSet | QuestionSet,
     settings: dict[str, Any],
     warnings: list[str],
     command: str,

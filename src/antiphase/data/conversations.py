@@ -1,21 +1,31 @@
 """Questions and answers about images, by name: what vision-language models are trained on."""
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
+from antiphase.data.decoding import decode_whole
+from antiphase.data.emoji_objects import OBJECTS, emoji_objects, theme_of, with_article
+from antiphase.data.folders import missing_files
+from antiphase.data.listed_pairs import read_json
 from antiphase.data.named import find_named
+from antiphase.data.pairs import ArrayPairs
 from antiphase.data.root import data_root
-from antiphase.errors import UserError
+from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards, members_by_key
+from antiphase.data.tar_members import read_index
+from antiphase.errors import UserError, shown
 from antiphase.files import digest
-from antiphase.streams import generator
+from antiphase.reading import parse_json
+from antiphase.streams import generator, key
 
 
 @validated
@@ -125,20 +135,14 @@ def file_at(path: str, root: Path) -> Path:
 
 
 def _llava(ask: Request) -> Conversations:
-    from antiphase.data.llava_records import llava_conversations  # reads what is defined here
-
     return llava_conversations(ask.name, file_at(ask.path, ask.root), ask.settings, ask.root)
 
 
 def _emoji(ask: Request) -> Conversations:
-    from antiphase.data.emoji_questions import emoji_conversations  # optional dependencies
-
     return emoji_conversations(ask.stage, ask.seed, ask.root)
 
 
 def _shards(ask: Request) -> Conversations:
-    from antiphase.data.conversation_shards import shard_conversations  # reads what is defined here
-
     return shard_conversations(ask.name, ask.path, ask.root)
 
 
@@ -188,11 +192,327 @@ def load_conversations(
     plain, _, query = name.partition("?")
     source = find_named(plain, _SOURCES, "source of conversations")
     settings = query_settings(query)
-    for key in settings:
-        if key not in source.settings:
-            raise UserError(f"{name}: no setting {key!r}; expected {', '.join(source.settings) or 'none'}")
+    for setting in settings:
+        if setting not in source.settings:
+            raise UserError(
+                f"{name}: no setting {setting!r}; expected {', '.join(source.settings) or 'none'}"
+            )
     found = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
     if limit is None or limit >= len(found):
         return found
     order = torch.randperm(len(found), generator=generator(seed, "subset"))[:limit].sort().values
     return _Part(found, tuple(order.tolist()))
+
+
+_PLACE = "<image>"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LlavaRecords:
+    """Conversations in LLaVA's JSON layout; images are decoded on demand.
+
+    Attributes:
+        name: as given to :func:`load_conversations`.
+        records: ``id``, ``conversations`` (alternately ``from`` human and gpt, each with its ``value``) and, for one
+            with an image, ``image``, a path relative to ``images``.
+        images: folder of the images.
+    """
+
+    name: str
+    records: Sequence[dict[str, Any]]
+    images: Path
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, position: int) -> Conversation:
+        record = self.records[position]
+        file = record.get("image")
+        image = None if file is None else decode_whole(self.images / file).float() / 255
+        mark = "" if file is not None else _PLACE  # without an image it is a word like any other
+        said = [one["value"].replace(_PLACE, mark).strip() for one in _paired(record["conversations"])]
+        return Conversation(str(record["id"]), image, tuple(zip(said[::2], said[1::2], strict=True)))
+
+    def has_image(self, position: int) -> bool:
+        return "image" in self.records[position]
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(
+            "llava", *(repr(sorted(record.items(), key=lambda pair: pair[0])) for record in self.records)
+        )
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the records, without the images' pixels."""
+        return self._digest
+
+
+def llava_conversations(name: str, path: Path, settings: dict[str, str], root: Path) -> LlavaRecords:
+    """Read a JSON file in LLaVA's layout.
+
+    Args:
+        name: as given to ``load_conversations``.
+        path: the file.
+        settings: ``images``, the folder of the images, and perhaps ``only``, with which an image's path begins.
+        root: data folder.
+
+    Raises:
+        UserError: if the file, the folder or an image is missing, or a record is not in LLaVA's layout.
+    """
+    if "images" not in settings:
+        raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
+    images = file_at(settings["images"], root)
+    if not images.is_dir():
+        raise UserError(f"{name}: {images}: no such folder; expected the folder of the images")
+    records = read_json(path)
+    if not isinstance(records, list) or not records:
+        raise UserError(f"{path}: expected a list of at least one conversation; download it again")
+    if (only := settings.get("only")) is not None:
+        records = [one for one in records if isinstance(one, dict) and str(one.get("image")).startswith(only)]
+        if not records:
+            raise UserError(
+                f"{name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
+            )
+    answered = checked_records(records, path, literal=True)
+    if not answered:
+        raise UserError(f"{path}: no question has an answer; expected LLaVA's layout; download it again")
+    files = [one["image"] for one in answered if "image" in one]
+    if absent := missing_files(images, files):
+        raise UserError(
+            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {images}, the first is "
+            f"{shown(absent[0])}: download them, or keep those of one folder with &only="
+        )
+    return LlavaRecords(name, answered, images)
+
+
+def checked_records(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
+    """Check the records of a file, and return those with at least one answer.
+
+    Args:
+        records: as read.
+        path: their file.
+        literal: whether ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
+
+    Raises:
+        UserError: naming the first that is not in LLaVA's layout.
+    """
+    for number, record in enumerate(records):
+        if (reason := _fault(record, literal)) is not None:
+            raise UserError(
+                f"{path}: record {number}: {reason}; expected LLaVA's layout; correct or download it again"
+            )
+    return [one for one in records if _paired(one["conversations"])]
+
+
+def _fault(record: Any, literal: bool) -> str | None:
+    """Return what is wrong with a record; None if nothing is."""
+    if (
+        not isinstance(record, dict)
+        or "id" not in record
+        or not isinstance(record.get("conversations"), list)
+    ):
+        return "no id or no conversations"
+    if not isinstance(record.get("image", ""), str):
+        return f"image {shown(record['image'])} is not a path"
+    if not all(isinstance(one, dict) for one in record["conversations"]):
+        return "a message is not an object"
+    said = _paired(record["conversations"])
+    for place, one in enumerate(said):
+        if one.get("from") != ("human", "gpt")[place % 2]:
+            return f"message {place} is not from {('human', 'gpt')[place % 2]}"
+        if not isinstance(one.get("value"), str):
+            return f"message {place} has no text"
+    marks = [one["value"].count(_PLACE) for one in said]
+    has = "image" in record
+    if said and marks != [int(has), *[0] * (len(said) - 1)] and (has or not literal):
+        return f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question of a record with an image"
+    return None
+
+
+def _paired(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out a first message of the model's, as LLaVA does, and a last question without an answer."""
+    kept = said[1:] if said and said[0].get("from") == "gpt" else said
+    return kept[: len(kept) // 2 * 2]
+
+
+def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
+    """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
+
+    KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as Megatron-LM's converter of LLaVA's
+    data writes them. The image is the one in the tar file, whatever the record calls it. Images are read from the tar
+    files without unpacking; since the order is random, the files have to be local and uncompressed.
+
+    Source: Megatron-LM (https://github.com/NVIDIA/Megatron-LM),
+    ``examples/multimodal/convert_llava_pretrain_to_wds.py``.
+
+    Args:
+        name: as given to ``load_conversations``.
+        pattern: as for :func:`~antiphase.data.shard_files.find_shards`.
+        root: data folder.
+
+    Raises:
+        UserError: if a shard is missing, remote or damaged, or a record is not in LLaVA's layout.
+    """
+    shards = find_shards(pattern, root)
+    remote = next((shard.place for shard in shards if not shard.local), None)
+    if remote is not None:
+        raise UserError(
+            f"{name}: {remote} is remote; download it, since conversations are read in random order"
+        )
+    paths = [Path(shard.place).resolve() for shard in shards]
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    records = [record for path in paths for record in _records(path, folder)]
+    if not records:
+        raise UserError(
+            f"{name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
+        )
+    return LlavaRecords(name, records, folder)
+
+
+def _records(tar: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a shard; the path of an image is relative to ``folder`` and leads into the shard."""
+    index = read_index(tar)
+    place = tar.relative_to(folder).as_posix()
+
+    def read() -> Iterator[Any]:
+        with tar.open("rb") as file:
+            for key, kinds in members_by_key(index).items():
+                image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
+                if "json" not in kinds:
+                    raise UserError(f"{tar}: {key} has no .json; correct or download it again")
+                file.seek(index[kinds["json"]].offset)
+                try:
+                    said = parse_json(file.read(index[kinds["json"]].size))
+                except ValueError as error:
+                    raise UserError(
+                        f"{tar}: {key}.json is not valid JSON ({error}); correct or download it again"
+                    ) from None
+                record = {"conversations": said} if isinstance(said, list) else said
+                if isinstance(record, dict):
+                    record = {"id": key} | record
+                    record.pop("image", None)
+                    record |= {} if image is None else {"image": f"{place}/{image}"}
+                yield record
+
+    return checked_records(list(read()), tar, literal=False)
+
+
+ASK = "Is there {} in the image?"
+"""POPE's question, with a place for an object and its article.
+
+POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the published
+files say.
+"""
+
+ASK_CAPTION = "Provide a one-sentence caption for the provided image."
+"""As in the instructions of LLaVA 1.5."""
+
+_CAPTIONS = 0.1  # share of the conversations of stage 2 that ask for the caption
+_TEXTS = 0.2  # share that has the caption in place of the image
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EmojiConversations:
+    """One conversation about each training scene.
+
+    Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
+    image, some five questions, of which half are answered yes. A fifth of all conversations have the caption in place
+    of the image, as LLaVA's instructions have conversations without one: a language model learns from words what the
+    answers depend on.
+
+    Neither an object's name nor the theme of the scene tells the answer. Of the scenes of a theme, let f be the share
+    that show an object. One that shows it asks about it with probability min(1, (1 − f)/f), one that does not with
+    min(1, f/(1 − f)). So min(f, 1 − f) of the theme's scenes ask and answer yes, and as many no. Earlier answers tell a
+    little, since a scene shows two to four objects: 47 % are yes after a yes, and 56 % after a no.
+
+    Attributes:
+        scenes: with their objects.
+        stage: 1 or 2.
+        seed: of the questions.
+    """
+
+    scenes: ArrayPairs
+    stage: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, position: int) -> Conversation:
+        scenes, questions = self.scenes, self._questions(position)
+        name, caption = f"{scenes.name}-{int(scenes.ids[position])}", scenes.captions[position][0]
+        if not self.has_image(position):
+            (first, answer), *rest = questions
+            return Conversation(name, None, ((f"The image shows {caption}.\n{first}", answer), *rest))
+        image = scenes.pixels(position).float() / 255
+        return Conversation(name, image, tuple(questions) or ((ASK_CAPTION, caption),))
+
+    def has_image(self, position: int) -> bool:
+        return not (self._questions(position) and self._kind(position) < _CAPTIONS + _TEXTS)
+
+    def fingerprint(self) -> str:
+        # the number rises when the same scene and seed give other turns
+        return digest("emoji conversations", "2", self._scenes, str(self.stage), str(self.seed))
+
+    @cached_property
+    def _scenes(self) -> str:
+        return self.scenes.fingerprint()
+
+    @cached_property
+    def _objects(self) -> list[list[str]]:
+        assert self.scenes.objects is not None
+        return [[one.name for one in several] for several in self.scenes.objects]
+
+    @cached_property
+    def _shares(self) -> dict[int, dict[str, float]]:
+        """The share of the scenes of each theme that show an object."""
+        scenes: Counter[int] = Counter()
+        shown: Counter[tuple[int, str]] = Counter()
+        for names in self._objects:
+            theme = _main_theme(names)
+            scenes[theme] += 1
+            shown.update((theme, name) for name in names)
+        return {theme: {name: shown[theme, name] / scenes[theme] for name in OBJECTS} for theme in scenes}
+
+    def _kind(self, position: int) -> float:
+        """Return a number below 1 that decides what a conversation is like; 0 in stage 1."""
+        return self._uniform(int(self.scenes.ids[position]), "kind") if self.stage == 2 else 0.0
+
+    def _questions(self, position: int) -> list[tuple[str, str]]:
+        """Return the questions about a scene, if any; all they draw depends on the seed and the scene's number."""
+        if self._kind(position) < _CAPTIONS:
+            return []
+        there, number = self._objects[position], int(self.scenes.ids[position])
+        shares = self._shares[_main_theme(there)]
+        asked = []
+        for name in OBJECTS:
+            # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
+            share = shares[name] if name not in there else 1 - shares[name]
+            if self._uniform(number, "ask", name) * (1 - share) < share:
+                asked.append((ASK.format(with_article(name)), "Yes" if name in there else "No"))
+        return sorted(asked, key=lambda turn: self._uniform(number, "order", turn[0]))
+
+    def _uniform(self, number: int, *what: str) -> float:
+        return (key(self.seed, "emoji questions", number, *what) % 2**53) / 2**53
+
+
+def emoji_conversations(stage: int, seed: int = 0, root: Path | None = None) -> EmojiConversations:
+    """Return the conversations about the 6,000 training scenes.
+
+    Args:
+        stage: 1 for captions, 2 for questions and captions.
+        seed: random seed of the questions.
+        root: data folder, where the rendered drawings are cached.
+
+    Raises:
+        UserError: if a package that draws the objects is missing.
+    """
+    return EmojiConversations(emoji_objects("train", root, progress=False), stage, seed)
+
+
+def _main_theme(names: list[str]) -> int:
+    """Return the theme of most of the objects, the lowest if there are several."""
+    themes = Counter(map(theme_of, names))
+    return min(themes, key=lambda theme: (-themes[theme], theme))

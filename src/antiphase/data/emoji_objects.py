@@ -20,7 +20,6 @@ from antiphase.data.folders import choose_split
 from antiphase.data.objects import ImageObjects, run_lengths
 from antiphase.data.openmoji import SIZE, openmoji_pairs
 from antiphase.data.pairs import ArrayPairs
-from antiphase.data.pope import with_article
 from antiphase.streams import key, sample_keys, uniform
 
 NAME = "emoji-objects"
@@ -188,3 +187,12 @@ def _pick(among: list[tuple[str, float]], number: float) -> str:
     """Return one of several by their shares, which need not sum to 1."""
     bounds = np.cumsum([share for _, share in among])
     return among[int(np.searchsorted(bounds, number * bounds[-1], side="right"))][0]
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with its indefinite article, chosen by its first letter as in POPE.
+
+    >>> with_article("owl"), with_article("fish")
+    ('an owl', 'a fish')
+    """
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -18,7 +18,6 @@ from antiphase.budgets import eps_label
 from antiphase.commands.loading import check_compiler, check_twins, find_device, load_lineup, load_models
 from antiphase.commands.record import check_fit, run_record, short_names
 from antiphase.data import ImageSet
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import write_json
@@ -38,6 +37,7 @@ from antiphase.runs.sense_model import sense
 from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
+from antiphase.vlm.pope import PopeSet
 
 _CARRIED = {
     "up": "nested up: broken at one ε, broken at every larger one",

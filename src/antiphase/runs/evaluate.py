@@ -12,11 +12,10 @@ import polars as pl
 from torch import nn
 
 from antiphase.commands.record import run_record, short_names
+from antiphase.data import ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
-from antiphase.data.pope import PopeSet
 from antiphase.data.preprocess import content_key
 from antiphase.errors import UserError
-from antiphase.evaluation.answers import answers_questions
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
@@ -31,6 +30,7 @@ from antiphase.precision import Precision
 from antiphase.processes import Process
 from antiphase.store import missing, read_frame, write_cell, write_frame
 from antiphase.terminal import say
+from antiphase.vlm.answers import answers_questions
 
 Tasks = Mapping[str, Collection[str] | None]
 
@@ -141,7 +141,7 @@ def warm(
         return
     learned = (source.train, source.validation) if task.learns else ()
     for data in (source.test, *learned):
-        if data is not None and not isinstance(data, MmvpSet | PopeSet):
+        if isinstance(data, ImageSet | PairSet):
             store.image_features(model, data)
 
 
@@ -194,7 +194,7 @@ def _identity(task: EvaluationTask, source: Source, protocol: Protocol) -> list[
     settings |= task.resolved(source, protocol)
     learned = (source.train, source.validation) if task.learns else ()
     data = [
-        part.fingerprint() if isinstance(part, MmvpSet | PopeSet) else content_key(part)
+        content_key(part) if isinstance(part, ImageSet | PairSet) else part.fingerprint()
         for part in (source.test, *learned)
         if part is not None
     ]
@@ -221,7 +221,7 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
             for result in results
             if (result["task"], result["data"], result["metric"]) == ("zero-shot", source.name, "top-1")
         ]
-        if own and not isinstance(source.test, MmvpSet | PopeSet):
+        if own and isinstance(source.test, ImageSet | PairSet):
             classes = len(source.test.class_names)
             found += not_above_chance(pl.DataFrame(own), {result["model"]: classes for result in own})
     return found

@@ -12,17 +12,17 @@ from antiphase.data.conversations import load_conversations
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models.checkpoints import WEIGHTS_FILE
-from antiphase.models.vlm import VisionLanguageModel, VlmConfig, image_tokens, load_language, load_vlm
-from antiphase.models.vlm.lora import add_lora
-from antiphase.models.vlm.projector import Kind
-from antiphase.models.vlm.prompt import Prompt, Style
-from antiphase.models.vlm.store import make_projector, weights_digest
 from antiphase.models.zoo import load_model
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.training.recipe import fastest_precision
 from antiphase.training.tracking import check_trackers
-from antiphase.training.vlm import train_vlm
-from antiphase.training.vlm_recipe import MERGE, make_vlm_recipe
+from antiphase.vlm import VisionLanguageModel, VlmConfig, image_tokens, load_language, load_vlm
+from antiphase.vlm.checkpoint import make_projector, weights_digest
+from antiphase.vlm.language import add_lora
+from antiphase.vlm.model import Kind
+from antiphase.vlm.prompt import Prompt, Style
+from antiphase.vlm.recipe import MERGE, make_vlm_recipe
+from antiphase.vlm.training import train_vlm
 
 
 def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:

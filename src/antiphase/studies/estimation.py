@@ -10,7 +10,7 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.statistics.intervals import Estimate, as_difference, as_share, as_size
 from antiphase.statistics.seeds_by_images import CrossedEstimate, crossed_mean
-from antiphase.studies.artefact import BY_SEED, ESTIMATES
+from antiphase.studies.figures import BY_SEED, ESTIMATES
 
 SEED, SAMPLE = "training_seed", "sample"
 ASR = pl.col("success").cast(pl.Float64)

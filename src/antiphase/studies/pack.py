@@ -19,10 +19,8 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.reading import as_json, read_rows
 from antiphase.store import write_frame
-from antiphase.studies.identity import described, identity
-from antiphase.studies.provenance import core_seconds, source_commit
 from antiphase.studies.spec import Cell, closure
-from antiphase.studies.store import Reader, Storable
+from antiphase.studies.store import Reader, Storable, core_seconds, described, identity, source_commit
 
 CELLS_FILE = "cells.parquet"
 README = "README.md"

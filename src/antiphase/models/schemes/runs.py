@@ -23,6 +23,7 @@ from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.models.transformer import attention_spec
 from antiphase.models.vit import VisionTransformer, VitConfig, build
+from antiphase.registry import RUNS, find
 
 
 def load_run(directory: Path, spec: str, name: str) -> nn.Module:
@@ -35,10 +36,8 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
         checkpoints.load_into(encoder, checkpoints.read_weights(path), str(path))
         kind, seed = attention_kind(encoder), recipe.get("seed")
         return with_card(encoder, ModelCard(name, spec, kind, seed, encoder.image_shape, 0, recipe))
-    if recipe.get("kind") == "vlm":
-        from antiphase.models.vlm import load_vlm
-
-        model = load_vlm(directory)
+    if (found := recipe.get("kind")) in RUNS:
+        model = find(RUNS, found, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
     try:
         config = VitConfig.model_validate(recipe.get("model"))

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.pope_attack import ALL
 from antiphase.files import replacing, write_text
 from antiphase.report.runs.gallery import cards, has_hard_pixels, magnification
 from antiphase.report.runs.stored import RUN_KEYS, read_json
@@ -25,6 +24,7 @@ from antiphase.report.style.wording import attack_label, percent, percent_range,
 from antiphase.runs.gallery import read_gallery
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
+from antiphase.vlm.attack import ALL
 
 Row = Mapping[str, Any]
 _PANELS = {"false yes": "yes to absent objects, %", "accuracy": "right answers, %"}

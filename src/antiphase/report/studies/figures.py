@@ -34,7 +34,7 @@ from antiphase.report.studies.axes import (
 from antiphase.report.style.figures import STYLE, dress
 from antiphase.report.style.radar import draw_radar
 from antiphase.report.style.series_styles import Style, series_styles
-from antiphase.studies.artefact import Panel, Plot
+from antiphase.studies.figures import Panel, Plot
 
 PAPER = "the paper"
 _PAPER_DASHES = (2.2, 1.6)

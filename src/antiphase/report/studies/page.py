@@ -20,8 +20,8 @@ from antiphase.report.studies.wording import PAPERS, missing_cells, paper_title,
 from antiphase.report.style.figures import as_pdf, as_png, as_svg, inline_svg
 from antiphase.report.style.markup import embedded
 from antiphase.report.style.prose import paragraphs, prose
-from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot
 from antiphase.studies.claims import RULE
+from antiphase.studies.figures import Artefact, Gallery, Panel, Plot
 from antiphase.studies.results import Result
 
 _HALF = 6  # inches; wider figures get the full width of the page

@@ -18,8 +18,8 @@ from antiphase.report.style.figures import inline_svg
 from antiphase.report.style.markup import environment
 from antiphase.report.style.prose import prose
 from antiphase.report.style.sheets import Sheet
-from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import RULE, Claim
+from antiphase.studies.figures import Artefact
 from antiphase.studies.results import Result
 
 

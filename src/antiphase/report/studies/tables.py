@@ -24,8 +24,8 @@ from antiphase.report.studies.wording import (
 )
 from antiphase.report.style.console import ruled_table
 from antiphase.report.style.sheets import Field, Sheet
-from antiphase.studies.artefact import BY_SEED, Plot, Table
 from antiphase.studies.claims import Claim, Verdict
+from antiphase.studies.figures import BY_SEED, Plot, Table
 from antiphase.studies.numbers import bracketed, written
 from antiphase.studies.results import Result
 

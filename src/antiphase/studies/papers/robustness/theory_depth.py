@@ -39,9 +39,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import difference, estimates, mean, over
+from antiphase.studies.figures import Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.depth_values import (
     ALPHA,
