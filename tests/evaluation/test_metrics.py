@@ -9,9 +9,9 @@ from scipy import stats
 from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, Metric, difference, estimate, task_metrics
 from antiphase.evaluation.mmvp import answer_rows
-from antiphase.evaluation.pope import NO, YES
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import mean_over_groups, paired_difference, proportion
+from antiphase.vlm.pope import NO, YES
 
 
 def classified(labels, hits, seed=0, setting="80"):
