@@ -11,7 +11,7 @@ from antiphase.arguments import Count, Seed, validated
 from antiphase.data.published import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import (
+from antiphase.evaluation.tasks import (
     EvaluationTask,
     Features,
     Protocol,

@@ -12,7 +12,7 @@ from antiphase.arguments import FINITE, validated
 from antiphase.data import FilePairs
 from antiphase.data.mmvp import MmvpSet
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
 
 PROMPT = "a photo of "  # the authors' code; put before each statement
 

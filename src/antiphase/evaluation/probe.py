@@ -19,7 +19,7 @@ from antiphase.data import ImageSet, PairSet
 from antiphase.data.published import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
-from antiphase.evaluation.tasks.task import (
+from antiphase.evaluation.tasks import (
     EvaluationTask,
     Features,
     Objective,

@@ -12,7 +12,7 @@ from antiphase.data import PairSet
 from antiphase.data.published import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import Captions, EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import Captions, EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.modules import device_of
 
 _HELD = 2**26  # similarities at a time: 256 MB in float32

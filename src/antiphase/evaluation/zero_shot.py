@@ -19,7 +19,7 @@ from antiphase.evaluation.metrics import (
     classification_rows,
     observed,
 )
-from antiphase.evaluation.tasks.task import (
+from antiphase.evaluation.tasks import (
     EvaluationTask,
     Features,
     Groups,
