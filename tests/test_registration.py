@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, combine, softmax_maps
 from antiphase.data import ArrayImages, load_data, sources
-from antiphase.data.source import Source
+from antiphase.data.sources import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
 from antiphase.models.clip import ClipVariant, diffclip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
-from antiphase.data.specimens import specimen_images
+from antiphase.data.small_sets import specimen_images
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum

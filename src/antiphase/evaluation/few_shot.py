@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks import (

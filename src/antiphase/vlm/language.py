@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from antiphase.arguments import validated
+from antiphase.data.folders import data_root
 from antiphase.data.hub import OFFLINE, offline_at_once
-from antiphase.data.root import data_root
 from antiphase.errors import UserError, first_line
 from antiphase.models import checkpoints
 from antiphase.models.schemes.hugging_face import import_transformers, quiet

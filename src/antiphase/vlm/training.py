@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from antiphase.data.conversations import Conversation, Conversations
-from antiphase.data.prefetch import in_threads
+from antiphase.data.decoding import in_threads
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
