@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, validated
 from antiphase.data import ImageSet, PairSet
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
 from antiphase.evaluation.tasks import (
