@@ -11,7 +11,7 @@ import torch
 from antiphase.commands.loading import load_models
 from antiphase.models import clip, write_model
 from antiphase.sensitivity import attention_maps
-from antiphase.sensitivity.adapters import _ADAPTERS
+from antiphase.sensitivity.attention_adapters import _ADAPTERS
 from tests.training.tiny_pairs import TINY
 
 OWN = Path(__file__).parents[1] / "sensitivity" / "own_attention.py"

@@ -11,8 +11,8 @@ from antiphase.errors import UserError
 from antiphase.modules import device_of
 from antiphase.progress import duration
 from antiphase.runs.sense_plan import SensePlan
-from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import all_estimators
+from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.maps import attention_layers
 
 _LONGEST = 365 * 86400.0  # seconds
