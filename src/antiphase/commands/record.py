@@ -15,7 +15,7 @@ from antiphase.commands.options import Options
 from antiphase.data import ImageSet
 from antiphase.data.pairs import PairSet
 from antiphase.errors import UserError
-from antiphase.evaluation.tasks.task import QuestionSet
+from antiphase.evaluation.tasks import QuestionSet
 from antiphase.files import write_json
 from antiphase.models.card import ModelCard, card_of
 from antiphase.models.zoo import fingerprint

@@ -18,7 +18,7 @@ from antiphase.data.decoding import Square
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar

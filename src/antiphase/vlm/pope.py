@@ -25,7 +25,7 @@ from antiphase.data.images import ImageSet
 from antiphase.data.pairs import FilePairs, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.reading import parse_json
