@@ -31,6 +31,7 @@ from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.models.transformer import attention_spec
 from antiphase.models.vit import VisionTransformer, VitConfig, build
+from antiphase.registry import RUNS, find
 
 RELEASED_WEIGHTS = "released.safetensors"
 
@@ -39,13 +40,11 @@ def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     """Load a run directory of ``antiphase train``, ``train-clip`` or ``train-vlm``."""
     recipe = read_recipe(directory)
     source, path = directory / RECIPE_FILE, directory / WEIGHTS_FILE
-    if recipe.get("kind") == "vlm":
-        from antiphase.vlm import load_vlm
-
-        model = load_vlm(directory)
+    if (made := recipe.get("kind")) in RUNS:
+        model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
     names, count = None, 0
-    if recipe.get("kind") == "clip":
+    if made == "clip":
         model = build_clip(valid_clip(recipe.get("model"), f"{source}: ", ("model",)))
         kind = attention_kind(model)
     else:
