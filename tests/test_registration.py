@@ -10,7 +10,7 @@ from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import measure
 from antiphase.data import ArrayImages, load_data, sources
-from antiphase.data.source import Source
+from antiphase.data.sources import Source
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model
 from antiphase.models.clip import ClipVariant, diffclip

@@ -5,7 +5,8 @@ import pytest
 
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import METRICS, ROW_SCHEMA, clean_accuracy, compare, rates, summarise_rates
-from antiphase.statistics.intervals import mcnemar_exact, paired_difference, proportion
+from antiphase.statistics.decisions import mcnemar_exact
+from antiphase.statistics.intervals import paired_difference, proportion
 
 EPS = 2 / 255
 

@@ -12,7 +12,10 @@ from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.sensitivity.cancellation import branch_changes
+from antiphase.processes import Process
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity.depth import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates
 from antiphase.studies.papers.diffclip import map_correlation

@@ -12,7 +12,7 @@ import torch
 
 import antiphase as ap
 from antiphase.commands.result import read_result
-from antiphase.data.preprocess import model_images
+from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphase.data.emoji_objects import OBJECTS
+from antiphase.data.emoji import OBJECTS
 from antiphase.errors import UserError
 from antiphase.vlm.pope import emoji_pope, load_pope, pope_questions
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from antiphase.errors import UserError
-from antiphase.statistics.influence import auc_values, mcnemar_clustered, ratio_values
-from antiphase.statistics.intervals import mcnemar_exact
+from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
+from antiphase.statistics.influence import auc_values, ratio_values
 from antiphase.vlm.pope import PopeQuestion, is_parsed, join_answers, says_yes
 from tests.reference.pope import counts_as_no
 

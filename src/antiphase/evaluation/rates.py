@@ -14,12 +14,11 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.statistics.decisions import decide
+from antiphase.statistics.decisions import decide, mcnemar_exact
 from antiphase.statistics.intervals import (
     Estimate,
     as_difference,
     as_share,
-    mcnemar_exact,
     mean_over_seeds,
     paired_difference,
     proportion,

@@ -19,6 +19,7 @@ from antiphase.runs.radii import measure_radii
 from antiphase.sensitivity.certificates import estimated_radius
 from antiphase.sensitivity.layer_estimates import within
 from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
+from antiphase.sensitivity.theory import estimated_radius
 from antiphase.statistics.intervals import jackknife
 from antiphase.store import write_frame
 

@@ -12,9 +12,13 @@ import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from antiphase.sensitivity.certificates import printed_radius_ratio, radius_ratio
 from antiphase.sensitivity.layer_estimates import within
-from antiphase.sensitivity.theory import critical_cosine, relative_sensitivity
+from antiphase.sensitivity.theory import (
+    critical_cosine,
+    printed_radius_ratio,
+    radius_ratio,
+    relative_sensitivity,
+)
 from antiphase.statistics.intervals import jackknife
 
 Means = Float[np.ndarray, "... parts"]

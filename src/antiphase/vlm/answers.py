@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from antiphase.data import PairSet
 from antiphase.data.conversations import ASK_CAPTION
 from antiphase.data.decoding import Square
-from antiphase.data.preprocess import model_images
+from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar

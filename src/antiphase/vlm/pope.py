@@ -19,15 +19,13 @@ from torch import Tensor, nn
 
 from antiphase.data.conversations import ASK
 from antiphase.data.decoding import Square
-from antiphase.data.emoji_objects import emoji_objects, with_article
-from antiphase.data.folders import missing_files
+from antiphase.data.emoji import emoji_objects, with_article
+from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet
-from antiphase.data.pairs import FilePairs, PairSet
-from antiphase.data.preprocess import model_images
-from antiphase.data.root import data_root
+from antiphase.data.pairs import FilePairs, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.reading import parse_json

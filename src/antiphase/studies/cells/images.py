@@ -17,7 +17,10 @@ from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.runs.radii import measure_radii
-from antiphase.sensitivity.margin_gradients import MarginGradients, Margins, margins_of
+from antiphase.runs.sense import BATCH_SIZE
+from antiphase.runs.sense_model import sense
+from antiphase.runs.sense_plan import SensePlan
+from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
@@ -155,7 +158,7 @@ class Attack(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Margin(Measurement):
-    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.margin_gradients`.
+    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`.
 
     Attributes:
         limit: at most this many images.
