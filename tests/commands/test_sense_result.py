@@ -192,7 +192,11 @@ def test_several_seeds_are_spoken_of_together():
 
 
 def test_the_console_table_has_a_row_for_each_layer_and_site(run):
-    assert [len(table.rows) for table in alignment_tables(run)] == [12, 12, 6]  # standard attention has no cosθ there
+    assert [len(table.rows) for table in alignment_tables(run)] == [
+        12,
+        12,
+        6,
+    ]  # standard attention has no cosθ there
 
 
 def test_the_console_tables_fit_80_characters_and_have_the_intervals_of_the_page(run):

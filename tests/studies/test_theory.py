@@ -12,9 +12,6 @@ from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.processes import Process
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.depth import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates

@@ -14,7 +14,7 @@ from antiphase.commands.loading import find_device
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet
 from antiphase.data.pairs import PairSet
-from antiphase.evaluation.tasks.task import QuestionSet
+from antiphase.evaluation.tasks import QuestionSet
 from antiphase.files import write_json
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint

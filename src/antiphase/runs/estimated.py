@@ -16,7 +16,6 @@ from antiphase.errors import UserError
 from antiphase.models.card import card_of
 from antiphase.processes import Process
 from antiphase.runs.radii import measure_radii
-from antiphase.sensitivity.certificates import estimated_radius
 from antiphase.sensitivity.layer_estimates import within
 from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.theory import estimated_radius

@@ -27,21 +27,25 @@ from antiphase.processes import Process, this_process
 from antiphase.progress import progress_bar
 from antiphase.runs.branches import branch_rows
 from antiphase.sensitivity import layer_estimates as sensitivity
-from antiphase.sensitivity.alignment import Gram, align
+from antiphase.sensitivity.alignment import (
+    Gram,
+    align,
+    direction_grams,
+    loss_grams,
+    random_directions,
+    token_grams,
+)
 from antiphase.sensitivity.depth import propagate, stage_norms
-from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
-from antiphase.sensitivity.gradients import direction_grams, loss_grams, random_directions, token_grams
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
     BRANCHES_SCHEMA,
     DEPTH_SCHEMA,
     LIPSCHITZ_SCHEMA,
 )
-from antiphase.sensitivity.layers import Layer
+from antiphase.sensitivity.layers import Layer, eager_attention
+from antiphase.sensitivity.lipschitz import Sampled, power_iteration, uniform_sampling_of_all
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
-from antiphase.sensitivity.operator_norm import power_iteration
-from antiphase.sensitivity.sampling import Sampled, uniform_sampling_of_all
 from antiphase.store import Cache, write_frame
 from antiphase.streams import key, sample_keys
 

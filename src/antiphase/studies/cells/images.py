@@ -17,9 +17,6 @@ from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.runs.radii import measure_radii
-from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
