@@ -6,6 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, combine, softmax_maps
+from antiphase.commands.audit.cells import AttackPlan
+from antiphase.commands.audit.run import Audit
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import measure
@@ -18,8 +20,6 @@ from antiphase.models.kinds import attention_kind, layer_lambdas, mean_lambdas
 from antiphase.models.transformer import AttentionSpec
 from antiphase.models.vit import build, configure
 from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import Audit
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers

@@ -10,9 +10,9 @@ import pytest
 import antiphase
 from antiphase import registry
 from antiphase.attacks.catalogue import find_attack
+from antiphase.commands.audit.cells import AttackPlan
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, find
-from antiphase.runs.attack import AttackPlan
 from antiphase.studies.cells import Attack, Given
 
 ATTACK = '''

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase import store
+from antiphase.commands.audit.cells import AttackPlan, measure
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
@@ -14,7 +15,6 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.sensitivity.smoothing import Smoothing

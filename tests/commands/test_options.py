@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import antiphase as ap
 from antiphase.cli.command import _shown, command
+from antiphase.commands.audit.cells import AttackPlan
+from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions

@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.commands.audit.cells import AttackPlan
+from antiphase.commands.audit.run import Audit
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
 from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
@@ -20,8 +22,6 @@ from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.figure import Family
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import Audit
 from antiphase.sensitivity import critical_cosine
 from antiphase.sensitivity.theorem_ratios import places
 
@@ -129,7 +129,7 @@ def test_the_table_in_the_page_is_the_number_on_disk(run):
 
 
 def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
-    from antiphase.report.runs.page import write_report
+    from antiphase.commands.audit.result import write_report
 
     data = load_data("digits", limit=4)
     plan = AttackPlan((8 / 255,), settings={"steps": 2})

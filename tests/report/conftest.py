@@ -10,7 +10,7 @@ import pytest
 
 from antiphase.evaluation.rates import ROW_SCHEMA, summarise_rates
 from antiphase.files import write_json
-from antiphase.runs.gallery import AttackGallery, write_gallery
+from antiphase.report.gallery import AttackGallery, write_gallery
 
 EPS = (0.5 / 255, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
 CLASSES = (

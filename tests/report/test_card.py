@@ -12,10 +12,8 @@ from markdown_it import MarkdownIt
 from scipy import stats
 
 import antiphase as ap
+from antiphase.commands.audit.card import SCHEMA, RobustnessCard, card_markdown, read_card, schema
 from antiphase.errors import UserError
-from antiphase.report.card.markdown import card_markdown
-from antiphase.report.card.model import SCHEMA, RobustnessCard, schema
-from antiphase.report.card.reading import read_card
 
 N, EPS = 30, (1 / 255, 4 / 255)
 
@@ -182,7 +180,7 @@ def test_a_changed_number_is_named(audited, changed, run_cli):
 
 
 def test_other_weights_and_data_are_one_line(changed, run_cli, monkeypatch):
-    monkeypatch.setattr("antiphase.runs.audit.measure", None)  # nothing is attacked
+    monkeypatch.setattr("antiphase.commands.audit.run.measure", None)  # nothing is attacked
     for field, line in (
         ("models__1__weights", "weights of vit-0: specimen:vit-0 has SHA-256 "),
         ("data__fingerprint", "data: specimen-fashion-mnist has SHA-256 "),

@@ -7,8 +7,14 @@ import pytest
 from PIL import Image
 
 from antiphase.errors import UserError
-from antiphase.report.runs.gallery import cards, data_uri, has_hard_pixels, magnification
-from antiphase.runs.gallery import read_gallery, write_gallery
+from antiphase.report.gallery import (
+    cards,
+    data_uri,
+    has_hard_pixels,
+    magnification,
+    read_gallery,
+    write_gallery,
+)
 
 
 def pixels(uri):

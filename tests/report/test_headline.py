@@ -3,10 +3,8 @@
 import polars as pl
 import pytest
 
+from antiphase.commands.audit.result import difference_sheets, headlines, read_run
 from antiphase.evaluation.rates import ROW_SCHEMA
-from antiphase.report.runs.headline import headlines
-from antiphase.report.runs.stored import read_run
-from antiphase.report.runs.tables import difference_sheets
 
 N = 200
 TWO = [("diff", "differential", None, 1.0), ("vit", "softmax", None, 1.0)]

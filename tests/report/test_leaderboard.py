@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from antiphase.report.card.leaderboard import _TABS, _by_section, _lines, _tables, write_leaderboard
-from antiphase.report.card.reading import read_card
-from antiphase.report.card.writer import write_card
+from antiphase.commands.audit.card import read_card, write_card
+from antiphase.commands.leaderboard.run import _TABS, _by_section, _lines, _tables, write_leaderboard
 from tests import needs
 from tests.report.test_browser import browser, open_page, requested  # noqa: F401 (browser is a fixture)
 

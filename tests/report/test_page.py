@@ -6,8 +6,8 @@ from urllib.parse import unquote
 import polars as pl
 import pytest
 
+from antiphase.commands.audit.result import write_report
 from antiphase.errors import UserError
-from antiphase.report.runs.page import write_report
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
 

@@ -5,10 +5,15 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.commands.audit.result import (
+    console_report,
+    difference_sheets,
+    lambda_sheet,
+    models_sheet,
+    rate_sheets,
+    read_run,
+)
 from antiphase.evaluation.rates import compare, rates
-from antiphase.report.runs.console import console_report
-from antiphase.report.runs.stored import read_run
-from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
 
 
 def printed(directory, width=80):

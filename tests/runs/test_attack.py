@@ -13,12 +13,12 @@ from antiphase import store
 from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
 from antiphase.attacks.adapters import run_foreign
 from antiphase.attacks.autoattack import autoattack_ensemble
+from antiphase.commands.audit.cells import AttackPlan, measure
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.registry import ATTACKS
-from antiphase.runs.attack import AttackPlan, measure
 from tests.processes import Python, python, together
 
 QUICK = {"steps": 4, "queries": 12, "targets": 2}

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 
 from antiphase.attacks import Threat, pgd
 from antiphase.attacks.engine.run import run_search
+from antiphase.commands.audit.cells import AttackPlan
+from antiphase.commands.audit.run import Audit
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.audit import Audit
-from antiphase.runs.gallery import read_gallery
+from antiphase.report.gallery import read_gallery
 from tests.processes import Python, python
 
 
@@ -98,7 +98,7 @@ def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
         return run_search(*given)
 
     monkeypatch.setattr(importlib.import_module("antiphase.attacks.pgd"), "run_search", counted)
-    monkeypatch.setattr("antiphase.runs.audit._gallery", lambda *given: None)
+    monkeypatch.setattr("antiphase.commands.audit.run._gallery", lambda *given: None)
     again = Audit(models, [], data, AttackPlan((0.01, 0.02), batch_size=3), tmp_path, progress=False).run()
     assert again == first
     assert calls == []

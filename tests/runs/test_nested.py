@@ -10,12 +10,12 @@ import torch
 from antiphase.attacks import Threat, apgd, catalogue, pgd, sweep
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.spec import AttackSpec
+from antiphase.commands.audit.cells import AttackPlan, measure
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.processes import Process
 from antiphase.registry import ATTACKS
-from antiphase.runs.attack import AttackPlan, measure
 from tests.attacks import toys
 from tests.runs.threads import in_threads
 

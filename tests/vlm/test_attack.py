@@ -11,17 +11,16 @@ import pytest
 import torch
 
 import antiphase as ap
+from antiphase.commands.audit import answers as attack_pope
+from antiphase.commands.audit.answers import PopeAttack, attack_answers, pope_headline
+from antiphase.commands.audit.cells import AttackPlan
+from antiphase.commands.audit.result import write_report
 from antiphase.commands.result import read_result
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
-from antiphase.report.runs.page import write_report
-from antiphase.report.runs.pope_page import pope_headline
-from antiphase.runs import attack_pope
-from antiphase.runs.attack import AttackPlan
-from antiphase.runs.attack_pope import PopeAttack, attack_answers
 from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
 from antiphase.vlm.attack import ALL, answer_rates, summarise_answers
 from antiphase.vlm.pope import asked_images, emoji_pope
@@ -92,7 +91,7 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
 
 
 def _stored(out):
-    from antiphase.runs.gallery import read_gallery
+    from antiphase.report.gallery import read_gallery
 
     return read_gallery(out / "gallery.safetensors"), json.loads((out / "questions.json").read_text())
 

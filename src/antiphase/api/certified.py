@@ -6,13 +6,13 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from antiphase.commands.audit.result import read_json
 from antiphase.commands.old import Kind
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
-from antiphase.report.runs.stored import read_json
 from antiphase.report.words import percent
 from antiphase.statistics.intervals import paired_difference
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from antiphase.commands.audit.result import read_json
 from antiphase.commands.old import Kind
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
@@ -14,7 +15,6 @@ from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.report.evaluation.wording import difference_sheet, heading, sheets
 from antiphase.report.figure import families
-from antiphase.report.runs.stored import read_json
 from antiphase.report.table import Table
 from antiphase.report.words import percent
 

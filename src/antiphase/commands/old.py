@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS: Table = {
-    "audit": "antiphase.api.attacked:KIND",
-    "attack": "antiphase.api.attacked:KIND",
-    "quickstart": "antiphase.api.attacked:KIND",
     "certify": "antiphase.api.certified:KIND",
     "evaluate": "antiphase.api.evaluated:KIND",
     "look": "antiphase.api.looked:KIND",

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from antiphase.commands.audit.result import RUN_KEYS, read_json
 from antiphase.evaluation.tasks import find_task
 from antiphase.files import replacing, write_text
 from antiphase.report.evaluation.figures import dot_figure, radar_figure
@@ -10,7 +11,6 @@ from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.wording import difference_sheet, sheets
 from antiphase.report.figure import families, seed_counts
 from antiphase.report.page import embedded, environment
-from antiphase.report.runs.stored import RUN_KEYS, read_json
 
 
 def write_evaluation_page(directory: Path) -> Path:

@@ -6,12 +6,12 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.commands.audit.result import RUN_KEYS, read_json
 from antiphase.files import write_text
 from antiphase.reading import read_rows
 from antiphase.report.figure import families
 from antiphase.report.page import embedded, environment
 from antiphase.report.runs.certified import curve_figure, write_figure
-from antiphase.report.runs.stored import RUN_KEYS, read_json
 from antiphase.report.table import Field, Table
 from antiphase.report.words import ends, number, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import decide

@@ -6,9 +6,14 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.commands import COMMANDS, find_command
+from antiphase.commands.command import Answer
+from antiphase.commands.loading import check_code
+from antiphase.commands.rerun import RerunOptions
 from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError, shown
 from antiphase.reading import read_json, read_json_lines, read_rows
+from antiphase.terminal import say
 
 RECORD = "run.json"
 _ROWS = "*.parquet"
@@ -16,6 +21,48 @@ _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
 _FINISHED = "expected the directory of a finished run"
+
+
+_AS = {"quickstart": "audit"}  # a quickstart stores the options of its audit
+_GONE = ("write_adapter",)  # options of before
+
+
+def answer(options: RerunOptions, typed: str) -> Answer:
+    """Repeat the run, say file by file whether its numbers are equal, and return that."""
+    name, stored = recorded(options.run)
+    name = _AS.get(name, name)
+    repeatable = [
+        each for each in COMMANDS if each not in ("quickstart", "look") and find_command(each).result
+    ]
+    if name not in repeatable:
+        raise UserError(
+            f"run {shown(str(options.run))}: of antiphase {name}; expected a run of {', '.join(repeatable)}"
+        )
+    out = options.out or options.run.with_name(f"{options.run.name}-again")
+    if (out / RECORD).exists():
+        raise UserError(f"out {shown(str(out))}: holds a finished run; give a new directory with --out")
+    stored |= {"out": str(out), "quiet": options.quiet}
+    if name == "evaluate":
+        stored |= {"cache": str(out / "features")}  # the features are computed again, too
+    command = find_command(name)
+    repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
+    check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
+    command.answer(repeated, typed)
+    files = compared(options.run, out)
+    for one in files:
+        say(f"{one['file']}: {'equal' if one['equal'] else _difference(one)}")
+    equal = all(one["equal"] for one in files)
+    say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
+    return {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": files}
+
+
+def _difference(one: dict[str, Any]) -> str:
+    parts = [
+        f"{column} in {at['rows']} of {one['rows'][0]} rows"
+        + ("" if at["largest_difference"] is None else f" (by at most {at['largest_difference']:.3g})")
+        for column, at in one["columns"].items()
+    ]
+    return f"differs: {', '.join(parts)}" if parts else "differs"
 
 
 def recorded(run: Path) -> tuple[str, dict[str, Any]]:

@@ -15,8 +15,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from rich.table import Table
 
 from antiphase.attention.backends.native import CannotBuildError, library, missing
+from antiphase.commands.command import Answer
+from antiphase.commands.doctor import DoctorOptions
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
 from antiphase.data.emoji import NOTO_FONT
@@ -24,11 +27,44 @@ from antiphase.data.folders import data_root
 from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError, one_line
 from antiphase.precision import multiplies_bf16
+from antiphase.terminal import console
 
 _DRAWN = ("openmoji", "noto-emoji", "emoji-scenes", "emoji-objects")
 
 # of a message about data: that nothing was downloaded, and what the line about the folder says
 _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )|, or set ANTIPHASE_DATA to another folder")
+
+
+def answer(_: DoctorOptions, __: str) -> Answer:
+    """Print what was found, and return it."""
+    report = examine()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in _lines(report):
+        table.add_row(*line)
+    console().print(table)
+    return report
+
+
+def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [
+        (name, at or "missing: uv sync, or pip install antiphase") for name, at in report["versions"].items()
+    ]
+    lines += [
+        (f"extra {name}", "installed" if at["ok"] else at["fix"]) for name, at in report["extras"].items()
+    ]
+    for at in report["devices"]:
+        more = f", {at['threads']} threads" if "threads" in at else ""
+        more += f", {at['memory_gib']} GiB" if "memory_gib" in at else ""
+        lines.append((at["device"], f"{at['name']}{more}"))
+    kernels, compiled = report["kernels"], report["compile"]
+    lines.append(("native kernels", kernels["path"] or f"PyTorch is used instead: {kernels['why']}"))
+    lines.append(("--compile", compiled["why"] or "works"))
+    lines.append(("data in", f"{report['data_root']}; ANTIPHASE_DATA names another folder"))
+    for name, at in report["data"].items():
+        lines.append((name, at["fix"] or (f"report, {at['n']:,}" if "n" in at else "report")))
+    return lines
 
 
 def examine() -> dict[str, Any]:

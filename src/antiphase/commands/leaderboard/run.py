@@ -11,13 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.budgets import eps_label
+from antiphase.commands.audit.card import (
+    CARD,
+    Difference,
+    MeanDifference,
+    Model,
+    Rate,
+    Rates,
+    RobustnessCard,
+    read_card,
+)
+from antiphase.commands.command import Answer
+from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.errors import UserError, shown
 from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
-from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, Rates, RobustnessCard
-from antiphase.report.card.reading import CARD, read_card
 from antiphase.report.page import environment
 from antiphase.report.words import attack_label, p_text, percent, percent_range, points, points_range
+from antiphase.terminal import say
 
 _TABS = {
     "robust_accuracy": ("Robust accuracy", "correctly classified and not broken / all"),
@@ -62,6 +73,17 @@ class _Line:
     attack: str
     norm: str
     rates: tuple[Rates, ...]
+
+
+def answer(options: LeaderboardOptions, _: str) -> Answer:
+    """Write the page and say what is on it."""
+    cards, left_out = find_cards(options.folder)
+    out = options.folder / "leaderboard.html" if options.out is None else options.out
+    page = write_leaderboard(cards, left_out, out)
+    for line in left_out:
+        say(f"left out: {line}")
+    say(f"leaderboard of {len(cards)} card{'' if len(cards) == 1 else 's'}: {page}")
+    return {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": entries(cards)}
 
 
 def find_cards(folder: Path) -> tuple[dict[Path, RobustnessCard], list[str]]:

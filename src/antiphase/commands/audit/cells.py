@@ -9,27 +9,24 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor, nn
 
-from antiphase.attacks.catalogue import find_attack, find_spec
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.result import AttackResult
-from antiphase.attacks.sweep import Nesting, check_nesting, sweep
-from antiphase.attacks.threat import Norm, Threat
+from antiphase.attacks.sweep import sweep
+from antiphase.attacks.threat import Threat
 from antiphase.budgets import eps_label
+from antiphase.commands.audit.options import AuditOptions
 from antiphase.data import ImageSet
-from antiphase.errors import UserError
 from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
-from antiphase.precision import Precision
-from antiphase.processes import Process
+from antiphase.processes import Process, this_process
 from antiphase.store import Cache, Journal, slice_size
-from antiphase.streams import check_seed
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
@@ -44,77 +41,14 @@ _CELL_SCHEMA = {
 }
 
 
-@dataclass(frozen=True)
-class AttackPlan:
-    """An attack and its budgets; the defaults are those the papers leave open, declared.
-
-    Attributes:
-        eps: budgets, in units of the [0, 1] pixel.
-        norm: of the budgets.
-        attack: a name of the catalogue.
-        settings: its keyword arguments.
-        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
-        seed: of the attack's random draws.
-        precision: of the search; verdicts are float32.
-        batch_size: rows through the model at once; affects no result.
-        compile: whether the search asks a ``torch.compile``-d model.
-
-    Raises:
-        UserError: for a budget that is not positive or given twice, a seed out of range, or an unknown attack.
-    """
-
-    eps: tuple[float, ...]
-    norm: Norm = "linf"
-    attack: str = "pgd"
-    settings: dict[str, Any] = field(default_factory=dict)
-    nested: Nesting = "up"
-    seed: int = 0
-    precision: Precision = "float32"
-    batch_size: int | None = None
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.eps:
-            raise UserError("eps: expected at least one")
-        for at, eps in enumerate(self.eps):
-            if not 0 < eps < math.inf:
-                raise UserError(
-                    f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
-                )
-            if eps in self.eps[:at]:
-                raise UserError(f"eps {eps_label(eps)}: given twice; give each ε once")
-            Threat(self.norm, eps)
-        if self.precision not in get_args(Precision):
-            raise UserError(f"precision {self.precision!r}: expected float32 or bf16")
-        check_seed(self.seed)
-        check_nesting(self.nested)
-        find_attack(self.attack, **self.settings)
-
-    @property
-    def ensemble(self) -> Ensemble:
-        return find_attack(self.attack, **self.settings)
-
-    @property
-    def control(self) -> "AttackPlan | None":
-        """The plan of the attack that shows what this one adds to it; None for a control itself."""
-        name = find_spec(self.attack).control
-        return None if name is None else replace(self, attack=name, settings={})
-
-    @property
-    def minimal(self) -> bool:
-        """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
-        return self.nested != "off" and self.ensemble.minimal
-
-
 def measure(
     name: str,
     model: nn.Module,
     data: ImageSet,
-    plan: AttackPlan,
+    options: AuditOptions,
     out: Path,
     *,
-    process: Process,
-    progress: bool,
+    process: Process | None = None,
     context: Tensor | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack every image that is not on disk yet; return one row for each ε and image, and the warnings.
@@ -123,22 +57,20 @@ def measure(
         name: of the model in the rows.
         model: a loaded model, with its card.
         data: images and labels.
-        plan: of the attack.
+        options: attack, budgets and how they are run; see :class:`AuditOptions`.
         out: run directory; cells lie under ``cells/``.
-        process: attacks its share of the images. Every process returns all rows.
-        progress: whether to show progress bars on stderr.
+        process: which share of the images is attacked, this process's where not given; every process returns all rows.
         context: what the model is given with each image, if anything; the fingerprint of ``data`` has to depend on it.
     """
-    ensemble = plan.ensemble
+    ensemble = options.ensemble
     ensemble.check(model, data.images(range(1)), context)
-    cells = _Cells(name, model, data, plan, out, process, progress, context)
+    cells = _Cells(name, model, data, options, out, process or this_process(), context)
     stored = Ensemble(ensemble.name, tuple(map(cells.stored, ensemble.stages)))
     no_pixels = torch.empty(len(data), 0)  # the stages load the images that they attack
-    results = sweep(
-        stored, model, no_pixels, None, Threat(plan.norm), plan.eps, nested=plan.nested, ids=data.ids
-    )
-    said = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
-    return _described(_rows(results), name, model, data, plan), list(dict.fromkeys(said))
+    threat = Threat(options.norm)
+    results = sweep(stored, model, no_pixels, None, threat, options.eps, nested=options.nested, ids=data.ids)
+    warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
+    return _described(_rows(results), name, model, data, options), list(dict.fromkeys(warnings))
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
@@ -157,7 +89,7 @@ def _rows(results: list[AttackResult]) -> pl.DataFrame:
 
 
 def _described(
-    rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, plan: AttackPlan
+    rows: pl.DataFrame, name: str, model: nn.Module, data: ImageSet, options: AuditOptions
 ) -> pl.DataFrame:
     """Add what all rows share, and the true labels."""
     card = card_of(model)
@@ -166,9 +98,9 @@ def _described(
         "model": name,
         "attention": card.attention,
         "seed": card.seed,
-        "attack": plan.attack,
-        "norm": plan.norm,
-        "attack_seed": plan.seed,
+        "attack": options.attack,
+        "norm": options.norm,
+        "attack_seed": options.seed,
     }
     columns = [pl.lit(value, ROW_SCHEMA[column]).alias(column) for column, value in shared.items()]
     joined = rows.join(labels, on="sample", maintain_order="left").with_columns(columns)
@@ -177,15 +109,14 @@ def _described(
 
 @dataclass(frozen=True)
 class _Cells:
-    """The cells of one model under one plan: rows on disk, made where they are missing."""
+    """The cells of one model under one attack: rows on disk, made where they are missing."""
 
     name: str
     model: nn.Module
     data: ImageSet
-    plan: AttackPlan
+    options: AuditOptions
     out: Path
     process: Process
-    progress: bool
     context: Tensor | None
     warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
 
@@ -193,10 +124,10 @@ class _Cells:
     def shared(self) -> dict[str, Any]:
         """What identifies every cell."""
         prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
-        what = {"version": CELL_VERSION, **prints, "norm": self.plan.norm, "seed": self.plan.seed}
-        bf16 = self.plan.precision != "float32"
-        what |= {"precision": self.plan.precision + AGAIN} if bf16 else {}
-        return what | ({"compile": True} if self.plan.compile else {})
+        what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
+        bf16 = self.options.precision != "float32"
+        what |= {"precision": self.options.precision + AGAIN} if bf16 else {}
+        return what | ({"compile": True} if self.options.compile else {})
 
     @functools.cached_property
     def position(self) -> dict[int, int]:
@@ -229,9 +160,9 @@ class _Cells:
                         self.model,
                         self.data.images(at),
                         None,
-                        Threat(self.plan.norm, float(eps[part].max())),
+                        Threat(self.options.norm, float(eps[part].max())),
                         **stage.settings,
-                        **self.options(stage, at, ids[part], eps[part], cache.journals),
+                        **self.keywords(stage, at, ids[part], eps[part], cache.journals),
                     ).warnings
                     for each in eps[part].unique().tolist() if warnings else ():
                         cache.journals[each].warn(warnings)
@@ -258,11 +189,11 @@ class _Cells:
         rows = wanted.join(found, on=["sample", "eps"], how="left", maintain_order="left")
         return {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
 
-    def options(
+    def keywords(
         self, stage: Stage, at: Tensor, ids: Tensor, eps: Tensor, journals: dict[float, Journal]
     ) -> dict[str, Any]:
         """Return how to attack some samples, each at its own ε, so that their rows are kept as they come."""
-        plan, largest = self.plan, float(eps.max())
+        options, largest = self.options, float(eps.max())
 
         def keep(positions: Tensor, results: dict[str, Tensor]) -> None:
             for each in eps[positions].unique().tolist():
@@ -274,15 +205,15 @@ class _Cells:
 
         several = float(eps.min()) < largest
         up_to = "" if math.isinf(largest) else f" ε{'≤' if several else '='}{eps_label(largest)}"
-        title = f"{self.name} {stage.name}{up_to}" if self.progress and self.process.first else ""
+        title = f"{self.name} {stage.name}{up_to}" if not options.quiet and self.process.first else ""
         return {
-            "seed": plan.seed,
+            "seed": options.seed,
             "ids": ids,
-            "batch_size": plan.batch_size,
-            "precision": plan.precision,
+            "batch_size": options.batch_size,
+            "precision": options.precision,
             "on_finished": keep,
             "progress": title,
-            **({"compile": True} if plan.compile else {}),
+            **({"compile": True} if options.compile else {}),
             **({"budgets": eps} if several else {}),
             **({} if self.context is None else {"context": self.context[at]}),
         }

@@ -1,4 +1,4 @@
-"""The options of ``antiphase verify`` and ``antiphase leaderboard``."""
+"""The options of ``antiphase verify``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,17 @@ from antiphase.commands.options import Options, Typed
 
 
 class VerifyOptions(Options):
-    """Measure again what a robustness card says, and compare."""
+    """Measure again what a robustness card says, and compare every number.
+
+    Weights and data are compared first, by their SHA-256. The exit code is 0 if the card is confirmed, 1 if something
+    differs, and 2 if the card is damaged, was altered or cannot be repeated here.
+
+    **Examples**
+
+    antiphase verify antiphase-audit
+
+    antiphase verify downloads/card.json --tolerance 0.5 --device cuda
+    """
 
     card: Annotated[
         Path,
@@ -36,16 +46,3 @@ class VerifyOptions(Options):
     ] = None
     device: Device = "auto"
     quiet: Quiet = False
-
-
-class LeaderboardOptions(Options):
-    """Draw all robustness cards below a folder as one page."""
-
-    folder: Annotated[
-        Directory, Typed(argument=True), Field(description="Folder below which the cards are, at any depth.")
-    ]
-    out: Annotated[
-        Path | None,
-        Typed(metavar="FILE"),
-        Field(description="Page to write. If not given: leaderboard.html in the folder."),
-    ] = None

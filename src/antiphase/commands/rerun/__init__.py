@@ -1,15 +1,26 @@
-"""The options of ``antiphase rerun`` and ``antiphase doctor``."""
+"""``antiphase rerun``: repeat a run and compare its numbers."""
 
 from typing import Annotated
 
 from pydantic import Field
 
+from antiphase.commands.command import Command
 from antiphase.commands.fields import Directory, Quiet
 from antiphase.commands.options import Options, Typed
 
 
 class RerunOptions(Options):
-    """Repeat a run and compare its numbers."""
+    """Repeat a run with the options that it stored, and say whether the numbers are equal.
+
+    The repetition goes to a directory of its own. Rows and weights have to be the same to the last bit, which holds
+    on one machine with the same versions; on another the last digits may differ.
+
+    **Examples**
+
+    antiphase rerun antiphase-audit
+
+    antiphase rerun runs/diffvit --out runs/diffvit-again --json
+    """
 
     run: Annotated[
         Directory,
@@ -30,5 +41,4 @@ class RerunOptions(Options):
     quiet: Quiet = False
 
 
-class DoctorOptions(Options):
-    """Show what is installed: there is nothing to choose."""
+COMMAND = Command("rerun", RerunOptions, "antiphase.commands.rerun.run:answer")

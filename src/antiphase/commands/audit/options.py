@@ -1,10 +1,12 @@
-"""The options of ``antiphase quickstart``, ``audit`` and ``attack``."""
+"""The options of ``antiphase audit``, ``attack`` and ``quickstart``: the only description of an attack that is run."""
 
+import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from antiphase.budgets import eps_label
 from antiphase.commands.fields import (
     Against,
     BatchSize,
@@ -26,10 +28,12 @@ from antiphase.commands.fields import (
     Split,
     Suffix,
 )
-from antiphase.commands.options import Options, Typed, given
+from antiphase.commands.options import Options, Typed, given, read_settings
 from antiphase.errors import UserError
-from antiphase.registry import ATTACKS
-from antiphase.runs.evaluation_sources import is_pope
+from antiphase.registry import ATTACKS, QUESTIONS
+
+if TYPE_CHECKING:
+    from antiphase.attacks.ensemble import Ensemble
 
 Eps = Annotated[
     Numbers,
@@ -40,11 +44,31 @@ Eps = Annotated[
 ]
 AttackName = Annotated[str, Typed(choices=ATTACKS), Field(description="Attack to run.")]
 _NOT_OF_QUESTIONS = ("classes", "prompt", "sense_limit", "skip_bad", "random_weights")
-_SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")
+_SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 
 class AuditOptions(Options):
-    """Attack a model, and its twin on the same images."""
+    """Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
+
+    The card, ``card.json`` and ``CARD.md``, is for publishing: ``antiphase verify`` checks it. The same command resumes
+    a killed audit. Under torchrun the processes share the images.
+
+    **Examples**
+
+    antiphase audit specimen:diffvit-0 --against specimen:vit-0
+
+    antiphase audit runs/diffvit --against runs/vit --eps 1/255,4/255 --limit 500
+
+    antiphase audit runs/diffvit --against runs/vit --set momentum=0.9 --set step_size=1/255
+
+    antiphase audit runs/diffclip --against runs/clip --data openmoji --objective cosine
+
+    antiphase audit runs/vlm-diffclip --against runs/vlm-clip --data emoji-pope --attack apgd-ce --eps 2/255,4/255
+
+    antiphase audit timm:vit_tiny_patch16_224 --random-weights --data random --limit 8
+
+    antiphase audit timm:vit_small_patch16_224 --data folder:PHOTOS --skip-bad
+    """
 
     model: Model
     against: Against = ()
@@ -86,6 +110,15 @@ class AuditOptions(Options):
             "similarity to the prompt of the image's class. If not given: the attack's own."
         ),
     ] = None
+    settings: Annotated[
+        dict[str, Any],
+        BeforeValidator(read_settings),
+        Typed(flags=("--set",), metavar="NAME=VALUE"),
+        Field(
+            description="Setting of the attack, such as momentum=0.9; repeat for several. A name that the attack does "
+            "not have is refused with those that it has."
+        ),
+    ] = Field(default_factory=dict)
     nested: Annotated[
         Literal["up", "down", "off"],
         Field(
@@ -117,10 +150,19 @@ class AuditOptions(Options):
     quiet: Quiet = False
 
     @model_validator(mode="after")
-    def _check_questions(self) -> "AuditOptions":
-        if not is_pope(str(self.data)):
+    def _check(self) -> Self:
+        if not self.eps:
+            raise UserError("eps: expected at least one")
+        for eps in self.eps:
+            if not 0 < eps < math.inf:
+                raise UserError(
+                    f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range"
+                )
+        if not self.questions:
             if self.suffix:
-                raise UserError("suffix: is for questions; leave it out, or give --data pope or emoji-pope")
+                raise UserError(
+                    f"suffix: is for questions; leave it out, or give --data {' or '.join(QUESTIONS)}"
+                )
             return self
         names = [name for name in _NOT_OF_QUESTIONS if self.typed(name) and getattr(self, name)]
         for name in names + ["objective"] * (self.objective == "cosine"):
@@ -131,12 +173,58 @@ class AuditOptions(Options):
         return self
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return given(**{name: getattr(self, name) for name in _SETTINGS})
+    def questions(self) -> str:
+        """Name of the questions that the data are; empty for images."""
+        name = str(self.data).partition(":")[0]
+        return name if name in QUESTIONS else ""
+
+    @property
+    def ensemble(self) -> "Ensemble":
+        """The attack with its settings.
+
+        Raises:
+            UserError: a setting is not one of the attack's, or out of range.
+        """
+        from antiphase.attacks.catalogue import find_attack
+
+        named = given(**{name: getattr(self, name) for name in _SETTINGS})
+        return find_attack(self.attack, **{**self.settings, **named})
+
+    @property
+    def minimal(self) -> bool:
+        """Whether the attack only looks for the nearest adversarial example: ε plays no part in the search."""
+        return self.nested != "off" and self.ensemble.minimal
+
+    @property
+    def control_attack(self) -> str | None:
+        """The attack that shows what this one adds to it; None for a control itself."""
+        from antiphase.attacks.catalogue import find_spec
+
+        return find_spec(self.attack).control
+
+    def with_control(self) -> list[Self]:
+        """Return these options, and those of the control if it is wanted."""
+        if not self.control:
+            return [self]
+        plain = dict.fromkeys(_SETTINGS) | {"settings": {}}
+        return [self, self.model_copy(update={"attack": self.control_attack, **plain})]
 
 
 class AttackOptions(AuditOptions):
-    """Attack a model, or several, with any attack or ensemble."""
+    """Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.
+
+    The same command resumes a killed attack. Under torchrun the processes share the images.
+
+    **Examples**
+
+    antiphase attack specimen:diffvit-0 --attack autoattack --eps 1/255 --limit 100
+
+    antiphase attack specimen:vit-0 --attack patch --width 6 --eps 1
+
+    antiphase attack runs/vit --attack carlini-wagner --norm l2 --eps 0.5,1 --set initial_const=0.1
+
+    torchrun --nproc-per-node 4 -m antiphase attack timm:vit_small_patch16_224 --data imagenet --eps 1/255
+    """
 
     left_out: ClassVar = ("against", "sense_limit")
 
@@ -150,7 +238,18 @@ _ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
 
 
 class QuickstartOptions(Options):
-    """Audit the small models that come with the package."""
+    """Audit the small models that come with the package on images of Fashion-MNIST that come with it too.
+
+    No download, no training: eight ViTs and their differential twins under PGD at four budgets.
+
+    **Examples**
+
+    antiphase quickstart
+
+    antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
+
+    antiphase quickstart --train
+    """
 
     out: Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
