@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from antiphase.data.conversations import ASK_CAPTION, load_conversations
-from antiphase.data.emoji_objects import OBJECTS, theme_of
+from antiphase.data.emoji import OBJECTS, theme_of
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import arrays, load_data, load_pairs
-from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
+from antiphase.data import load_data, load_pairs
+from antiphase.data import small_sets as arrays
+from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
 from antiphase.evaluation import probe
 from antiphase.evaluation.few_shot import draw_episodes, few_shot_accuracies
 from antiphase.evaluation.metrics import ROW_SCHEMA

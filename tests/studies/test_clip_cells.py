@@ -13,7 +13,7 @@ from PIL import Image
 from scipy import ndimage
 
 from antiphase.data import load_pairs
-from antiphase.data.conceptual import CC12M
+from antiphase.data.shards import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation import features
 from antiphase.evaluation.features import FeatureStore

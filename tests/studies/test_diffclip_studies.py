@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.data.conceptual import CC3M, CC12M
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
-from antiphase.data.published import PROBE_SETS
-from antiphase.statistics.intervals import jackknife, mcnemar_exact, mean_over_groups
+from antiphase.statistics.decisions import mcnemar_exact
+from antiphase.statistics.intervals import jackknife, mean_over_groups
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import LEAST_SEEDS
 from antiphase.studies.context import Lab

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from antiphase.cli import main
-from antiphase.data.conceptual import CC3M, CC12M
+from antiphase.data.shards import CC3M, CC12M
 from antiphase.errors import UserError
 from antiphase.models import clip_vit_b16, diffclip_vit_b16, load_model
 from antiphase.models.schemes.diffclip import to_released

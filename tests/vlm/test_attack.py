@@ -12,12 +12,12 @@ import torch
 
 import antiphase as ap
 from antiphase.commands.result import read_result
-from antiphase.data.preprocess import model_images
+from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
-from antiphase.report import write_report
+from antiphase.report.runs.page import write_report
 from antiphase.report.runs.pope_page import pope_headline
 from antiphase.runs import attack_pope
 from antiphase.runs.attack import AttackPlan

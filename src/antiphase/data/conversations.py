@@ -13,15 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
+from antiphase.data.archives import IMAGE_SUFFIXES, members_by_key, read_index
+from antiphase.data.captions import read_json
 from antiphase.data.decoding import decode_whole
-from antiphase.data.emoji_objects import OBJECTS, emoji_objects, theme_of, with_article
-from antiphase.data.folders import missing_files
-from antiphase.data.listed_pairs import read_json
-from antiphase.data.named import find_named
+from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
+from antiphase.data.folders import data_root, missing_files
 from antiphase.data.pairs import ArrayPairs
-from antiphase.data.root import data_root
-from antiphase.data.shard_files import IMAGE_SUFFIXES, find_shards, members_by_key
-from antiphase.data.tar_members import read_index
+from antiphase.data.shards import find_shards
+from antiphase.data.sources import find_named
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.reading import parse_json
@@ -348,7 +347,7 @@ def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
 
     Args:
         name: as given to ``load_conversations``.
-        pattern: as for :func:`~antiphase.data.shard_files.find_shards`.
+        pattern: as for :func:`~antiphase.data.shards.find_shards`.
         root: data folder.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.data import FileImages, ImageSet
-from antiphase.data.root import data_root
+from antiphase.data.folders import data_root
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, find_task

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from antiphase.data.conceptual import TITLES
+from antiphase.data.shards import TITLES
 from antiphase.data.sources import SOURCES, source_of
 from antiphase.models.clip import bare_clip
 from antiphase.models.transformer import attention_of

@@ -9,8 +9,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from antiphase.attention import outputs_only
+from antiphase.data.decoding import in_threads
 from antiphase.data.pairs import PairBatch, PairSource
-from antiphase.data.prefetch import in_threads
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json, write_text
 from antiphase.models import checkpoints

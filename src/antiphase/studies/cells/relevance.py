@@ -12,8 +12,8 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
 from antiphase.data import PairSet, load_pairs
-from antiphase.data.emoji_scenes import on_white
-from antiphase.data.preprocess import model_images
+from antiphase.data.emoji import on_white
+from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, mask_average_precision, pointing_game
 from antiphase.models.zeroshot import as_dual_encoder

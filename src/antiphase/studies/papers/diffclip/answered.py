@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.data.conceptual import TITLES
+from antiphase.data.shards import TITLES
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.papers.diffclip.observed import clustered
 from antiphase.vlm.attack import answer_rates

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from antiphase.data.conceptual import TITLES
+from antiphase.data.shards import TITLES
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates

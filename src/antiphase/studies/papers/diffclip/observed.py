@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.data.conceptual import TITLES
+from antiphase.data.shards import TITLES
 from antiphase.evaluation.metrics import CLASSES_ALIKE
 from antiphase.studies.estimation import SAMPLE, SEED
 

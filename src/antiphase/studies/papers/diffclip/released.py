@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from antiphase.data.conceptual import CC3M, CC12M, TITLES
+from antiphase.data.shards import CC3M, CC12M, TITLES
 from antiphase.errors import UserError
 from antiphase.models.clip import ClipConfig, find_clip
 from antiphase.models.schemes.diffclip import (

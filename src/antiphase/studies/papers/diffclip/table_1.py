@@ -34,7 +34,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from antiphase.data.published import PROBE_SETS
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.studies.claims import Claim
 from antiphase.studies.figures import Artefact, Table
 from antiphase.studies.papers.diffclip.bench import bench, models, settings

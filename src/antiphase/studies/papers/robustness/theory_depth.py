@@ -301,7 +301,7 @@ the layer's local Lipschitz constant. Here the two factors are estimated indepen
 - α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖ of the perturbation that reaches layer d: the change with the subtraction over
   the change without it. The paper does not define α. This is 1 without subtraction and |1 − λ| for noise that both maps
   share, as the text has it; the alternative, relative to branches that change independently, is below 1 also where the
-  subtraction enlarges the change. See :mod:`antiphase.sensitivity.cancellation`.
+  subtraction enlarges the change. See :mod:`antiphase.sensitivity.depth`.
 - L(d) = ‖J‖₂ of block d at the clean tokens, by power iteration. The subtraction is part of the block, so that α·L
   counts it twice, as the paper does.
 
