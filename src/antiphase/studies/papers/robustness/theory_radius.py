@@ -3,8 +3,8 @@
 import polars as pl
 import torch
 
-from antiphase.sensitivity.certificates import estimated_radius
 from antiphase.sensitivity.theorem_ratios import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
+from antiphase.sensitivity.theory import estimated_radius
 from antiphase.statistics.intervals import linearised
 from antiphase.studies.cells import Radius
 from antiphase.studies.checks import above, apart, each_data
