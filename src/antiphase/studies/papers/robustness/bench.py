@@ -257,7 +257,7 @@ def all_cells(*groups: Sequence[Cell]) -> list[Cell]:
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the pages of ViTs."""
     own, model = bench(profile), bench(profile).train("vit", 0)
-    plan = own.sense_of(model, "lipschitz").plan()
+    options = own.sense_of(model, "lipschitz").options()
     counts = [len(own.seeds_of(profile, depth)) for depth in (1, 4)]
     few, deep = f"{counts[0]}", f" at depths 1 and 2, {counts[1]} at larger ones"
     return {
@@ -268,8 +268,8 @@ def settings(profile: Profile) -> dict[str, str]:
         "images under PGD": f"{own.images}",
         "images under AutoAttack and CW": f"{own.few}",
         "images of sensitivity": f"{own.probed}",
-        "sensitivity": f"radius {eps_label(plan.eps)}, {plan.samples} uniform samples, {plan.steps} steps of ascent, "
-        f"{plan.probes} directions",
+        "sensitivity": f"radius {eps_label(options.radius)}, {options.samples} uniform samples, {options.steps} steps of ascent, "
+        f"{options.probes} directions",
         "training seeds": few if len(set(counts)) == 1 else few + deep,
         **_attacks_said(own),
         "AutoAttack": _listed(own.ensemble(model, EPS).settings),
