@@ -268,8 +268,8 @@ def settings(profile: Profile) -> dict[str, str]:
         "images under PGD": f"{own.images}",
         "images under AutoAttack and CW": f"{own.few}",
         "images of sensitivity": f"{own.probed}",
-        "sensitivity": f"radius {eps_label(options.radius)}, {options.samples} uniform samples, {options.steps} steps of ascent, "
-        f"{options.probes} directions",
+        "sensitivity": f"radius {eps_label(options.radius)}, {options.samples} uniform samples, "
+        f"{options.steps} steps of ascent, {options.probes} directions",
         "training seeds": few if len(set(counts)) == 1 else few + deep,
         **_attacks_said(own),
         "AutoAttack": _listed(own.ensemble(model, EPS).settings),
