@@ -10,7 +10,6 @@ import pytest
 import antiphase
 from antiphase import registry
 from antiphase.attacks.catalogue import find_attack
-from antiphase.commands.audit.cells import AttackPlan
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, find
 from antiphase.studies.cells import Attack, Given
@@ -18,6 +17,7 @@ from antiphase.studies.cells import Attack, Given
 ATTACK = '''
 from antiphase.attacks import fab
 from antiphase.attacks.spec import AttackSpec
+from tests.commands.audits import attack_options
 
 
 def brighten(model, images, labels, threat, *, steps=2, pull=0.5, **run):
@@ -54,9 +54,9 @@ def fresh_cli(monkeypatch):
 def test_an_attack_is_one_file_and_one_line(brighten):
     (stage,) = find_attack("brighten", pull=0.25).stages
     assert (stage.name, stage.settings, stage.nearest) == ("brighten", {"steps": 3, "pull": 0.25}, True)
-    assert AttackPlan((0.1,), attack="brighten").minimal
+    assert attack_options((0.1,), attack="brighten").minimal
     with pytest.raises(UserError, match=r"'brighten' has no setting 'width': expected steps, pull"):
-        AttackPlan((0.1,), attack="brighten", settings={"width": 3})
+        attack_options((0.1,), attack="brighten", settings={"width": 3})
 
     model = Given(spec="specimen:vit-0")
     work = {

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase import store
-from antiphase.commands.audit.cells import AttackPlan, measure
+from antiphase.commands.audit.cells import measure
 from antiphase.commands.sense.options import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
@@ -19,6 +19,7 @@ from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
+from tests.commands.audits import attack_options
 from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
@@ -26,8 +27,8 @@ IMAGES = load_data("digits", limit=7, seed=0)
 
 
 def _attack(model, out):
-    plan = AttackPlan((2 / 255, 9 / 255), settings={"steps": 3}, batch_size=2)
-    return measure("m", model, IMAGES, plan, out, process=Process(), progress=False)[0]
+    plan = attack_options((2 / 255, 9 / 255), settings={"steps": 3}, batch_size=2)
+    return measure("m", model, IMAGES, plan, out, process=Process())[0]
 
 
 def _sense(model, out):
@@ -37,11 +38,11 @@ def _sense(model, out):
 
 
 def _certify(model, out):
-    return certify([model], IMAGES, Smoothing(0.2, 5, 20, 0.05), out, batch_size=16, progress=False)[0]
+    return certify([model], IMAGES, Smoothing(0.2, 5, 20, 0.05), out, batch_size=16)[0]
 
 
 def _evaluate(model, out):
-    store = FeatureStore(out / "features", batch_size=2, progress=False)
+    store = FeatureStore(out / "features", batch_size=2)
     summary = evaluate_models([model], [], [Source(tiny_pairs(7, side=16))], out, store)
     return pl.DataFrame({"summary": [json.dumps(summary)]})
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import antiphase as ap
 from antiphase.cli.command import _shown, command
-from antiphase.commands.audit.cells import AttackPlan
 from antiphase.commands.audit.options import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense.options import SenseOptions
@@ -25,6 +24,7 @@ from antiphase.runs.options.export import ExportOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.studies import options as studies
+from tests.commands.audits import attack_options
 
 MODELS = (
     QuickstartOptions,
@@ -139,7 +139,7 @@ def test_a_wrong_value_is_one_line_that_lists_the_right_ones(options, line):
 
 def test_every_field_of_an_attack_plan_is_an_option():
     options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3)
-    plan = AttackPlan(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
+    plan = attack_options(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
     assert (plan.eps, plan.settings, plan.nested) == ((1 / 255,), {"steps": 3}, "up")
 
 

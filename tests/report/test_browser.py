@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from antiphase.commands.audit.result import write_report
 from tests import needs
 
 pytestmark = needs.browser
@@ -65,7 +64,7 @@ def background(browser, selector: str) -> list[int]:
 
 @pytest.mark.parametrize("run", ["twins", "seeds", "alone"])
 def test_page_opens_without_errors_overflow_or_network(browser, request, run):
-    page = write_report(request.getfixturevalue(run))
+    page = report(request.getfixturevalue(run))
     for width, scheme in itertools.product((1280, 390), ("light", "dark")):
         open_page(browser, page, width, scheme)
         assert browser.get_log("browser") == []
@@ -95,7 +94,7 @@ def test_page_opens_without_errors_overflow_or_network(browser, request, run):
 
 
 def test_wide_tables_scroll_inside_their_own_frame(browser, seeds):
-    open_page(browser, write_report(seeds), 390)
+    open_page(browser, report(seeds), 390)
     overflowing, scrolling = browser.execute_script(
         "const t = [...document.querySelectorAll('.panel:not([hidden]) .scroll')];"
         "return [t.some(e => e.scrollWidth > e.clientWidth),"
@@ -106,7 +105,7 @@ def test_wide_tables_scroll_inside_their_own_frame(browser, seeds):
 
 
 def test_tabs_show_one_rate_at_a_time_by_mouse_and_keyboard(browser, twins):
-    open_page(browser, write_report(twins), 1280)
+    open_page(browser, report(twins), 1280)
 
     def shown() -> list[str]:
         return browser.execute_script(
@@ -124,7 +123,7 @@ def test_tabs_show_one_rate_at_a_time_by_mouse_and_keyboard(browser, twins):
 
 
 def test_images_are_enlarged_with_hard_pixels_and_csv_downloads_decode(browser, twins):
-    open_page(browser, write_report(twins), 1280)
+    open_page(browser, report(twins), 1280)
     image = browser.find_element("css selector", ".tiles img")
     assert image.value_of_css_property("image-rendering") == "pixelated"
     text = browser.execute_script(

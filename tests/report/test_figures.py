@@ -4,12 +4,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.commands.audit.result import read_run
 from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, rate_figure
+from tests.commands.audits import audited
 
 
 def draw(directory, metric="asr"):
-    run = read_run(directory)
+    run = audited(directory)
     return run, rate_figure(run.results, run.mean_results, run.families, metric)
 
 

@@ -188,7 +188,14 @@ class AuditOptions(Options):
         from antiphase.attacks.catalogue import find_attack
 
         named = given(**{name: getattr(self, name) for name in _SETTINGS})
-        return find_attack(self.attack, **{**self.settings, **named})
+        return find_attack(self.attack, **{**self._typed_settings(), **named})
+
+    def _typed_settings(self) -> dict[str, Any]:
+        """Return the settings with the types that the attack's signature says; those of the command line are text."""
+        from antiphase.attacks.catalogue import parse_settings
+
+        texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
+        return {**self.settings, **parse_settings(self.attack, texts)}
 
     @property
     def minimal(self) -> bool:

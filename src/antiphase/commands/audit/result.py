@@ -10,6 +10,7 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -262,7 +263,17 @@ class AuditResult(Result):
 
         titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
         tables = [self.models_table(), *self.rate_tables("asr"), *self.difference_tables()]
-        return [*titles, *(table.console() for table in tables), *self._norm_lines()]
+        return [*titles, *(self._short(table).console() for table in tables), *self._norm_lines()]
+
+    def _short(self, table: Table) -> Table:
+        """Leave out the rows of single models whose family has a mean."""
+        several = {model for family in self.families if len(family.models) > 1 for model in family.models}
+        if not any(row[0].kind == "mean" for row in table.rows):
+            return table
+        rows = (
+            row for row in table.rows if row[0].kind == "mean" or row[0].text.split(" − ")[0] not in several
+        )
+        return replace(table, rows=tuple(rows))
 
     def write_report(self, folder: Path) -> Path:
         """Write ``report.html``, ``asr.svg``, ``.png`` and ``.pdf``, ``card.json`` and ``CARD.md``."""

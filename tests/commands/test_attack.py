@@ -13,12 +13,13 @@ from antiphase import store
 from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
 from antiphase.attacks.adapters import run_foreign
 from antiphase.attacks.autoattack import autoattack_ensemble
-from antiphase.commands.audit.cells import AttackPlan, measure
+from antiphase.commands.audit.cells import measure
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
 from antiphase.registry import ATTACKS
+from tests.commands.audits import attack_options
 from tests.processes import Python, python, together
 
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
@@ -36,13 +37,15 @@ def victim(tmp_path_factory):
 
 
 def _measure(victim, out, plan, limit=31, process=Process()):  # noqa: B008 (frozen)
-    return measure("m", victim, load_data("digits", limit=limit), plan, out, process=process, progress=False)
+    return measure("m", victim, load_data("digits", limit=limit), plan, out, process=process)
 
 
 @pytest.mark.parametrize("nested", ["up", "off"])
 def test_rows_are_the_verdicts_of_the_library(tmp_path, victim, nested):
     eps = (2 / 255, 6 / 255, 12 / 255)
-    rows, _ = _measure(victim, tmp_path, AttackPlan(eps, attack="autoattack", settings=QUICK, nested=nested))
+    rows, _ = _measure(
+        victim, tmp_path, attack_options(eps, attack="autoattack", settings=QUICK, nested=nested)
+    )
     images = load_data("digits", limit=31).images(range(31))
     ensemble = autoattack_ensemble("standard", 4, 12, 2)
     results = sweep(ensemble, victim, images, None, Threat(), eps, nested=nested)
@@ -66,13 +69,13 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
     monkeypatch.setitem(ATTACKS, "watched", None)  # taken out again afterwards
     catalogue.add_attack("watched", watched)
     monkeypatch.setattr(store, "_SLICE_BYTES", 8 * 4 * 64)
-    rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
+    rows, _ = _measure(victim, tmp_path, attack_options((4 / 255,), attack="watched"))
     assert len(rows) == 31
     assert alive == [0, 0, 0, 0]  # slices of 8
 
 
 def test_a_search_for_the_nearest_example_serves_every_eps(tmp_path, victim):
-    plan = AttackPlan((0.1, 0.3, 0.9), norm="l2", attack="fab", settings={"steps": 9})
+    plan = attack_options((0.1, 0.3, 0.9), norm="l2", attack="fab", settings={"steps": 9})
     rows, _ = _measure(victim, tmp_path, plan)
     assert len(list((tmp_path / "cells").iterdir())) == 1
     largest = rows.filter(eps=0.9)
@@ -218,7 +221,7 @@ def test_a_killed_ensemble_goes_on_and_does_nothing_twice(tmp_path, victim):
 
 
 def test_what_is_on_disk_is_not_attacked_again(tmp_path, victim):
-    plan = AttackPlan((4 / 255,), attack="autoattack", settings=QUICK)
+    plan = attack_options((4 / 255,), attack="autoattack", settings=QUICK)
     rows, _ = _measure(victim, tmp_path, plan)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/*.parquet")}
     again, _ = _measure(victim, tmp_path, plan)
@@ -235,7 +238,7 @@ def test_warnings_outlast_the_run_that_gave_them(tmp_path, victim):
         def forward(self, x):
             return self.model((x * 8).round() / 8)
 
-    plan = AttackPlan((4 / 255,))
+    plan = attack_options((4 / 255,))
     _, first = _measure(Quantised(), tmp_path, plan)
     _, again = _measure(Quantised(), tmp_path, plan)
     assert first == again
@@ -283,7 +286,7 @@ def test_a_foreign_attack_has_rows_like_our_own(tmp_path, victim, monkeypatch):
         return run_foreign(sign_step, model, images, labels, threat, **run)
 
     catalogue.add_attack("their-own", foreign)
-    rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255, 8 / 255), attack="their-own"))
+    rows, _ = _measure(victim, tmp_path, attack_options((4 / 255, 8 / 255), attack="their-own"))
     assert len(rows) == 2 * 31
     success = rows.group_by("eps", maintain_order=True).agg(pl.col("success").sum())["success"]
     assert success[0] == 0  # further than 4/255

@@ -6,8 +6,8 @@ from urllib.parse import unquote
 import polars as pl
 import pytest
 
-from antiphase.commands.audit.result import write_report
 from antiphase.errors import UserError
+from tests.commands.audits import report
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
 
@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
 
 def read(directory):
-    return Page(write_report(directory).read_text(encoding="utf-8"))
+    return Page(report(directory).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("run", ["twins", "seeds", "alone"])
@@ -108,12 +108,12 @@ def test_one_model_without_gallery_or_twin(alone):
 
 
 def test_the_figure_stands_beside_the_page_and_bytes_repeat(twins):
-    first = write_report(twins).read_bytes()
+    first = report(twins).read_bytes()
     files = {ending: (twins / f"asr.{ending}").read_bytes() for ending in ("svg", "png", "pdf")}
     assert files["png"].startswith(b"\x89PNG")
     assert files["pdf"].startswith(b"%PDF")
     assert b"<svg" in files["svg"]
-    assert write_report(twins).read_bytes() == first
+    assert report(twins).read_bytes() == first
     assert {ending: (twins / f"asr.{ending}").read_bytes() for ending in files} == files
 
 
@@ -147,7 +147,7 @@ def test_a_missing_or_broken_file_is_named_in_one_line(twins, name):
     for damage in (lambda path: path.write_bytes(b"\x00{"), lambda path: path.unlink()):
         damage(twins / name)
         with pytest.raises(UserError, match=rf"{name}: cannot be read") as caught:
-            write_report(twins)
+            report(twins)
         assert "\n" not in str(caught.value)
     assert not (twins / "report.html").exists()
 
@@ -156,17 +156,17 @@ def test_missing_fields_are_named(twins):
     rows = pl.read_parquet(twins / "rows.parquet")
     rows.clear().write_parquet(twins / "rows.parquet")
     with pytest.raises(UserError, match="has no rows"):
-        write_report(twins)
+        report(twins)
     rows.drop("success").write_parquet(twins / "rows.parquet")
     with pytest.raises(UserError, match="no column 'success'"):
-        write_report(twins)
+        report(twins)
     (twins / "run.json").write_text("{}")
     with pytest.raises(UserError, match=r"run\.json has no 'command'"):
-        write_report(twins)
+        report(twins)
 
 
 def test_summary_and_rows_must_be_of_one_run(twins):
     rows = pl.read_parquet(twins / "rows.parquet")
     rows.filter(pl.col("model") == "vit-0").write_parquet(twins / "rows.parquet")
     with pytest.raises(UserError, match="'diffvit-0' is not in both"):
-        write_report(twins)
+        report(twins)

@@ -3,8 +3,9 @@
 import polars as pl
 import pytest
 
-from antiphase.commands.audit.result import difference_sheets, headlines, read_run
+from antiphase.commands.audit.result import difference_sheets, headlines
 from antiphase.evaluation.rates import ROW_SCHEMA
+from tests.commands.audits import audited
 
 N = 200
 TWO = [("diff", "differential", None, 1.0), ("vit", "softmax", None, 1.0)]
@@ -42,7 +43,7 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
 )
 def test_title_says_what_the_intervals_say(tmp_path, make_run, diff, vit, expected):
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": diff, "vit": vit}))
-    (headline,) = headlines(read_run(run))
+    (headline,) = headlines(audited(run))
     assert headline.title.startswith(expected)
     assert headline.title.endswith(f"at ε = {headline.eps} (200 images, L∞ PGD-20)")
 
@@ -50,7 +51,7 @@ def test_title_says_what_the_intervals_say(tmp_path, make_run, diff, vit, expect
 def test_title_and_large_numbers_are_of_one_eps_at_which_the_title_is_true(tmp_path, make_run):
     """Equal rates at the middle ε next to “breaks more often” contradicted it."""
     flips = {"diff": [20, 56, 90, 130], "vit": [20, 56, 60, 80]}
-    stored = read_run(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of(flips)))
+    stored = audited(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of(flips)))
     (headline,) = headlines(stored)
     assert headline.title.startswith("diff is broken more often than vit: +15.0 points")
     assert headline.eps == "3/255"
@@ -62,7 +63,7 @@ def test_every_attack_of_the_page_is_read(tmp_path, make_run):
     pgd = rows_of({"diff": [20, 40], "vit": [20, 40]})
     square = rows_of({"diff": [20, 40], "vit": [60, 40]}).with_columns(attack=pl.lit("square"))
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=pl.concat([pgd, square]))
-    (headline,) = headlines(read_run(run))
+    (headline,) = headlines(audited(run))
     assert "Under PGD (L∞) the difference is undecided at all 2 ε." in headline.lead
     assert "Under Square (L∞) the difference lies below zero at 1 of 2 ε" in headline.lead
 
@@ -75,7 +76,7 @@ def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run
     ]
     models += [(f"v-{seed}", "softmax", seed, 1.0 + seed) for seed in range(3)]
     pairs = [("d-0", "v-0"), ("d-1", "v-1"), ("e-2", "v-2")]
-    stored = read_run(make_run(tmp_path, models, pairs, rows=make_rows(models)))
+    stored = audited(make_run(tmp_path, models, pairs, rows=make_rows(models)))
     headline = headlines(stored)[0]
     first, second = (float(rate.percent) for rate in headline.rates)
     assert f"{first - second:+.1f}".replace("-", "−") in headline.title
@@ -85,7 +86,7 @@ def test_lead_has_the_rates_and_p(tmp_path, make_run):
     run = make_run(
         tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": [60, 90, 120], "vit": [20, 41, 60]})
     )
-    stored = read_run(run)
+    stored = audited(run)
     (headline,) = headlines(stored)
     middle = stored.comparisons.row(1, named=True)
     assert headline.eps == "2/255"
@@ -104,7 +105,7 @@ def seeds_run(tmp_path, make_run, make_rows, count, fragility=2.0):
     ]
     pairs = [(f"diffvit-{seed}", f"vit-{seed}") for seed in range(count)]
     rows = make_rows(models, eps=[k / 255 for k in (0.5, 1, 2)], n=60)
-    return read_run(make_run(tmp_path / str(count), models, pairs, rows=rows))
+    return audited(make_run(tmp_path / str(count), models, pairs, rows=rows))
 
 
 def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
@@ -145,7 +146,7 @@ def test_fewer_than_eight_seeds_decide_nothing(tmp_path, make_run, make_rows, co
 )
 def test_title_and_corrected_p_agree(tmp_path, make_run, diff, vit, answer):
     rows = rows_of({"diff": diff, "vit": vit}).filter(pl.col("sample") < 24)
-    stored = read_run(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows))
+    stored = audited(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows))
     (headline,) = headlines(stored)
     assert headline.title.startswith(answer)
     (sheet,) = difference_sheets(stored)
@@ -162,7 +163,7 @@ def test_an_interval_of_no_width_is_not_printed(tmp_path, make_run, make_rows):
         for seed in range(2)
     ]
     rows = make_rows(models, eps=(1.0,), n=1)
-    stored = read_run(make_run(tmp_path, models, [("d-0", "v-0"), ("d-1", "v-1")], rows=rows))
+    stored = audited(make_run(tmp_path, models, [("d-0", "v-0"), ("d-1", "v-1")], rows=rows))
     (headline,) = headlines(stored)
     assert "0.0 points (no interval) at ε = 1 (" in headline.title
     assert "it is 0.0 points (no interval)" in headline.lead
@@ -170,7 +171,7 @@ def test_an_interval_of_no_width_is_not_printed(tmp_path, make_run, make_rows):
 
 
 def test_a_model_alone_claims_nothing_about_attention(alone):
-    (headline,) = headlines(read_run(alone))
+    (headline,) = headlines(audited(alone))
     assert headline.title.startswith("PGD (L∞) changes ")
     assert "compares no two models" in headline.lead
 
@@ -188,5 +189,5 @@ def test_a_model_alone_claims_nothing_about_attention(alone):
 def test_the_steps_come_from_the_stored_settings(tmp_path, make_run, settings, name):
     rows = rows_of({"diff": [60], "vit": [20]})
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows, settings=settings)
-    (headline,) = headlines(read_run(run))
+    (headline,) = headlines(audited(run))
     assert headline.title.endswith(f"(200 images, {name})")

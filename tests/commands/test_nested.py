@@ -10,13 +10,14 @@ import torch
 from antiphase.attacks import Threat, apgd, catalogue, pgd, sweep
 from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.attacks.spec import AttackSpec
-from antiphase.commands.audit.cells import AttackPlan, measure
+from antiphase.commands.audit.cells import measure
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.processes import Process
 from antiphase.registry import ATTACKS
 from tests.attacks import toys
+from tests.commands.audits import attack_options
 from tests.runs.threads import in_threads
 
 EPS = (0.01, 0.015, 0.02, 0.03)
@@ -80,8 +81,8 @@ def _agree(rows, results):
     ids=["single", "ensemble", "nearest"],
 )
 def test_memory_and_disk_agree(tmp_path, model, data, attack, settings, nested):
-    plan = AttackPlan(EPS, attack=attack, settings=settings, nested=nested)
-    rows, _ = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
+    plan = attack_options(EPS, attack=attack, settings=settings, nested=nested)
+    rows, _ = measure("m", model, data, plan, tmp_path, process=Process())
     images = data.images(range(COUNT))
     results = sweep(plan.ensemble, model, images, None, Threat(), EPS, nested=nested, ids=data.ids)
     _agree(rows, results)
@@ -99,8 +100,8 @@ def test_disk_warns_as_memory_does(tmp_path, model, data, monkeypatch):
 
     ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", fickle, black_box=True)))
     monkeypatch.setitem(ATTACKS, "two", AttackSpec(pgd, "two", stages=lambda: ensemble))
-    plan = AttackPlan(EPS[-2:], attack="two", nested="off")
-    _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
+    plan = attack_options(EPS[-2:], attack="two", nested="off")
+    _, warnings = measure("m", model, data, plan, tmp_path, process=Process())
     assert [line[:9] for line in warnings] == ["square, w", "ASR falls"]
 
 
@@ -147,18 +148,18 @@ def counted(monkeypatch):
 
 
 def test_down_resumes_in_the_middle_of_a_call_for_several_eps(tmp_path, model, data, counted):
-    plan = AttackPlan(EPS, attack="counted", nested="down", batch_size=2)
+    plan = attack_options(EPS, attack="counted", nested="down", batch_size=2)
     images = data.images(range(COUNT))
     expected = sweep(counted.ensemble, model, images, None, Threat(), EPS, nested="down", ids=data.ids)
-    measure("m", model, data, plan, tmp_path / "whole", process=Process(), progress=False)
+    measure("m", model, data, plan, tmp_path / "whole", process=Process())
     whole, counted.finished, counted.mixed = counted.finished, [], 0
     counted.last = len(whole) - 2
     with pytest.raises(_Killed):
-        measure("m", model, data, plan, tmp_path / "killed", process=Process(), progress=False)
+        measure("m", model, data, plan, tmp_path / "killed", process=Process())
     assert counted.mixed
     assert len(counted.finished) < len(whole)
     counted.last = None
-    rows, _ = measure("m", model, data, plan, tmp_path / "killed", process=Process(), progress=False)
+    rows, _ = measure("m", model, data, plan, tmp_path / "killed", process=Process())
     assert sorted(counted.finished) == sorted(set(whole))  # nothing twice
     _agree(rows, expected)
 
@@ -171,10 +172,9 @@ def test_up_and_down_share_rows_but_not_verdicts(tmp_path, model, data, counted)
             "m",
             model,
             data,
-            AttackPlan(EPS, attack="counted", nested=nested),
+            attack_options(EPS, attack="counted", nested=nested),
             tmp_path,
             process=Process(),
-            progress=False,
         )
         _agree(rows, expected)
     assert len(counted.finished) == len(set(counted.finished))
@@ -182,11 +182,11 @@ def test_up_and_down_share_rows_but_not_verdicts(tmp_path, model, data, counted)
 
 
 def test_two_processes_share_a_run_down(tmp_path, model, data, counted):
-    plan = AttackPlan(EPS, attack="counted", nested="down")
+    plan = attack_options(EPS, attack="counted", nested="down")
 
     def run(process):
         own = with_card(copy.deepcopy(model), model.card)
-        return measure("m", own, data, plan, tmp_path, process=process, progress=False)[0]
+        return measure("m", own, data, plan, tmp_path, process=process)[0]
 
     both = in_threads(2, run)
     images = data.images(range(COUNT))
@@ -206,9 +206,9 @@ def test_the_warnings_of_every_call_last(tmp_path, model, data, monkeypatch):
 
     stages = (Stage("weak", warns, {"share": 0.5}), Stage("strong", warns, {"share": 1}))
     monkeypatch.setitem(ATTACKS, "two", AttackSpec(pgd, "two", stages=lambda: Ensemble("two", stages)))
-    plan = AttackPlan(EPS, attack="two", nested="down")
+    plan = attack_options(EPS, attack="two", nested="down")
     for _ in range(2):
-        _, warnings = measure("m", model, data, plan, tmp_path, process=Process(), progress=False)
+        _, warnings = measure("m", model, data, plan, tmp_path, process=Process())
         assert sorted(warnings) == sorted(calls)
     assert len(calls) > len(list((tmp_path / "cells").iterdir()))  # a cell takes rows from several calls
 
@@ -216,7 +216,7 @@ def test_the_warnings_of_every_call_last(tmp_path, model, data, monkeypatch):
 @pytest.mark.parametrize("nested", ["sideways", True, False])
 def test_a_nesting_that_does_not_exist(nested):
     with pytest.raises(UserError, match=f"nested {nested!r}: expected 'up', 'down' or 'off'"):
-        AttackPlan((0.1,), nested=nested)
+        attack_options((0.1,), nested=nested)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from safetensors.torch import save_file
 
 from antiphase.attacks import Threat, pgd
 from antiphase.attacks.engine.run import run_search
-from antiphase.commands.audit.cells import AttackPlan
-from antiphase.commands.audit.run import Audit
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.report.gallery import read_gallery
+from tests.commands.audits import attack_options, audit
 from tests.processes import Python, python
 
 
@@ -90,7 +89,7 @@ def test_a_killed_audit_goes_on_to_the_same_rows(tmp_path, pair):
 def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
     models = [load_model(str(pair[0]))]
     data = load_data("digits", limit=11)
-    first = Audit(models, [], data, AttackPlan((0.01, 0.02)), tmp_path, progress=False).run()
+    first = audit(models, [], data, attack_options((0.01, 0.02)), tmp_path)
     calls = []
 
     def counted(*given):
@@ -99,27 +98,27 @@ def test_finished_cells_are_not_attacked_again(tmp_path, pair, monkeypatch):
 
     monkeypatch.setattr(importlib.import_module("antiphase.attacks.pgd"), "run_search", counted)
     monkeypatch.setattr("antiphase.commands.audit.run._gallery", lambda *given: None)
-    again = Audit(models, [], data, AttackPlan((0.01, 0.02), batch_size=3), tmp_path, progress=False).run()
+    again = audit(models, [], data, attack_options((0.01, 0.02), batch_size=3), tmp_path)
     assert again == first
     assert calls == []
     rows = pl.read_parquet(tmp_path / "rows.parquet")
     standing = len(rows.filter(eps=0.02)) - rows.filter(eps=0.02)["success"].sum()
-    Audit(models, [], data, AttackPlan((0.01, 0.02, 0.03)), tmp_path, progress=False).run()
+    audit(models, [], data, attack_options((0.01, 0.02, 0.03)), tmp_path)
     assert calls == [(0.03, standing)]
     calls.clear()
     fallen = rows.filter(eps=0.01)["success"].sum()
-    Audit(models, [], data, AttackPlan((0.02,), nested="off"), tmp_path, progress=False).run()
+    audit(models, [], data, attack_options((0.02,), nested="off"), tmp_path)
     assert calls == ([(0.02, fallen)] if fallen else [])  # the others are on disk
     calls.clear()
-    Audit(models, [], load_data("digits", limit=13), AttackPlan((0.01,)), tmp_path, progress=False).run()
+    audit(models, [], load_data("digits", limit=13), attack_options((0.01,)), tmp_path)
     assert calls == [(0.01, 13)]  # other images: another cell
 
 
 def test_the_gallery_shows_images_that_all_models_get_right_under_the_same_attack(tmp_path):
     models = [load_model("specimen:diffvit-0"), load_model("specimen:vit-0")]
     data = load_data("specimen-fashion-mnist", limit=40, seed=1)
-    plan = AttackPlan((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3})
-    Audit(models[:1], models[1:], data, plan, tmp_path, progress=False).run()
+    plan = attack_options((1 / 255, 4 / 255, 8 / 255), settings={"steps": 3})
+    audit(models[:1], models[1:], data, plan, tmp_path)
     gallery = read_gallery(tmp_path / "gallery.safetensors")
     assert gallery.eps == 4 / 255
     assert len(set(gallery.label.tolist())) == len(gallery.label) == 6

@@ -13,8 +13,6 @@ import torch
 import antiphase as ap
 from antiphase.commands.audit import answers as attack_pope
 from antiphase.commands.audit.answers import PopeAttack, attack_answers, pope_headline
-from antiphase.commands.audit.cells import AttackPlan
-from antiphase.commands.audit.result import write_report
 from antiphase.commands.result import read_result
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
@@ -24,9 +22,10 @@ from antiphase.registry import ATTACKS
 from antiphase.vlm import Projector, VisionLanguageModel, VlmConfig, image_tokens, save_vlm
 from antiphase.vlm.attack import ALL, answer_rates, summarise_answers
 from antiphase.vlm.pope import asked_images, emoji_pope
+from tests.commands.audits import attack_options, report
 from tests.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
-PLAN = AttackPlan((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
+PLAN = attack_options((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
 
 
 def _vlm(seed, attention):
@@ -99,7 +98,7 @@ def _stored(out):
 @pytest.mark.thorough
 def test_the_page_has_the_questions_and_the_answers(attacked):
     out, *_ = attacked
-    assert write_report(out) == out / "report.html"
+    assert report(out) == out / "report.html"
     page = (out / "report.html").read_text(encoding="utf-8")
     words = json.loads((out / "questions.json").read_text())
     assert len(words["questions"]) == 10
@@ -243,7 +242,7 @@ def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pop
     PopeAttack([one], [two], few, replace(PLAN, eps=(2 / 255,)), tmp_path, progress=False).run()
     words = json.loads((tmp_path / "questions.json").read_text())
     assert set(words["answers"]) == {"differential-0"}  # the pictures are those of the first model
-    assert write_report(tmp_path).exists()
+    assert report(tmp_path).exists()
 
 
 @pytest.mark.thorough
@@ -257,7 +256,7 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
         else {"steps": 2}
     )
     norm = "l2" if name == "carlini-wagner" else "linf"
-    plan = AttackPlan((8,) if norm == "l2" else (0.5,), attack=name, norm=norm, settings=settings)
+    plan = attack_options((8,) if norm == "l2" else (0.5,), attack=name, norm=norm, settings=settings)
     model = _vlm(0, "differential")
     if name in ("apgd-dlr", "apgd-t", "autoattack"):
         with pytest.raises(UserError, match="classes"):
