@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import antiphase as ap
-from antiphase.commands.audit import answers as attack_pope
-from antiphase.commands.audit.answers import PopeAttack, attack_answers, pope_headline
+from antiphase.commands.audit import answers
+from antiphase.commands.audit.answers import answers_headline, attack_answers, attack_questions
 from antiphase.commands.result import read_result
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
@@ -26,6 +26,11 @@ from tests.commands.audits import attack_options, report
 from tests.vlm.tiny import tiny_language, tiny_tokenizer, tiny_vit
 
 PLAN = attack_options((2 / 255, 8 / 255), attack="apgd-ce", settings={"steps": 2})
+
+
+def asked(models, twins, pope, options, out):
+    out.mkdir(parents=True, exist_ok=True)
+    return attack_questions(models, twins, pope, options.model_copy(update={"out": out}))
 
 
 def _vlm(seed, attention):
@@ -50,13 +55,12 @@ def attacked(pope, tmp_path_factory):
     """A model and its twin, attacked."""
     out = tmp_path_factory.mktemp("pope")
     one, two = _vlm(0, "differential"), _vlm(0, "softmax")
-    run = PopeAttack([one], [two], pope, PLAN, out, progress=False)
-    return out, run, pope, run.run()
+    return out, (one, two), pope, asked([one], [two], pope, PLAN, out)
 
 
 @pytest.mark.thorough
 def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attacked, monkeypatch):
-    out, run, pope, summary = attacked
+    out, (one, two), pope, summary = attacked
     rows = pl.read_parquet(out / "rows.parquet")
     assert len(rows) == 2 * 2 * len(pope.asked())
     assert rows.filter(pl.col("distance").is_finite(), pl.col("success"))["distance"].max() <= 8 / 255 + 1e-6
@@ -70,23 +74,23 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
             if (one.image, one.text) == (names[row["image"]], row["question"])
         }
         assert set(row["samplings"]) == asking
-    asked = asked_images(pope, run.models[0].square)
+    questions = asked_images(pope, one.square)
     said = rows.filter(model="differential-0", eps=2 / 255)
     assert set(zip(said["sample"], said["question"], strict=True)) == set(
-        zip(asked.ids.tolist(), asked.asked(), strict=True)
+        zip(questions.ids.tolist(), questions.asked(), strict=True)
     )
     by_sample = {
-        sample: run.models[0].answer_logits(asked.images([at]), question).argmax().item()
-        for at, (sample, question) in enumerate(zip(asked.ids.tolist(), asked.asked(), strict=True))
+        sample: one.answer_logits(questions.images([at]), question).argmax().item()
+        for at, (sample, question) in enumerate(zip(questions.ids.tolist(), questions.asked(), strict=True))
     }
     assert {row["sample"]: row["clean_prediction"] for row in said.iter_rows(named=True)} == by_sample
 
     def refuse(*some, **more):
         raise AssertionError("attacked again")
 
-    monkeypatch.setattr(attack_pope, "_gallery", lambda rows, *rest: _stored(out))
+    monkeypatch.setattr(answers, "_gallery", lambda rows, *rest: _stored(out))
     monkeypatch.setattr(import_module("antiphase.attacks.apgd"), "run_search", refuse)
-    assert run.run() == summary
+    assert asked([one], [two], pope, PLAN, out) == summary
 
 
 def _stored(out):
@@ -205,7 +209,8 @@ def test_the_rise_is_compared_over_seeds_and_images(pairs, answer):
     assert move["value"] == pytest.approx(rise["d"] - rise["s"])
     assert (move["n"], move["seeds"]) == (60, pairs)
     assert 0 < move["low"] < move["value"] < move["high"]
-    title, lead = pope_headline(told)
+    headline = answers_headline(told)
+    title, lead = headline.title, headline.lead
     assert title == answer
     assert f"{pairs} pairs of models and 60 images" in lead
     assert ("fewer than 8 training seeds decide nothing" in lead) == (pairs < 8)
@@ -226,7 +231,8 @@ def test_the_answer_is_judged_where_the_attack_has_not_changed_everything():
         if (row["what"], row["metric"], row["sampling"], row["eps"]) == ("move", "false yes", ALL, 0.2)
     )
     assert at_largest["value"] == pytest.approx(-0.15)
-    title, lead = pope_headline(told)
+    headline = answers_headline(told)
+    title, lead = headline.title, headline.lead
     assert title.startswith(
         "Whether an attack makes d say yes to absent objects more often than s is not decided"
     )
@@ -239,7 +245,7 @@ def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pop
     two = VisionLanguageModel(tower, projector, tiny_language(), tiny_tokenizer())
     two = with_card(two.eval(), ModelCard("large", "large", "differential", 0, (3, 32, 32), 0))
     few = pope.subset(1)
-    PopeAttack([one], [two], few, replace(PLAN, eps=(2 / 255,)), tmp_path, progress=False).run()
+    asked([one], [two], few, PLAN.model_copy(update={"eps": (2 / 255,)}), tmp_path)
     words = json.loads((tmp_path / "questions.json").read_text())
     assert set(words["answers"]) == {"differential-0"}  # the pictures are those of the first model
     assert report(tmp_path).exists()
@@ -260,9 +266,9 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
     model = _vlm(0, "differential")
     if name in ("apgd-dlr", "apgd-t", "autoattack"):
         with pytest.raises(UserError, match="classes"):
-            attack_answers("a", model, pope.subset(1), plan, tmp_path, progress=False)
+            attack_answers("a", model, pope.subset(1), plan, tmp_path)
         return
-    rows, _ = attack_answers("a", model, pope.subset(1), plan, tmp_path, progress=False)
+    rows, _ = attack_answers("a", model, pope.subset(1), plan, tmp_path)
     assert len(rows) == len(pope.subset(1).asked())
     changed = rows["prediction"] != rows["clean_prediction"]  # of minimal attacks, perhaps beyond ε
     assert (changed | ~rows["success"]).all()
@@ -270,7 +276,7 @@ def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_pa
 
 
 def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
-    out, run, pope, _ = attacked
+    out, (model, _), pope, _ = attacked
     result = read_result(out, "audit")
     assert "results" not in result.summary
     assert repr(result).startswith(
@@ -279,20 +285,20 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path):
     assert "2 images" in repr(result)
     assert "rise to ε = 8/255" in result._repr_html_()
     assert len(result.plot().axes) == 2
-    alone, models = [], (run.models[0], _vlm(3, "softmax"))
+    alone, models = [], (model, _vlm(3, "softmax"))
     for model in models:
         place = tmp_path / str(len(alone))
-        PopeAttack([model], [], pope, PLAN, place, progress=False).run()
+        asked([model], [], pope, PLAN, place)
         alone.append(read_result(place, "audit"))
     shutil.copytree(place / "cells", tmp_path / "both" / "cells")  # the second is attacked already
-    both = PopeAttack([models[0]], [models[1]], pope, PLAN, tmp_path / "both", progress=False).run()
+    both = asked([models[0]], [models[1]], pope, PLAN, tmp_path / "both")
     found, expected = alone[0].compare(alone[1]).to_dicts(), both["pope"]["differences"]
     assert [row["value"] for row in found] == [row["value"] for row in expected]
     assert any(row["value"] for row in found)
     assert {row["n"] for row in found} == {2}
 
-    one = replace(PLAN, eps=(2 / 255,))
-    PopeAttack([run.models[0]], [], pope, one, tmp_path / "one", progress=False).run()
+    one = PLAN.model_copy(update={"eps": (2 / 255,)})
+    asked([models[0]], [], pope, one, tmp_path / "one")
     with pytest.raises(UserError, match="'differential-0' and 'softmax-3' were attacked differently"):
         read_result(tmp_path / "one", "audit").compare(alone[1])
     other = ap.audit("specimen:vit-0", limit=2, eps="1/255", steps=1, sense_limit=0)

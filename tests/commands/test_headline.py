@@ -3,12 +3,15 @@
 import polars as pl
 import pytest
 
-from antiphase.commands.audit.result import difference_sheets, headlines
 from antiphase.evaluation.rates import ROW_SCHEMA
 from tests.commands.audits import audited
 
 N = 200
 TWO = [("diff", "differential", None, 1.0), ("vit", "softmax", None, 1.0)]
+
+
+def budget(headline):
+    return headline.what.removeprefix("attack success rate at ε = ")
 
 
 def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
@@ -43,18 +46,18 @@ def rows_of(flips: dict[str, list[int]]) -> pl.DataFrame:
 )
 def test_title_says_what_the_intervals_say(tmp_path, make_run, diff, vit, expected):
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": diff, "vit": vit}))
-    (headline,) = headlines(audited(run))
+    (headline,) = audited(run).headlines()
     assert headline.title.startswith(expected)
-    assert headline.title.endswith(f"at ε = {headline.eps} (200 images, L∞ PGD-20)")
+    assert headline.title.endswith(f"at ε = {budget(headline)} (200 images, L∞ PGD-20)")
 
 
 def test_title_and_large_numbers_are_of_one_eps_at_which_the_title_is_true(tmp_path, make_run):
     """Equal rates at the middle ε next to “breaks more often” contradicted it."""
     flips = {"diff": [20, 56, 90, 130], "vit": [20, 56, 60, 80]}
     stored = audited(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows_of(flips)))
-    (headline,) = headlines(stored)
+    (headline,) = stored.headlines()
     assert headline.title.startswith("diff is broken more often than vit: +15.0 points")
-    assert headline.eps == "3/255"
+    assert budget(headline) == "3/255"
     assert [rate.percent for rate in headline.rates] == ["45.0", "30.0"]
     assert "lies above zero at 2 of 4 ε (3/255, 4/255)" in headline.lead
 
@@ -63,7 +66,7 @@ def test_every_attack_of_the_page_is_read(tmp_path, make_run):
     pgd = rows_of({"diff": [20, 40], "vit": [20, 40]})
     square = rows_of({"diff": [20, 40], "vit": [60, 40]}).with_columns(attack=pl.lit("square"))
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=pl.concat([pgd, square]))
-    (headline,) = headlines(audited(run))
+    (headline,) = audited(run).headlines()
     assert "Under PGD (L∞) the difference is undecided at all 2 ε." in headline.lead
     assert "Under Square (L∞) the difference lies below zero at 1 of 2 ε" in headline.lead
 
@@ -77,7 +80,7 @@ def test_rates_of_a_family_are_of_the_models_that_were_paired(tmp_path, make_run
     models += [(f"v-{seed}", "softmax", seed, 1.0 + seed) for seed in range(3)]
     pairs = [("d-0", "v-0"), ("d-1", "v-1"), ("e-2", "v-2")]
     stored = audited(make_run(tmp_path, models, pairs, rows=make_rows(models)))
-    headline = headlines(stored)[0]
+    headline = stored.headlines()[0]
     first, second = (float(rate.percent) for rate in headline.rates)
     assert f"{first - second:+.1f}".replace("-", "−") in headline.title
 
@@ -87,9 +90,9 @@ def test_lead_has_the_rates_and_p(tmp_path, make_run):
         tmp_path, TWO, [("diff", "vit")], rows=rows_of({"diff": [60, 90, 120], "vit": [20, 41, 60]})
     )
     stored = audited(run)
-    (headline,) = headlines(stored)
+    (headline,) = stored.headlines()
     middle = stored.comparisons.row(1, named=True)
-    assert headline.eps == "2/255"
+    assert budget(headline) == "2/255"
     assert "45.0 % of the predictions of diff and 20.5 % of vit " in headline.lead
     assert f"+24.5 points [{100 * middle['low']:.1f}, {100 * middle['high']:.1f}]" in headline.title
     assert "p < 0.0001" in headline.lead
@@ -110,7 +113,7 @@ def seeds_run(tmp_path, make_run, make_rows, count, fragility=2.0):
 
 def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
     stored = seeds_run(tmp_path, make_run, make_rows, 8)
-    (headline,) = headlines(stored)
+    (headline,) = stored.headlines()
     mean = stored.mean_comparisons.row(1, named=True)
     assert stored.mean_comparisons["decided"].to_list() == [1, 1, 1]
     assert headline.title.startswith(
@@ -123,7 +126,7 @@ def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_fewer_than_eight_seeds_decide_nothing(tmp_path, make_run, make_rows, count):
     stored = seeds_run(tmp_path, make_run, make_rows, count, fragility=8.0)
-    (headline,) = headlines(stored)
+    (headline,) = stored.headlines()
     assert stored.mean_comparisons["low"].max() > 0
     assert headline.title.startswith(
         f"{count} training seeds leave undecided whether diffvit is broken more often than vit: +"
@@ -147,9 +150,9 @@ def test_fewer_than_eight_seeds_decide_nothing(tmp_path, make_run, make_rows, co
 def test_title_and_corrected_p_agree(tmp_path, make_run, diff, vit, answer):
     rows = rows_of({"diff": diff, "vit": vit}).filter(pl.col("sample") < 24)
     stored = audited(make_run(tmp_path, TWO, [("diff", "vit")], rows=rows))
-    (headline,) = headlines(stored)
+    (headline,) = stored.headlines()
     assert headline.title.startswith(answer)
-    (sheet,) = difference_sheets(stored)
+    (sheet,) = stored.difference_tables()
     decided = [cell.kind != "undecided" for cell in sheet.rows[0][1:]]
     assert any(decided) == answer.startswith("diff")
     assert stored.comparisons.filter(pl.col("decided") != 0)["p_value"].max() in (None, 0.03125, 0.0078125)
@@ -164,14 +167,14 @@ def test_an_interval_of_no_width_is_not_printed(tmp_path, make_run, make_rows):
     ]
     rows = make_rows(models, eps=(1.0,), n=1)
     stored = audited(make_run(tmp_path, models, [("d-0", "v-0"), ("d-1", "v-1")], rows=rows))
-    (headline,) = headlines(stored)
+    (headline,) = stored.headlines()
     assert "0.0 points (no interval) at ε = 1 (" in headline.title
     assert "it is 0.0 points (no interval)" in headline.lead
     assert [rate.interval for rate in headline.rates] == ["no interval", "no interval"]
 
 
 def test_a_model_alone_claims_nothing_about_attention(alone):
-    (headline,) = headlines(audited(alone))
+    (headline,) = audited(alone).headlines()
     assert headline.title.startswith("PGD (L∞) changes ")
     assert "compares no two models" in headline.lead
 
@@ -189,5 +192,5 @@ def test_a_model_alone_claims_nothing_about_attention(alone):
 def test_the_steps_come_from_the_stored_settings(tmp_path, make_run, settings, name):
     rows = rows_of({"diff": [60], "vit": [20]})
     run = make_run(tmp_path, TWO, [("diff", "vit")], rows=rows, settings=settings)
-    (headline,) = headlines(audited(run))
+    (headline,) = audited(run).headlines()
     assert headline.title.endswith(f"(200 images, {name})")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from dataclasses import fields
 from typing import Annotated
 
 import polars as pl
@@ -24,7 +23,6 @@ from antiphase.runs.options.export import ExportOptions
 from antiphase.runs.options.look import LookOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.studies import options as studies
-from tests.commands.audits import attack_options
 
 MODELS = (
     QuickstartOptions,
@@ -137,10 +135,15 @@ def test_a_wrong_value_is_one_line_that_lists_the_right_ones(options, line):
     assert "\n" not in str(caught.value)
 
 
-def test_every_field_of_an_attack_plan_is_an_option():
-    options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3)
-    plan = attack_options(**{each.name: getattr(options, each.name) for each in fields(AttackPlan)})
-    assert (plan.eps, plan.settings, plan.nested) == ((1 / 255,), {"steps": 3}, "up")
+def test_audit_options_read_settings_of_the_attack_by_its_signature():
+    options = AuditOptions(model="specimen:vit-0", eps="1/255", steps=3, settings=["momentum=0.5"])
+    assert options.ensemble.stages[0].settings == {"momentum": 0.5, "steps": 3}
+
+
+def test_audit_options_refuse_a_setting_that_the_attack_does_not_have():
+    options = AuditOptions(model="specimen:vit-0", settings={"momentun": "0.5"})
+    with pytest.raises(UserError, match=r"no setting 'momentun'.*momentum"):
+        _ = options.ensemble
 
 
 def test_a_missing_value_is_named():

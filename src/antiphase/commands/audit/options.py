@@ -192,9 +192,11 @@ class AuditOptions(Options):
 
     def _typed_settings(self) -> dict[str, Any]:
         """Return the settings with the types that the attack's signature says; those of the command line are text."""
+        texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
+        if not texts:
+            return self.settings
         from antiphase.attacks.catalogue import parse_settings
 
-        texts = [f"{name}={value}" for name, value in self.settings.items() if isinstance(value, str)]
         return {**self.settings, **parse_settings(self.attack, texts)}
 
     @property
