@@ -144,7 +144,7 @@ def test_the_gallery_begins_with_absent_objects_whose_right_answer_changed():
         for model in ("a", "b")
         for eps in PLAN.eps
     ]
-    found = attack_pope.gallery_samples(pl.DataFrame(rows), ["a"], PLAN)
+    found = answers.gallery_samples(pl.DataFrame(rows), ["a"], PLAN)
     assert found == [4, 1, 2, 3, 5]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
+from tests.commands.audits import report
 
 pytestmark = needs.browser
 

@@ -10,7 +10,7 @@ from tests.commands.audits import audited
 
 def draw(directory, metric="asr"):
     run = audited(directory)
-    return run, rate_figure(run.results, run.mean_results, run.families, metric)
+    return run, rate_figure(run.rates, run.mean_rates, run.families, metric)
 
 
 @pytest.mark.parametrize("metric", ["asr", "robust_accuracy"])
@@ -18,7 +18,7 @@ def test_lines_and_bands_are_the_stored_numbers(twins, metric):
     run, figure = draw(twins, metric)
     (axes,) = figure.axes
     for line, band, model in zip(axes.lines, axes.collections, ["diffvit-0", "vit-0"], strict=True):
-        rows = run.results.filter((pl.col("model") == model) & (pl.col("metric") == metric))
+        rows = run.rates.filter((pl.col("model") == model) & (pl.col("metric") == metric))
         np.testing.assert_allclose(line.get_xdata(), rows["eps"])
         np.testing.assert_allclose(line.get_ydata(), 100 * rows["value"])
         heights = band.get_paths()[0].vertices[:, 1]
@@ -45,7 +45,7 @@ def test_a_single_eps_still_shows_its_interval(alone):
     run, figure = draw(alone)
     (axes,) = figure.axes
     (segment,) = axes.collections[0].get_segments()
-    row = run.results.row(by_predicate=pl.col("metric") == "asr", named=True)
+    row = run.rates.row(by_predicate=pl.col("metric") == "asr", named=True)
     np.testing.assert_allclose(segment[:, 1], [100 * row["low"], 100 * row["high"]])
 
 

@@ -8,9 +8,9 @@ from PIL import Image
 
 from antiphase.errors import UserError
 from antiphase.report.gallery import (
-    cards,
     data_uri,
-    has_hard_pixels,
+    gallery_cards,
+    gallery_markup,
     magnification,
     read_gallery,
     write_gallery,
@@ -34,16 +34,16 @@ def test_a_gallery_survives_its_file(tmp_path, make_gallery, channels):
 def test_the_magnified_perturbation_spans_the_range_around_grey(make_gallery):
     gallery = make_gallery(["a", "b"], eps=2 / 255)
     assert magnification(gallery) == 63  # 0.5 / (2/255) = 63.75
-    tile = cards(gallery)[1].tiles[0]
+    tile = gallery_cards(gallery)[1]["tiles"][0]
     delta = gallery.adversarial[0][1, 0] - gallery.clean[1, 0]
-    np.testing.assert_allclose(pixels(tile.perturbation), 127.5 + 255 * 63 * delta, atol=0.51)
-    assert (pixels(tile.perturbation)[delta == 0] == 128).all()
+    np.testing.assert_allclose(pixels(tile["perturbation"]), 127.5 + 255 * 63 * delta, atol=0.51)
+    assert (pixels(tile["perturbation"])[delta == 0] == 128).all()
 
 
 def test_without_any_perturbation_all_is_grey(make_gallery):
     gallery = make_gallery(["a"], eps=0.0)
     assert magnification(gallery) == 1
-    assert (pixels(cards(gallery)[0].tiles[0].perturbation) == 128).all()
+    assert (pixels(gallery_cards(gallery)[0]["tiles"][0]["perturbation"]) == 128).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -56,21 +56,21 @@ def test_images_keep_their_pixels(channels):
 
 def test_cards_name_classes_and_tell_changed_from_held(make_gallery):
     gallery = make_gallery(["a", "b"])
-    first, second = cards(gallery)[:2]
-    assert (first.label, second.label, second.sample) == ("T-shirt", "Trouser", 17)
-    assert [tile.flipped for tile in first.tiles] == [False, False]
-    assert [tile.prediction for tile in second.tiles] == ["Coat", "Coat"]
-    assert second.tiles[0].flipped
+    first, second = gallery_cards(gallery)[:2]
+    assert (first["title"], second["title"], second["note"]) == ("T-shirt", "Trouser", "sample 17")
+    assert [tile["flipped"] for tile in first["tiles"]] == [False, False]
+    assert [tile["prediction"] for tile in second["tiles"]] == ["Coat", "Coat"]
+    assert second["tiles"][0]["flipped"]
 
 
 def test_classes_without_names_are_numbers(make_gallery):
     gallery = dataclasses.replace(make_gallery(["a"]), class_names=())
-    assert cards(gallery)[2].label == "2"
+    assert gallery_cards(gallery)[2]["title"] == "2"
 
 
 def test_only_small_images_keep_hard_pixels(make_gallery):
-    assert has_hard_pixels(make_gallery(["a"], side=28))
-    assert not has_hard_pixels(make_gallery(["a"], side=224))
+    assert 'class="cards hard"' in gallery_markup(make_gallery(["a"], side=28), {})
+    assert 'class="cards hard"' not in gallery_markup(make_gallery(["a"], side=224), {})
 
 
 def test_a_corrupt_file_is_named(tmp_path):

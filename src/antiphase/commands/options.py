@@ -263,6 +263,8 @@ def read_settings(value: Any) -> Any:
         value = (value,)
     if value is None or isinstance(value, Mapping):
         return dict(value or {})
+    if not isinstance(value, Sequence):
+        return value
     settings: dict[str, Any] = {}
     for text in value:
         name, equals, setting = str(text).partition("=")

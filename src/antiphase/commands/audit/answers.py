@@ -82,8 +82,8 @@ def attack_questions(
 
     ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
     ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
-    :func:`~antiphase.vlm.attack.summarise_answers` returns. ``questions.json`` has the answers in words of the gallery's
-    questions.
+    :func:`~antiphase.vlm.attack.summarise_answers` returns. ``questions.json`` has the answers in words of those in the
+    gallery.
 
     Raises:
         UserError: a model does not answer questions.
@@ -257,17 +257,17 @@ class AnswersResult(Result):
         )
         words = (
             "The attack changes the image so that the loss of the model’s answer rises. A yes to an absent object, "
-            "false yes, counts at ε if the model gives it without an attack or the attack brings it about; false no likewise "
-            "for objects that are there. Each image counts alike; questions that several samplings share count once in "
-            "“all”."
+            "false yes, counts at ε if the model gives it without an attack or the attack brings it about; false no "
+            "likewise for objects that are there. Each image counts alike; questions that several "
+            "samplings share count once in “all”."
         )
         plot = Plot("false-yes", answers_figure(answers["results"], groups), caption, beside=True)
         sections = [Section("rates", "Answers", words, [plot], [_rates(answers["results"], groups)])]
         if answers["differences"]:
             words = (
                 "“Rise” is the rate at ε less the rate without an attack. The title is decided at the smallest ε: "
-                "where an attack changes every answer, the rises only tell which model said yes more often before. Intervals "
-                "are over images and, with several pairs, over training seeds."
+                "where an attack changes every answer, the rises only tell which model said yes more often before. "
+                "Intervals are over images and, with several pairs, over training seeds."
             )
             table = _differences(answers["differences"], groups)
             sections.append(Section("differences", "Differences", words, tables=[table]))

@@ -232,8 +232,8 @@ class AuditResult(Result):
         if table := self._norms():
             words = (
                 "The smallest ε at which the attack success rate reaches each level in the table, with a 95 % "
-                "bootstrap interval below. It is an order statistic of the distances to the nearest adversarial example found "
-                "for each image."
+                "bootstrap interval below. It is an order statistic of the distances to the nearest adversarial "
+                "example found for each image."
             )
             sections.append(Section("norms", "Minimal perturbations", words, tables=[table]))
         if table := self._broken_by():
