@@ -99,11 +99,7 @@ def _inside(path: Path) -> tuple[Path, Member | int | None]:
 
 
 def read_index(tar: Path) -> dict[str, Member]:
-    """Return the position of each regular file in a tar file, in order; reads only headers, cached per process.
-
-    Raises:
-        UserError: if the tar file is unreadable, compressed, truncated or damaged.
-    """
+    """Return the position of each regular file in a tar file, in order; reads only headers, cached per process."""
     try:
         status = tar.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for

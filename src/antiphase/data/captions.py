@@ -13,7 +13,7 @@ import torch
 
 from antiphase import reading
 from antiphase.data.archives import regular
-from antiphase.data.folders import SPLITS, SUFFIXES, choose_split, missing_files
+from antiphase.data.folders import SPLITS, SUFFIXES, choose_split, refuse_missing
 from antiphase.data.objects import ImageObjects, region_of
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
@@ -55,9 +55,6 @@ def listed_pairs(
         class_names: names of the labels, if any.
         lack: message for a row without captions.
         fix: advice for missing images.
-
-    Raises:
-        UserError: if the images are in none of the folders, or an image of a split other than ``train`` is missing.
     """
     kept = [number for number, (_, captions, _) in enumerate(rows) if captions]
     files = tuple(rows[number][0] for number in kept)
@@ -68,11 +65,8 @@ def listed_pairs(
     if root is None:
         searched = ", ".join(dict.fromkeys(map(str, places)))
         raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
-    if split != "train" and (absent := missing_files(root, files)):
-        raise UserError(
-            f"{name} ({split}): {len(absent):,} of the {len(files):,} listed images are missing in {root}, the first "
-            f"is {absent[0]}: {fix}"
-        )
+    if split != "train":
+        refuse_missing(f"{name} ({split})", root, files, fix)
     return FilePairs(
         name=name,
         split=split,
@@ -113,9 +107,6 @@ def coco_captions(root: Path, split: str) -> FilePairs:
     Args:
         root: folder with ``annotations`` and ``train2014`` or similar, or with a sub-folder ``coco`` that has them.
         split: ``train`` or ``val``; ``test`` means ``val``, because the captions of the test images are not public.
-
-    Raises:
-        UserError: if the annotations or the images are missing or damaged.
     """
     split, path, told = _coco("coco", root, split, "captions")
     with _layout(path, "captions of COCO"):
@@ -283,9 +274,6 @@ def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
         root: folder searched for the images, including sub-folders with the usual names; the folder of ``json_path``
             is searched next.
         split: ``train``, ``val`` or ``test``.
-
-    Raises:
-        UserError: if the list or the images are missing, or the list is damaged.
     """
     name = f"karpathy:{json_path}"
     split = choose_split(name, split, SPLITS)
@@ -300,9 +288,6 @@ def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
 
     The list is in ``root``, or in its sub-folder ``flickr8k``, ``flickr30k``, ``coco`` or ``karpathy``; the images are
     next to the list, in the set's own folder, or in a folder with the usual name in one of these.
-
-    Raises:
-        UserError: if the list or the images are missing, or the list is damaged.
     """
     known = _KARPATHY[name]
     split = choose_split(name, split, SPLITS)
@@ -348,10 +333,6 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     Args:
         path: as for :func:`table_rows`.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the table has no ``test``.
-
-    Raises:
-        UserError: if the table or the images are missing, a column is missing, an image has no label or several, or a
-            double quote is unpaired or within a cell that is not quoted.
     """
     name = f"csv:{path}"
     table = table_rows(path, name)
@@ -414,9 +395,6 @@ def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
         path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas. With commas, cells may
             be in double quotes; with tabs, quotes are characters like any other.
         name: of the source, for messages.
-
-    Raises:
-        UserError: if the file is unreadable, or naming the line of a quote that does not fit.
     """
     where = f"{name}: " if name else ""
     try:

@@ -100,9 +100,6 @@ def decode(path: Path, square: Square | int, channels: int) -> UInt8[Tensor, "ch
             ``X.tar/FILE``.
         square: resizes and crops; an integer n stands for ``Square(n)``.
         channels: 3 for RGB, 1 for grey (ITU-R 601-2 luma).
-
-    Raises:
-        UserError: naming the file that cannot be decoded.
     """
     fix = "repair it, or use --skip-bad to skip such files"
     square = Square(square) if isinstance(square, int) else square
@@ -118,9 +115,6 @@ def decode_whole(
         file: a path, or the bytes of the file.
         name: name in error messages; None: the path.
         fix: what an error message advises.
-
-    Raises:
-        UserError: naming the file that cannot be decoded.
     """
     source = file if isinstance(file, Path) else io.BytesIO(file)
     return pil_to_tensor(
@@ -139,9 +133,6 @@ def flat(image: Image.Image, mode: str) -> Image.Image:
     Args:
         image: any image of Pillow.
         mode: ``"L"`` or ``"RGB"``.
-
-    Raises:
-        ValueError: if the range of its pixels is unknown; Pillow would clip them.
     """
     bits = getattr(image, "tag_v2", {}).get(258, (16,))  # of a TIFF file
     if bits == (16,) and (image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")):

@@ -74,9 +74,6 @@ def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool 
         split: ``"train"`` or ``"test"``.
         root: data folder, where the rendered set is cached.
         progress: show a progress bar on stderr during rendering.
-
-    Raises:
-        UserError: if a package or the font is missing, or the split does not exist.
     """
     choose_split(name, split, ("train", "test"))
     if name == "openmoji":

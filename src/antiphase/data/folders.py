@@ -87,9 +87,6 @@ def class_folder(name: str, folder: Path, split: str) -> FileImages:
     ``Testing``, are splits if they contain sub-folders. The classes are then those of all splits together, so that a
     label has the same meaning in each. A folder without such splits has only the split ``test``, so that a model is
     not tested on its training images.
-
-    Raises:
-        UserError: if the folder or the split is missing, a class has no images, or it is unclear what the classes are.
     """
     if not folder.is_dir():
         raise UserError(
@@ -192,6 +189,15 @@ def missing_files(root: Path, files: Iterable[str]) -> list[str]:
         return set(os.listdir(root / folder)) if (root / folder).is_dir() else set()
 
     return [file for file in files if os.path.basename(file) not in names(os.path.dirname(file))]
+
+
+def refuse_missing(name: str, root: Path, files: Sequence[str], fix: str) -> None:
+    """Refuse a list of files of which some do not exist."""
+    if absent := missing_files(root, files):
+        raise UserError(
+            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {root}, the first is "
+            f"{absent[0]}: {fix}"
+        )
 
 
 def sub_folders(folder: Path) -> list[str]:

@@ -106,9 +106,6 @@ def wds_images(path: Path, split: str) -> FileImages:
     Args:
         path: folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the set has only that.
-
-    Raises:
-        UserError: if the set is missing, has another layout, or has a missing or damaged shard or an invalid sample.
     """
     name, path = f"wds:{path}", _local_or_hub(path)
     split, samples = _samples(name, path, split, "cls")
@@ -232,10 +229,6 @@ def parquet_images(pattern: str, split: str) -> FileImages:
     Args:
         pattern: a file, a folder, or a glob such as ``data/test-*.parquet``.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if there is only that.
-
-    Raises:
-        UserError: if there is no such file, a column is missing or has another type, or the files are of several
-            configurations or of several splits that are not known.
     """
     name, place = f"parquet:{pattern}", Path(pattern).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))

@@ -90,9 +90,6 @@ def imagenet(split: str, root: Path) -> FileImages:
     Class names are open_clip's prompt names, or the wnid if there is none.
 
     Source: "ImageNet Large Scale Visual Recognition Challenge", Russakovsky et al., 2015.
-
-    Raises:
-        UserError: if it is not in ``root`` in that layout.
     """
     folder = root if any(sub_folders(root / part) for part in ("train", "val")) else root / "imagenet"
     if not sub_folders(folder / split):
@@ -114,9 +111,6 @@ def imagenet_variant(name: str, split: str, root: Path) -> FileImages:
     Sources: "Do ImageNet Classifiers Generalize to ImageNet?", Recht et al., 2019 (V2); "Natural Adversarial
     Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning
     Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
-
-    Raises:
-        UserError: if it is not in ``root``, or its class folders differ from the published ones.
     """
     known = _VARIANTS[name]
     split = choose_split(name, "test" if split == "val" else split, ("test",))
@@ -161,9 +155,6 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
 
     Classes are sorted by wnid and named by their first synonym in ``words.txt``. The archive's ``test`` images have
     no labels, so ``test`` means ``val``.
-
-    Raises:
-        UserError: if it is not in ``root``, or one of its lists is damaged.
     """
     folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
     annotations = folder / "val" / "val_annotations.txt"

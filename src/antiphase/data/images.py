@@ -108,9 +108,6 @@ class ImageSet(Samples):
             limit: number of samples, at least 1; None: all.
             seed: None: the first ``limit`` samples; otherwise the first ``limit`` of the seed's permutation, so that
                 a larger limit contains a smaller one.
-
-        Raises:
-            UserError: if ``limit`` is less than 1 or ``seed`` is negative.
         """
         if limit is None:
             return self
@@ -192,11 +189,7 @@ class FileImages(ImageSet):
         return self.channels, self.image_size, self.image_size
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1].
-
-        Raises:
-            UserError: naming the first unreadable file.
-        """
+        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1]."""
         rows = _index(positions, len(self)).tolist()
         if not rows:
             return torch.empty(0, *self.image_shape)
@@ -223,9 +216,6 @@ class FileImages(ImageSet):
         """Decode every file once and return the set without unreadable files, which are listed in ``skipped``.
 
         The other samples keep their ids.
-
-        Raises:
-            UserError: if no file is readable.
         """
         good: list[int] = []
         bad: list[str] = []

@@ -40,9 +40,6 @@ def array_images(
         labels: as for :func:`class_numbers`.
         split: name of the split.
         class_names: one for each class; None: the numbers.
-
-    Raises:
-        UserError: naming the range, layout or type that is not as expected.
     """
     pixels = checked_pixels(name, images)
     numbers = class_numbers(name, labels, len(pixels))
@@ -73,9 +70,6 @@ def dataset_images(
         limit: at most this many images; others are not read.
         seed: which images of a ``Dataset`` are taken, see ``ImageSet.subset``. A ``DataLoader`` gives the first.
         class_names: one for each class; None: the data set's ``classes``, or the numbers.
-
-    Raises:
-        UserError: if a loader shuffles, an item is no pair, images differ in size, or as :func:`array_images`.
     """
     name = f"dataset:{type(data).__name__}"
     if isinstance(data, torch_data.DataLoader):
@@ -140,9 +134,6 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
     """Return the class names of a data set of torch, also of a subset, a concatenation or a loader of it.
 
     None: they are not known, because the data set has none, changes its targets, or is a wrapper of another library.
-
-    Raises:
-        UserError: if the parts of a concatenation have different classes.
     """
     if isinstance(data, torch_data.Subset | torch_data.DataLoader):
         return dataset_class_names(data.dataset)
@@ -185,9 +176,6 @@ def npz_images(path: str, split: str) -> ArrayImages:
     Its arrays are ``images`` and ``labels`` (also ``x`` and ``y``), or one pair for each split with its name before or
     behind: ``train_images``, ``x_test``. Images may also be ``(images, height, width)``, or have their channels last.
     ``class_names`` is optional. Nothing is unpickled.
-
-    Raises:
-        UserError: if the file is missing or damaged, or lacks an array, or as :func:`array_images`.
     """
     name = f"npz:{printable(path)}"
     try:
@@ -248,9 +236,6 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
             whole, or in arrays of one element each.
         count: number of images.
 
-    Raises:
-        UserError: naming the first label that is no class number.
-
     >>> class_numbers("array", [np.array([1.0]), np.array([3.0])], 2)
     tensor([1, 3])
     """
@@ -302,9 +287,6 @@ def checked_pixels(name: str, images: Any) -> Tensor:
     Args:
         name: of the images, for messages.
         images: array or tensor, ``(images, channels, height, width)`` with 1 or 3 channels.
-
-    Raises:
-        UserError: naming the range, layout or type that is not as expected.
     """
     try:
         pixels = _tensor(images)

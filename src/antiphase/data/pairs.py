@@ -96,11 +96,7 @@ class PairSet(Samples):
 
     @abstractmethod
     def pixels(self, position: int) -> UInt8[Tensor, "3 height width"]:
-        """Return one image as RGB at its own size.
-
-        Raises:
-            UserError: if the image is unreadable.
-        """
+        """Return one image as RGB at its own size."""
 
     def __repr__(self) -> str:
         counts = f"{len(self):,} images, {sum(map(len, self.captions)):,} captions"
@@ -115,11 +111,7 @@ class PairSet(Samples):
         return self.take(torch.randperm(len(self), generator=generator(seed, "subset"))[:limit].sort().values)
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of whole batches per epoch; remaining samples are not used in that epoch.
-
-        Raises:
-            UserError: if there are fewer samples than the batch size.
-        """
+        """Return the number of whole batches per epoch; remaining samples are not used in that epoch."""
         if not 1 <= batch_size <= len(self):
             expected = f"expected 1 to {len(self)}, the number of pairs in {self.name}"
             raise UserError(f"batch size {batch_size}: {expected}")
@@ -209,9 +201,6 @@ def content_key(data: ImageSet | PairSet) -> str:
 
     For files it combines the fingerprint with the modification times, because the fingerprint (names and sizes) does
     not distinguish a folder of bitmaps from a corrupted copy.
-
-    Raises:
-        UserError: if a file was removed.
     """
     if not isinstance(data, FileImages | FilePairs):
         return data.fingerprint()
@@ -228,9 +217,6 @@ def model_images(
     """Return images as float32 in [0, 1] with the size of ``square``, a model's preprocessing, and its channels.
 
     Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
-
-    Raises:
-        UserError: if an image is unreadable, or is in colour and the model expects grey.
     """
     if isinstance(data, FileImages):
         return data.resized(square, channels).images(positions)

@@ -115,11 +115,7 @@ class ShardStream:
             )
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of whole batches per epoch.
-
-        Raises:
-            UserError: if there is none, or the batch size is not a multiple of the lanes.
-        """
+        """Return the number of whole batches per epoch."""
         if not 1 <= batch_size <= self.samples:
             raise UserError(
                 f"batch size {batch_size}: expected 1 to {self.samples}, the number of samples in {self.name}"
@@ -139,9 +135,6 @@ class ShardStream:
 
         Steps before ``first`` are read but not decoded. ``bad`` lists broken images, each of which makes the batch
         smaller by one, and unusable entries of the shards, which are replaced by the next sample.
-
-        Raises:
-            UserError: if batch size, lanes and processes do not divide evenly, or a lane has no usable samples.
         """
         steps = self.steps_per_epoch(batch_size)
         if not 0 <= rank < world:
@@ -283,9 +276,6 @@ def open_shards(
 
     If not given, ``samples`` per epoch are those of :func:`count_samples`, and ``lanes`` the largest of 1, 2, 4 and 8
     that is at most the number of shards. ``progress`` shows a bar on stderr while samples are counted.
-
-    Raises:
-        UserError: if no shard matches, a number is out of range, or samples cannot be counted.
     """
     shards = find_shards(patterns, data_root(root))
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
@@ -440,9 +430,6 @@ def find_shards(patterns: str | Sequence[str], root: Path | None = None) -> tupl
             folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
         root: data folder. Relative paths are searched for in the working directory; if it has none of them, in the
             data folder.
-
-    Raises:
-        UserError: if nothing matches, a named file is missing or repeated, or a URL scheme is not supported.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     shown = ", ".join(map(repr, listed))
@@ -556,10 +543,6 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
     cached in ``root/shards`` by size and modification time.
 
     Sources: img2dataset (https://github.com/rom1504/img2dataset), ``logger.write_stats``; webdataset.
-
-    Raises:
-        UserError: if a shard is remote, a list of counts is damaged or larger than a shard allows, or there are no
-            samples.
     """
     remote = [shard.name for shard in shards if not shard.local]
     if remote:

@@ -296,9 +296,6 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
         sources: the sources by name, such as ``"csv:PATH"``.
         what: what to call a source in the message.
 
-    Raises:
-        UserError: there is no such source, or its path is missing.
-
     >>> find_named("csv:pairs.csv", {"coco": 1, "csv:PATH": 2}, "source of pairs")
     2
     >>> find_named("cocos", {"coco": 1, "wds:PATH": 2}, "source of pairs")
@@ -323,9 +320,6 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
 
 def source_of(name: str) -> Source:
     """Return the source of images of a name, with its facts; nothing is read.
-
-    Raises:
-        UserError: there is no such source.
 
     >>> source_of("cifar100").classes
     100
