@@ -111,9 +111,9 @@ def test_an_absent_set_is_one_line_with_the_page(tmp_path):
         ),
         (lambda rows: [*rows[:2], ("3", "b", "x"), ("4", "a", "y")], "lines 4 and 5 .* of one type"),
         (lambda rows: [*rows, *rows[:2]], "lines 6 and 7 .* once"),
-        (lambda rows: [*rows[:3], ("4", "b")], "line 4 or 5 .* a number, a type and a statement"),
-        (lambda rows: [*rows[:3], ("4", "b", " ")], "line 4 or 5 .* a number, a type and a statement"),
-        (lambda rows: [*rows[:3], ("4", "b", "x", "y")], "line 4 or 5 .* a number, a type and a statement"),
+        (lambda rows: [*rows[:3], ("4", "b")], "line 4 or 5 .* number, type and statement"),
+        (lambda rows: [*rows[:3], ("4", "b", " ")], "line 4 or 5 .* number, type and statement"),
+        (lambda rows: [*rows[:3], ("4", "b", "x", "y")], "line 4 or 5 .* number, type and statement"),
         (lambda rows: [], "two rows per pair"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_row_that_is_no_good_is_named(write, write_image, change, line):
 def test_a_question_without_a_number_or_an_image_and_a_table_without_a_header_are_one_line(write):
     folder = write(questions(["a", "b"]))
     write([*questions(["a"]), ("three", "b", "x"), ("4", "b", "y")], images=False)
-    with pytest.raises(UserError, match=r"line 4 or 5 .* a number, a type and a statement"):
+    with pytest.raises(UserError, match=r"line 4 or 5 .* number, type and statement"):
         load_mmvp(folder)
     write(questions(["a", "b", "c"]), images=False)
     with pytest.raises(UserError, match=r"image .*Images/c/5\.jpg of question 5 is missing"):

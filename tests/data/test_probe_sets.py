@@ -202,7 +202,7 @@ def test_a_missing_partition_of_sun_is_one_line_with_its_page(layouts, split):
     layouts.sun397()
     name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
     (layouts.root / "SUN397" / name).unlink()
-    with pytest.raises(UserError, match=rf"{name} not found in .*SUN/download/Partitions\.zip there$"):
+    with pytest.raises(UserError, match=rf"{name} in .*SUN/download/Partitions\.zip there$"):
         load_data("sun397", split=split, root=layouts.root)
 
 

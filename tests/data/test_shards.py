@@ -565,8 +565,8 @@ def test_a_pattern_that_cannot_be_served_is_one_line(tmp_path, monkeypatch, patt
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"lanes": 0}, "lanes 0: expected 1 to 6, the number of shards"),
-        ({"lanes": 7}, "lanes 7: expected 1 to 6, the number of shards"),
+        ({"lanes": 0}, "lanes 0: expected 1 to 6, its shards"),
+        ({"lanes": 7}, "lanes 7: expected 1 to 6, its shards"),
         ({"buffer": 0}, "buffer 0: expected an integer of at least 1"),
         ({"samples": 0}, "samples 0: expected an integer of at least 1"),
     ],
@@ -579,7 +579,7 @@ def test_a_stream_of_impossible_numbers_is_one_line(six, given, line):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"size": 43}, "batch size 43: expected 1 to 42, the number of samples in shards:"),
+        ({"size": 43}, "batch size 43: expected 1 to 42, the samples of shards:"),
         ({"size": 0}, "batch size 0: expected 1 to 42"),
         ({"size": 10}, r"batch size 10: expected a multiple of 4, the lanes of .*: use 8, or --lanes 2"),
         ({"size": 3}, "batch size 3: expected a multiple of 4, .*: use 4, or --lanes 3"),

@@ -107,9 +107,7 @@ def read_index(tar: Path) -> dict[str, Member]:
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         reason = one_line(error)
-        raise UserError(
-            f"{tar} is not a complete, uncompressed tar file ({reason}): download it again"
-        ) from error
+        raise UserError(f"{tar} is no complete, uncompressed tar file ({reason}): get it again") from error
 
 
 @functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order

@@ -89,9 +89,7 @@ def class_folder(name: str, folder: Path, split: str) -> FileImages:
     not tested on its training images.
     """
     if not folder.is_dir():
-        raise UserError(
-            f"{name}: {folder} is not a folder: give one with a sub-folder of images for each class"
-        )
+        raise UserError(f"{name}: {folder} is not a folder: give one with a sub-folder for each class")
     below = sub_folders(folder)
     inside = {entry: sub_folders(folder / entry) for entry in below if split_named(entry)}
     parts = {entry: split_named(entry) for entry in inside if inside[entry]}
@@ -160,9 +158,7 @@ def list_classes(
     for label, folder in enumerate(folders):
         images = sorted(_images_below(name, root, folder, listed, left_out))
         if not images and (root / folder).is_dir():
-            raise UserError(
-                f"{name}: class folder {root / folder} has no images ({', '.join(SUFFIXES)}): add some or remove it"
-            )
+            raise UserError(f"{name}: class folder {root / folder} has no images: add some or remove it")
         files += images
         labels += [label] * len(images)
     if left_out:
@@ -171,9 +167,7 @@ def list_classes(
             f"{name}: left out files that Pillow cannot read, {counts}; convert them to PNG", stacklevel=2
         )
     if not files:
-        raise UserError(
-            f"{name}: no images in {root}: put the images of each class in a sub-folder named after it"
-        )
+        raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
     return file_images(name, split, root, class_names, files, labels)
 
 

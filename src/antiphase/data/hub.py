@@ -98,14 +98,11 @@ class _Sample(NamedTuple):
 def wds_images(path: Path, split: str) -> FileImages:
     """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
 
-    Images are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
-    Templates in ``zeroshot_classification_templates.txt``, if present, give the prompts, with ``{c}`` for the name.
+    ``path`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. Images
+    are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
+    Templates in ``zeroshot_classification_templates.txt`` give the prompts, with ``{c}`` for the name.
 
     Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
-
-    Args:
-        path: folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the set has only that.
     """
     name, path = f"wds:{path}", _local_or_hub(path)
     split, samples = _samples(name, path, split, "cls")
@@ -127,19 +124,14 @@ def wds_images(path: Path, split: str) -> FileImages:
     templates = _lines(listed)
     for template in templates:
         if "{c}" not in template:
-            raise UserError(
-                f"{name}: template {template!r} of {listed} has no placeholder {{c}} for the class name: add it"
-            )
+            raise UserError(f"{name}: template {template!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
     files = [sample.file for sample in samples]
     return file_images(name, split, path / split, names, files, labels, prompts if templates else None)
 
 
 def wds_pairs(path: Path, split: str) -> FilePairs:
-    """List a retrieval set, such as clip-benchmark/wds_flickr8k: KEY.txt has a caption on each line.
-
-    Arguments, errors and layout are otherwise those of :func:`wds_images`.
-    """
+    """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
     name, path = f"wds:{path}", _local_or_hub(path)
     split, samples = _samples(name, path, split, "txt")
     captions = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
@@ -177,14 +169,10 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
     if has_captions(path) and suffix != "txt":
         raise UserError(f"{name} has captions, not labels (see dataset_type.txt): use it for retrieval")
     if not has_captions(path) and suffix == "txt":
-        raise UserError(
-            f"{name} has labels, not captions (no dataset_type.txt with 'retrieval'): use it for classification"
-        )
+        raise UserError(f"{name} has labels, not captions (see dataset_type.txt): use it for classification")
     shards = " ".join(_lines(path / split / "nshards.txt"))
     if not shards.isdecimal() or not int(shards):
-        raise UserError(
-            f"{path / split / 'nshards.txt'} contains {shards!r}, expected a number of shards: download it again"
-        )
+        raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
     samples: list[_Sample] = []
     for number in range(int(shards)):
         tar = path / split / f"{number}.tar"
@@ -194,9 +182,7 @@ def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[
                 image = next((kinds[kind] for kind in _WDS_IMAGES if kind in kinds), None)
                 if image is None or suffix not in kinds:
                     lack = f".{suffix}" if image else f"image (.{', .'.join(_WDS_IMAGES)})"
-                    raise UserError(
-                        f"{name}: {key} in {tar} has no {lack}: download it again, or use another set"
-                    )
+                    raise UserError(f"{name}: {key} in {tar} has no {lack}: download it again")
                 member = index[kinds[suffix]]
                 file.seek(member.offset)
                 text = file.read(member.size).decode(errors="replace")
@@ -220,15 +206,11 @@ def _lines(path: Path) -> list[str]:
 def parquet_images(pattern: str, split: str) -> FileImages:
     """List the images of Parquet files with a column ``image`` (or ``img``) of ``{bytes, path}`` and one ``label``.
 
-    The name of a file, or of its folders, tells its split: ``train``, ``test``, ``validation`` (``val``). If no file
-    names one, all are ``test``; otherwise those that name none, such as ``extra``, are left out with a warning. Class
-    names come from the hub's own metadata, or are the numbers. Images are read when they are needed.
+    The pattern is a file, a folder or a glob. The name of a file, or of its folders, tells its split: ``train``,
+    ``test``, ``validation`` (``val``). If no file names one, all are ``test``; otherwise those that name none, such as
+    ``extra``, are left out with a warning. Class names come from the hub's own metadata, or are the numbers.
 
     Source: Hugging Face ``datasets``, features ``Image`` and ``ClassLabel`` in the schema's key ``huggingface``.
-
-    Args:
-        pattern: a file, a folder, or a glob such as ``data/test-*.parquet``.
-        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if there is only that.
     """
     name, place = f"parquet:{pattern}", Path(pattern).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
@@ -269,15 +251,11 @@ def _labels(name: str, path: Path) -> list[int]:
     image = next((column for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
     if image is None or label is None:
-        raise UserError(
-            f"{name}: {path} has the columns {', '.join(schema)}; expected image ({{bytes, path}}) and label"
-        )
+        raise UserError(f"{name}: {path} has the columns {', '.join(schema)}; expected image and label")
     kind: Any = schema[image]
     fields = [field.name for field in kind.fields] if isinstance(kind, pl.Struct) else []
     if kind != pl.Binary and "bytes" not in fields:
-        raise UserError(
-            f"{name}: column {image} of {path} has type {kind}; expected a struct of bytes and path"
-        )
+        raise UserError(f"{name}: column {image} of {path} has type {kind}; expected bytes and path")
     where = f"{name}: column {label} of {path}"
     if not (schema[label].is_numeric() or schema[label] == pl.Boolean):
         raise UserError(f"{where} has type {schema[label]}; expected integers")

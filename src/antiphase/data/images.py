@@ -139,9 +139,7 @@ class ArrayImages(ImageSet):
             raise UserError(f"pixels of type {self.pixels.dtype}: expected uint8 or float32")
         outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # includes NaN
         if len(outside):
-            raise UserError(
-                f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images to [0, 1] first"
-            )
+            raise UserError(f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images first")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -207,9 +205,7 @@ class FileImages(ImageSet):
         try:
             names = [os.fsencode(f"{file_size(self.root / file)} {file}") for file in self.files]
         except OSError as error:
-            raise UserError(
-                f"{self.name}: {error.filename} was removed after the folder was listed"
-            ) from error
+            raise UserError(f"{self.name}: {error.filename} was removed after it was listed") from error
         return digest(kind, *names, little_endian(self.labels), little_endian(self.ids))
 
     def without_unreadable(self, *, progress: bool = True) -> "FileImages":

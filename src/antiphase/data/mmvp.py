@@ -125,9 +125,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
         )
     rows = table_rows(table)
     if len(rows) < 3 or rows[0][1][0].isdecimal() or len(rows) % 2 == 0:
-        raise UserError(
-            f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair: download it again"
-        )
+        raise UserError(f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair")
     types: dict[str, int] = {}
     patterns: list[int] = []
     statements: list[tuple[str, str]] = []
@@ -136,9 +134,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     for (line, first), (next_line, second) in zip(rows[1::2], rows[2::2], strict=True):
         for row in (first, second):
             if len(row) != len(_HEADER) or not all(row) or not row[0].isdecimal():
-                raise UserError(
-                    f"line {line} or {next_line} of {table}: expected a number, a type and a statement"
-                )
+                raise UserError(f"line {line} or {next_line} of {table}: expected number, type and statement")
         pair = int(first[0]), int(second[0])
         if pair[0] % 2 == 0 or pair[1] != pair[0] + 1 or first[1] != second[1] or pair in numbers:
             raise UserError(

@@ -63,17 +63,14 @@ class PairSource(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
-    """Images with captions and stable ids, with random access.
+    """Images with captions and stable ids, with random access; ``load_pairs`` opens them.
+
+    Attributes are those of :class:`~antiphase.data.ImageSet`, but:
 
     Attributes:
-        name: the source's name, as given to ``load_pairs``.
-        split: the split's own name, such as ``"train"``.
-        ids: position of each sample in the full split; kept by subsets.
         captions: at least one per image; tasks with one caption per image use the first.
         labels: indices into ``class_names``; None if the source has no classes.
-        class_names: one name for each label.
         skipped: one line for each sample that was left out.
-        prompts: prompts of each class for a dual encoder; None: made from its name.
         objects: what is seen where in each image; None if the source does not say.
     """
 
@@ -169,12 +166,7 @@ class ArrayPairs(PairSet):
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FilePairs(PairSet):
-    """Image files with captions, decoded on demand.
-
-    Attributes:
-        root: folder of the files; not part of the fingerprint.
-        files: names relative to ``root``, with forward slashes.
-    """
+    """Image files with captions, decoded on demand; ``files`` are relative to ``root``, with forward slashes."""
 
     root: Path
     files: tuple[str, ...]

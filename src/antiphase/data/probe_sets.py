@@ -141,9 +141,7 @@ def _sun397(root: Path, split: str) -> tuple[list[Path], list[int], list[str]]:
     name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
     partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
     if partition is None:
-        raise UserError(
-            f"sun397 ({split}): its partition {name} not found in {folder}: unzip {_SUN_PARTITIONS} there"
-        )
+        raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
     lines = enumerate(partition.read_text(encoding="utf-8").split("\n"), start=1)
     files = {line: text.strip().lstrip("/") for line, text in lines if text.strip()}
     labels: list[int] = []

@@ -110,15 +110,13 @@ class ShardStream:
             if value < 1:
                 raise UserError(f"{self.name}: {label} {value}: expected an integer of at least 1")
         if not 1 <= self.lanes <= len(self.shards):
-            raise UserError(
-                f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, the number of shards"
-            )
+            raise UserError(f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, its shards")
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches per epoch."""
         if not 1 <= batch_size <= self.samples:
             raise UserError(
-                f"batch size {batch_size}: expected 1 to {self.samples}, the number of samples in {self.name}"
+                f"batch size {batch_size}: expected 1 to {self.samples}, the samples of {self.name}"
             )
         if batch_size % self.lanes:
             near = max(batch_size // self.lanes, 1) * self.lanes
@@ -156,9 +154,7 @@ class ShardStream:
                 for shard in self.shards
             ]
         except OSError as error:
-            raise UserError(
-                f"{self.name}: {error.filename} was removed after the shards were listed"
-            ) from error
+            raise UserError(f"{self.name}: {error.filename} was removed after it was listed") from error
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *told)
 
     def _batches(
@@ -425,11 +421,9 @@ def _reason(error: Exception) -> str:
 def find_shards(patterns: str | Sequence[str], root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of one or more patterns in order.
 
-    Args:
-        patterns: patterns with braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a
-            folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
-        root: data folder. Relative paths are searched for in the working directory; if it has none of them, in the
-            data folder.
+    Patterns have braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a folder (all its
+    ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL. Relative paths are searched for in the working
+    directory; if it has none of them, in the data folder ``root``.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     shown = ", ".join(map(repr, listed))
@@ -507,7 +501,7 @@ def _is_local(place: str) -> bool:
     if scheme in ("", "file") or Path(place).exists():
         return True
     raise UserError(
-        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND', which writes the tar file to stdout"
+        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' that writes the file"
     )
 
 

@@ -118,9 +118,7 @@ def read_idx(path: Path) -> UInt8[Tensor, "..."]:
         return torch.frombuffer(content, dtype=torch.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (OSError, EOFError, zlib.error, struct.error, LookupError, ValueError, RuntimeError) as error:
         reason = one_line(error)
-        raise UserError(
-            f"{path} is no complete IDX file ({reason}): delete it and download it again"
-        ) from error
+        raise UserError(f"{path} is no complete IDX file ({reason}): download it again") from error
 
 
 def specimen_images(path: Path | None = None) -> ArrayImages:
