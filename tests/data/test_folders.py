@@ -185,9 +185,7 @@ def test_missing_and_empty_folders_are_one_line_each(tmp_path, write_image):
     with pytest.raises(UserError, match=r"no images in .* in a sub-folder"):
         load_data(f"folder:{tmp_path}")
     (tmp_path / "cat").mkdir()
-    with pytest.raises(
-        UserError, match=r"class folder .*cat has no images: add some or remove it"
-    ):
+    with pytest.raises(UserError, match=r"class folder .*cat has no images: add some or remove it"):
         load_data(f"folder:{tmp_path}")
 
 

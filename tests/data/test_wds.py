@@ -193,7 +193,7 @@ def test_a_set_that_is_not_whole_is_one_line(classified, tmp_path):
         load_data(f"wds:{classified}")
     for text in ("three", "0", ""):
         (classified / "test" / "nshards.txt").write_text(text)
-        with pytest.raises(UserError, match=rf"nshards\.txt: .*expected a number of shards"):
+        with pytest.raises(UserError, match=r"nshards\.txt: .*expected a number of shards"):
             load_data(f"wds:{classified}")
 
 

@@ -32,32 +32,16 @@ Row = tuple[str, tuple[str, ...], int | None]
 """File, captions, label."""
 
 
-def listed_pairs(
+def row_pairs(
     name: str,
     split: str,
-    places: Sequence[Path],
+    root: Path,
     rows: Sequence[Row],
     class_names: tuple[str, ...] = (),
-    *,
     lack: str = "has no caption",
-    fix: str = "move them there",
 ) -> FilePairs:
-    """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``.
-
-    The images are searched in ``places``. Single training images may be missing; they are bad samples during training.
-    Evaluation splits must be complete, so that results are comparable.
-    """
+    """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
     kept = [number for number, (_, captions, _) in enumerate(rows) if captions]
-    files = tuple(rows[number][0] for number in kept)
-    some = files[:100]  # since single files may be missing
-    root = next(
-        (place for place in places if not files or any((place / file).is_file() for file in some)), None
-    )
-    if root is None:
-        searched = ", ".join(dict.fromkeys(map(str, places)))
-        raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
-    if split != "train":
-        refuse_missing(f"{name} ({split})", root, files, fix)
     return FilePairs(
         name=name,
         split=split,
@@ -67,8 +51,32 @@ def listed_pairs(
         class_names=class_names,
         skipped=tuple(f"{file} {lack}" for file, captions, _ in rows if not captions),
         root=root,
-        files=files,
+        files=tuple(rows[number][0] for number in kept),
     )
+
+
+def listed_pairs(
+    name: str,
+    split: str,
+    places: Sequence[Path],
+    rows: Sequence[Row],
+    *more: Any,
+    fix: str = "move them there",
+) -> FilePairs:
+    """Return :func:`row_pairs` of the first of ``places`` that has the images.
+
+    Single training images may be missing; they are bad samples during training. Evaluation splits must be complete,
+    so that results are comparable.
+    """
+    files = [file for file, captions, _ in rows if captions]
+    some = files[:100]  # since single files may be missing
+    for root in places:
+        if not files or any((root / file).is_file() for file in some):
+            if split != "train":
+                refuse_missing(f"{name} ({split})", root, files, fix)
+            return row_pairs(name, split, root, rows, *more)
+    searched = ", ".join(dict.fromkeys(map(str, places)))
+    raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
 
 
 def read_json(path: Path) -> Any:
@@ -134,7 +142,7 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
         named = () if label is None else captions.get(image, (class_names[label],))
         rows.append((file, named, label))
     lack = "has no object but crowds"
-    return listed_pairs("coco-single-label", split, [path.parent.parent], rows, class_names, lack=lack)
+    return listed_pairs("coco-single-label", split, [path.parent.parent], rows, class_names, lack)
 
 
 def coco_objects(root: Path, split: str) -> FilePairs:
@@ -169,7 +177,7 @@ def coco_objects(root: Path, split: str) -> FilePairs:
             seen = zip(largest, regions, strict=True)
             objects.append(tuple(ImageObjects(names[kind], tuple(of), *sizes[image]) for kind, of in seen))
     pairs = listed_pairs(
-        "coco-objects", split, [path.parent.parent], rows, lack="has fewer than two categories"
+        "coco-objects", split, [path.parent.parent], rows, (), "has fewer than two categories"
     )
     return replace(pairs, objects=tuple(objects))
 

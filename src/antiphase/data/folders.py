@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-import torch
-
-from antiphase.data.images import FileImages
+from antiphase.data.images import FileImages, file_set
 from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import printable
 
@@ -54,30 +52,6 @@ def split_named(word: str) -> str | None:
     ('train', 'val', None)
     """
     return next((split for split, words in _SPLIT_WORDS.items() if word.casefold() in words), None)
-
-
-def file_images(
-    name: str,
-    split: str,
-    root: Path,
-    class_names: Sequence[str],
-    files: Sequence[str],
-    labels: Sequence[int],
-    prompts: tuple[tuple[str, ...], ...] | None = None,
-) -> FileImages:
-    """Return a full split of image files, with ids counted from 0; ``load_data`` sets its size and channels."""
-    return FileImages(
-        name=name,
-        split=split,
-        class_names=tuple(class_names),
-        ids=torch.arange(len(files)),
-        labels=torch.tensor(labels, dtype=torch.int64),
-        prompts=prompts,
-        root=root,
-        files=tuple(files),
-        image_size=224,
-        channels=3,
-    )
 
 
 def class_folder(name: str, folder: Path, split: str) -> FileImages:
@@ -168,7 +142,7 @@ def list_classes(
         )
     if not files:
         raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
-    return file_images(name, split, root, class_names, files, labels)
+    return file_set(name, split, root, class_names, files, labels)
 
 
 def missing_files(root: Path, files: Iterable[str]) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -22,8 +21,9 @@ from huggingface_hub.errors import (
 )
 
 from antiphase.data.archives import IMAGE_COLUMNS, members_by_key, read_index, regular, scan
-from antiphase.data.folders import SPLITS, choose_split, file_images, split_named
-from antiphase.data.images import FileImages
+from antiphase.data.captions import row_pairs
+from antiphase.data.folders import SPLITS, choose_split, split_named
+from antiphase.data.images import FileImages, file_set
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError, first_line, one_line
@@ -127,28 +127,16 @@ def wds_images(path: Path, split: str) -> FileImages:
             raise UserError(f"{name}: template {template!r} of {listed} has no {{c}} for the class name")
     prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
     files = [sample.file for sample in samples]
-    return file_images(name, split, path / split, names, files, labels, prompts if templates else None)
+    return file_set(name, split, path / split, names, files, labels, prompts if templates else None)
 
 
 def wds_pairs(path: Path, split: str) -> FilePairs:
     """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
     name, path = f"wds:{path}", _local_or_hub(path)
     split, samples = _samples(name, path, split, "txt")
-    captions = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
-    kept = [row for row, several in enumerate(captions) if several]
-    return FilePairs(
-        name=name,
-        split=split,
-        ids=torch.tensor(kept, dtype=torch.int64),
-        captions=tuple(filter(None, captions)),
-        root=path / split,
-        skipped=tuple(
-            f"{sample.file} has no caption"
-            for sample, several in zip(samples, captions, strict=True)
-            if not several
-        ),
-        files=tuple(samples[row].file for row in kept),
-    )
+    lines = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
+    rows = [(sample.file, captions, None) for sample, captions in zip(samples, lines, strict=True)]
+    return row_pairs(name, split, path / split, rows)
 
 
 def has_captions(path: Path) -> bool:
@@ -235,7 +223,7 @@ def parquet_images(pattern: str, split: str) -> FileImages:
     if len(several) > 1:
         raise UserError(f"{name} ({split}): files with different class names; give those of one data set")
     names = several.pop() or list(map(str, range(max(labels) + 1)))
-    return file_images(name, split, root, names, files, labels)
+    return file_set(name, split, root, names, files, labels)
 
 
 def _labels(name: str, path: Path) -> list[int]:

@@ -238,6 +238,49 @@ class FileImages(ImageSet):
         return True
 
 
+def array_set(
+    name: str,
+    split: str,
+    class_names: Sequence[str],
+    pixels: Tensor | np.ndarray,
+    labels: Tensor | np.ndarray,
+    ids: Tensor | None = None,
+) -> ArrayImages:
+    """Return a full split in memory; ids are counted from 0 unless given."""
+    return ArrayImages(
+        name=name,
+        split=split,
+        class_names=tuple(class_names),
+        ids=torch.arange(len(labels)) if ids is None else ids,
+        labels=torch.as_tensor(labels, dtype=torch.int64),
+        pixels=torch.as_tensor(pixels),
+    )
+
+
+def file_set(
+    name: str,
+    split: str,
+    root: Path,
+    class_names: Sequence[str],
+    files: Sequence[str],
+    labels: Sequence[int],
+    prompts: tuple[tuple[str, ...], ...] | None = None,
+) -> FileImages:
+    """Return a full split of image files, with ids counted from 0; ``load_data`` sets its size and channels."""
+    return FileImages(
+        name=name,
+        split=split,
+        class_names=tuple(class_names),
+        ids=torch.arange(len(files)),
+        labels=torch.tensor(labels, dtype=torch.int64),
+        prompts=prompts,
+        root=root,
+        files=tuple(files),
+        image_size=224,
+        channels=3,
+    )
+
+
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
     """Return ``positions`` as an index tensor; masks, floats and positions outside 0..length-1 are refused."""
     index = torch.as_tensor(positions)

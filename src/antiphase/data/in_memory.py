@@ -17,7 +17,7 @@ from antiphase.data.archives import regular
 from antiphase.data.decoding import flat
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.imagenets import prompt_names
-from antiphase.data.images import ArrayImages
+from antiphase.data.images import ArrayImages, array_set
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import printable
 
@@ -41,14 +41,7 @@ def array_images(
         raise UserError(f"{name}: class names {shown(class_names)}; expected a name for each class in order")
     if last >= len(names):
         raise UserError(f"{name}: label {last}, but {len(names)} class names; expected one for each")
-    return ArrayImages(
-        name=name,
-        split=split,
-        class_names=names,
-        ids=torch.arange(len(pixels)),
-        labels=numbers,
-        pixels=pixels,
-    )
+    return array_set(name, split, names, pixels, numbers)
 
 
 def dataset_images(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from antiphase.data.captions import table_rows
-from antiphase.data.folders import file_images, list_classes, refuse_missing, sub_folders
-from antiphase.data.images import FileImages
+from antiphase.data.folders import list_classes, refuse_missing, sub_folders
+from antiphase.data.images import FileImages, file_set
 from antiphase.errors import UserError, one_line
 
 SPLIT_FILE = "antiphase-split.csv"
@@ -129,7 +129,7 @@ def probe_set(name: str, split: str, root: Path) -> FileImages:
         raise UserError(f"{name} ({split}): its list in {folder} is empty: {fix}")
     refuse_missing(f"{name} ({split})", folder, files, fix)
     names = [" ".join(label.replace("_", " ").replace("?", "").split()) for label in classes]
-    return file_images(name, split, folder, names, files, labels)
+    return file_set(name, split, folder, names, files, labels)
 
 
 def _sun397(root: Path, split: str) -> tuple[list[Path], list[int], list[str]]:

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from antiphase.data.images import ArrayImages
+from antiphase.data.images import ArrayImages, array_set
 from antiphase.errors import UserError, one_line
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -34,28 +34,6 @@ SPECIMEN_FILE = "fashion-mnist-test-1000.png"
 SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
 
 
-def _image_set(
-    name: str,
-    split: str,
-    class_names: tuple[str, ...],
-    pixels: Tensor | np.ndarray,
-    labels: Tensor | np.ndarray,
-    ids: Tensor | None = None,
-) -> ArrayImages:
-    return ArrayImages(
-        name=name,
-        split=split,
-        class_names=class_names,
-        ids=torch.arange(len(labels)) if ids is None else ids,
-        labels=torch.as_tensor(labels, dtype=torch.int64),
-        pixels=torch.as_tensor(pixels),
-    )
-
-
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
-
-
 def digits(split: str) -> ArrayImages:
     """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, 0..16 scaled to [0, 1].
 
@@ -71,7 +49,7 @@ def digits(split: str) -> ArrayImages:
         members = generator.permutation(np.flatnonzero(labels == label))
         held_out[members[: round(len(members) / 5)]] = True
     rows = np.flatnonzero(held_out == (split == "test"))
-    return _image_set("digits", split, _numbers(10), pixels[rows], labels[rows])
+    return array_set("digits", split, list(map(str, range(10))), pixels[rows], labels[rows])
 
 
 def fashion_mnist(split: str, root: Path) -> ArrayImages:
@@ -101,7 +79,7 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
             f"{folder / names[0]}: images of shape {list(images.shape)} do not match labels of shape "
             f"{list(labels.shape)}: delete both files and download them again"
         )
-    return _image_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images[:, None], labels)
+    return array_set("fashion-mnist", split, FASHION_MNIST_CLASSES, images[:, None], labels)
 
 
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
@@ -134,7 +112,7 @@ def specimen_images(path: Path | None = None) -> ArrayImages:
         reason = f"{path} is not a valid file of specimen images ({error})"
         raise UserError(f"{reason}: reinstall antiphase") from error
     labels, ids = torch.tensor(notes["labels"]), torch.tensor(notes["ids"])
-    return _image_set("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, pixels, labels, ids)
+    return array_set("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, pixels, labels, ids)
 
 
 def cifar(name: str, split: str, root: Path) -> ArrayImages:
@@ -155,7 +133,7 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
         ) from error
     class_names = tuple(label.replace("_", " ") for label in data.classes)  # for prompts
     pixels = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
-    return _image_set(name, split, class_names, pixels, torch.tensor(data.targets))
+    return array_set(name, split, class_names, pixels, torch.tensor(data.targets))
 
 
 def random_images(
@@ -179,4 +157,4 @@ def random_images(
     classes = np.random.default_rng([*stream, 1])
     pixels = noise.integers(0, 256, size=(count, channels, image_size, image_size), dtype=np.uint8)
     labels = classes.integers(0, num_classes, size=count, dtype=np.int64)
-    return _image_set("random", split, _numbers(num_classes), pixels, labels)
+    return array_set("random", split, list(map(str, range(num_classes))), pixels, labels)
