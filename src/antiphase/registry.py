@@ -39,12 +39,12 @@ TASKS: Table = {
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {
-    "sampled mean": "antiphase.sensitivity.estimators.sampled:MEAN",
-    "sampled maximum": "antiphase.sensitivity.estimators.sampled:MAXIMUM",
-    "power iteration": "antiphase.sensitivity.estimators.power_iteration:ESTIMATOR",
-    "gradient ascent": "antiphase.sensitivity.estimators.gradient_ascent:ESTIMATOR",
-    "local maximum": "antiphase.sensitivity.estimators.local_maximum:ESTIMATOR",
-    "exact": "antiphase.sensitivity.estimators.exact:ESTIMATOR",
+    "sampled mean": "antiphase.sensitivity.estimators:SAMPLED_MEAN",
+    "sampled maximum": "antiphase.sensitivity.estimators:SAMPLED_MAXIMUM",
+    "power iteration": "antiphase.sensitivity.estimators:POWER_ITERATION",
+    "gradient ascent": "antiphase.sensitivity.estimators:GRADIENT_ASCENT",
+    "local maximum": "antiphase.sensitivity.estimators:LOCAL_MAXIMUM",
+    "exact": "antiphase.sensitivity.estimators:EXACT",
 }
 
 

@@ -8,7 +8,7 @@ With s the indicator of an image that PGD breaks, and v the same standardised to
                          margins                           norm, factor      heads              subtraction
 
 The angle is a part of the last: with d the least perturbation that FAB finds for DiffViT and κ = ‖g‖₁ / ‖g°‖₁
-(:mod:`~antiphase.sensitivity.margin_gradients`), an image with d ≤ ε is broken; with the two maps' gradients at a right
+(:mod:`~antiphase.sensitivity.interventions`), an image with d ≤ ε is broken; with the two maps' gradients at a right
 angle it would be, to first order, if κ·d ≤ ε. Both indicators are standardised like v.
 """
 

@@ -1,0 +1,147 @@
+"""What an evaluation task is: how it is measured, what its rows become, and the words that reports use for it."""
+
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import polars as pl
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from antiphase.data import ImageSet, PairSet
+from antiphase.evaluation.features import FeatureStore
+from antiphase.evaluation.metrics import Metric
+from antiphase.registry import TASKS, find
+
+Captions = Literal["first", "all"]  # of each image
+Objective = Literal["norm", "squared"]  # of the penalty on a probe's weights
+Groups = Sequence[str]
+"""Names of the groups that rows number: MMVP's patterns."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the tasks are measured; the defaults are DiffCLIP's (Section 4.1, Appendix B)."""
+
+    templates: tuple[
+        str, ...
+    ] = ()  # of zero-shot; empty: the data's own prompts if they have some, else 80 and 7
+    captions: Captions = "all"  # which captions of an image retrieve it
+    space: Literal["raw", "projected"] = (
+        "raw"  # features of the probe and of few-shot; raw: before the projection
+    )
+    objectives: tuple[Objective, ...] = ("norm",)  # of the probe
+    iterations: int = 1000  # of the probe's L-BFGS, at most
+    seeds: int = 3  # of the probe and of few-shot: 0, 1, …
+    episodes: int = 5000  # of few-shot, for each seed
+    ways: int = 5  # classes of an episode
+    shots: int = 5  # support images of each class
+    queries: int = 6  # query images of each class
+    suffix: str = ""  # put behind every question that a model answers in words, on a line of its own
+
+
+@typing.runtime_checkable
+class QuestionSet(typing.Protocol):
+    """A data set that is neither labelled images nor pairs, such as one of questions; its task knows more of it."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all that affects its rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as the tasks see it: images to evaluate on and, where the set has them, images to learn from."""
+
+    test: ImageSet | PairSet | QuestionSet  # labelled images, pairs, or what a task of its own measures
+    train: ImageSet | PairSet | None = None  # images of the same classes
+    validation: ImageSet | PairSet | None = (
+        None  # published; without it, the probe holds out a part of ``train``
+    )
+
+    @property
+    def name(self) -> str:
+        return self.test.name
+
+    def tasks(self) -> tuple[str, ...]:
+        """Return the names of the tasks that can be measured on it."""
+        return tuple(task.name for task in all_tasks() if task.serves(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTask:
+    """One evaluation of a model on a data set.
+
+    ``measure`` returns rows of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`; ``metrics`` makes the metrics that
+    they hold of a setting, its rows and the names of their groups, if they have some.
+    """
+
+    name: str  # as in TASKS, --tasks and the stored rows
+    title: str  # heading of its section on the page
+    summary: str  # what is measured, in one line
+    notes: str  # how its numbers are counted and how to read them: the paragraph below the heading
+    serves: Callable[[Source], bool]  # whether a data set has what the task needs
+    measure: Callable[[nn.Module, Source, Protocol, FeatureStore], pl.DataFrame]
+    metrics: Callable[[str, pl.DataFrame, Groups | None], list[Metric]]
+    # from a setting and the name of a metric to the heading of a number
+    heading: Callable[[str, str], str] = lambda setting, metric: f"{setting} {metric}".strip()
+    # whether more of a metric is better; headlines count no other
+    scores: Callable[[str], bool] = lambda metric: True
+    # whether a metric, on a data set, is the one that figures show and headlines quote first
+    stands_for: Callable[[str, str], bool] = lambda data, metric: True
+    fields: tuple[str, ...] = ()  # fields of Protocol that the rows depend on
+    resolves: tuple[str, ...] = ()  # fields of Protocol whose meaning depends on the data set
+    # these as values for the identity of stored rows
+    resolved: Callable[[Source, Protocol], dict[str, Any]] = lambda source, protocol: {}
+    # why a data set that it serves has too few classes or images; None if it has enough
+    too_small: Callable[[Source, Protocol], str | None] = lambda source, protocol: None
+    reads_text: bool = False  # whether the model has to encode text
+    answers: bool = False  # whether the model has to answer questions about images in words
+    learns: bool = False  # whether it learns from training images
+    # what its intervals are over, if these share images: such intervals are too narrow, so that the headline counts
+    # their differences apart
+    dependent_units: str = ""
+    radar: bool = False  # whether the metrics that do not stand for it are a radar chart, instead of dots
+    default_data: str = "openmoji"  # if no data set is named and no other task is asked for
+    paper_data: tuple[str, ...] = ()  # data sets of the DiffCLIP paper
+    passes: float = 2.0  # approximate cost in forward passes over the test images
+
+
+def find_task(name: str) -> EvaluationTask:
+    """Return a task by its name; a ``UserError`` if there is none."""
+    return find(TASKS, name, "task")
+
+
+def all_tasks() -> list[EvaluationTask]:
+    """Return every registered task."""
+    return [find_task(name) for name in TASKS]
+
+
+def has_labels(source: Source) -> bool:
+    """Return whether the test images are labelled."""
+    return isinstance(source.test, ImageSet | PairSet) and source.test.labels is not None
+
+
+def can_learn(source: Source) -> bool:
+    """Return whether the test images are labelled and there are images of the same classes to learn from."""
+    return has_labels(source) and source.train is not None
+
+
+def labelled(data: ImageSet | PairSet | QuestionSet | None) -> tuple[ImageSet | PairSet, Tensor]:
+    """Return a data set and its labels, which ``serves`` has found there."""
+    assert isinstance(data, ImageSet | PairSet)
+    assert data.labels is not None
+    return data, data.labels
+
+
+def image_features(
+    model: nn.Module, data: ImageSet | PairSet, protocol: Protocol, store: FeatureStore
+) -> Float[Tensor, "n width"]:
+    """Return the features of all images in the space that the protocol names."""
+    features = store.image_features(model, data)
+    return features if protocol.space == "raw" else store.project(model, features)
