@@ -11,8 +11,8 @@ from antiphase.data.pairs import ArrayPairs
 from antiphase.models.clip import build_clip
 from antiphase.models.clip_factories import configure_clip
 from antiphase.models.text import tokenize
-from antiphase.training.clip_recipe import make_clip_recipe
-from antiphase.training.contrastive_step import Share
+from antiphase.training.contrastive import Share
+from antiphase.training.recipe import make_clip_recipe
 
 WORDS = [
     "red",

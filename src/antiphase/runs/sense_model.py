@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphase.attacks.pgd import pgd
-from antiphase.attacks.projections import random_point
-from antiphase.attacks.threat import Threat
+from antiphase.attacks.threat import Threat, random_point
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.layers import ALIGNMENT_SCHEMA, BRANCHES_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA

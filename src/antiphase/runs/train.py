@@ -8,7 +8,7 @@ from antiphase.runs.loading import find_device
 from antiphase.runs.options.training import TrainOptions
 from antiphase.runs.record import write_training_record
 from antiphase.training import fastest_precision, make_recipe, train_classifier
-from antiphase.training.tracking import check_trackers
+from antiphase.training.processes import check_trackers
 
 _RECIPE = (
     "epochs",

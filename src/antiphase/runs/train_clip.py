@@ -12,10 +12,9 @@ from antiphase.runs.loading import check_compiler, find_device
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.record import write_training_record
 from antiphase.terminal import say
-from antiphase.training.clip_recipe import make_clip_recipe
 from antiphase.training.contrastive import train_clip
-from antiphase.training.recipe import fastest_precision
-from antiphase.training.tracking import check_trackers
+from antiphase.training.processes import check_trackers
+from antiphase.training.recipe import fastest_precision, make_clip_recipe
 
 
 def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from antiphase.models.zoo import load_model
 from antiphase.runs.loading import find_device
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.runs.record import write_training_record
+from antiphase.training.processes import check_trackers
 from antiphase.training.recipe import fastest_precision
-from antiphase.training.tracking import check_trackers
 from antiphase.training.vlm import train_vlm
 from antiphase.training.vlm_recipe import MERGE, make_vlm_recipe
 

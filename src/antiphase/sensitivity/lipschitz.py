@@ -15,8 +15,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import UNIQUE, Count, Positive, Seed, validated
-from antiphase.attacks.engine.rows import Rows, per_row
-from antiphase.attacks.threat import Norm, row_norm
+from antiphase.attacks.engine.search import Rows
+from antiphase.attacks.threat import Norm, per_row, row_norm
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.operator_norm import (
     Function,

@@ -15,8 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import UNIQUE, Count, NonNegative, Seed, validated
-from antiphase.attacks.engine.rows import per_row
-from antiphase.attacks.threat import Norm, row_norm
+from antiphase.attacks.threat import Norm, per_row, row_norm
 from antiphase.errors import UserError
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.streams import key, normal, sample_keys

@@ -10,9 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.arguments import UNIQUE, Count, Positive, Seed, validated
-from antiphase.attacks.engine.rows import Rows
-from antiphase.attacks.projections import random_point
-from antiphase.attacks.threat import Norm, row_norm
+from antiphase.attacks.engine.search import Rows
+from antiphase.attacks.threat import Norm, random_point, row_norm
 from antiphase.errors import UserError
 from antiphase.sensitivity.eager import eager_attention
 from antiphase.sensitivity.operator_norm import Function, check_inputs, checked

@@ -1,11 +1,15 @@
 """Contrastive training of CLIP and its differential variants."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
+from jaxtyping import Bool, Float, Int64, UInt8
+from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
 from antiphase.attention import outputs_only
@@ -17,13 +21,19 @@ from antiphase.models import checkpoints
 from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.text import tokenize
+from antiphase.precision import Precision, autocast
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
-from antiphase.training.clip_recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
-from antiphase.training.contrastive_step import Share, accumulate
-from antiphase.training.processes import start_processes
-from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
+from antiphase.training.processes import (
+    Tracker,
+    check_trackers,
+    log_options,
+    start_processes,
+    start_tracking,
+    sum_gradients,
+)
+from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
@@ -58,7 +68,7 @@ def train_clip(
             result only by rounding.
         compiled: run the towers with torch.compile.
         checkpointing: recompute each block in the backward pass, to save memory.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.processes`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -226,3 +236,178 @@ class _Stream:
         ids = torch.cat([ids, ids.new_zeros(places - len(ids))])
         draws = uniform(sample_keys(key(self.recipe.seed, "patches", epoch), ids), self.patches)
         return draws.argsort(1)[:, :kept].sort(1).values
+
+
+Kind = Literal["clip", "siglip", "slip_exact"]
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # directions, directions, scale, bias
+
+
+class FeatureGradients(NamedTuple):
+    """Loss of a batch, and its gradients with respect to each input; None for an absent bias."""
+
+    loss: Float[Tensor, ""]
+    image: Float[Tensor, "batch embed"]
+    text: Float[Tensor, "batch embed"]
+    logit_scale: Float[Tensor, ""]
+    logit_bias: Float[Tensor, ""] | None
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Convert x to float32 unless it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def feature_gradients(
+    image: Float[Tensor, "batch embed"],
+    text: Float[Tensor, "batch embed"],
+    logit_scale: Float[Tensor, ""],
+    logit_bias: Float[Tensor, ""] | None = None,
+    kind: Kind = "clip",
+) -> FeatureGradients:
+    """Compute the loss of a batch of embeddings and its gradients with respect to them.
+
+    Given these gradients, the towers can be differentiated in parts and on several processes: L. Gao et al.,
+    *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*, RepL4NLP 2021 (GradCache).
+
+    Args:
+        image: image embeddings, not normalised.
+        text: caption embeddings in the same order, not normalised.
+        logit_scale: natural logarithm of the factor on the cosines.
+        logit_bias: added to the logits; for ``"siglip"``.
+        kind: ``"clip"``: symmetric cross-entropy (CLIP, Figure 3); ``"siglip"``: X. Zhai et al., *Sigmoid
+            Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy with constant keys, as
+            SLIP's training code computes it on several devices, since its gather stops gradients.
+    """
+    if not len(image):  # all samples of the batch were unreadable
+        bias = None if logit_bias is None else torch.zeros_like(logit_bias)
+        return FeatureGradients(image.new_zeros(()), image, text, torch.zeros_like(logit_scale), bias)
+    with torch.enable_grad():
+        given = (image, text, logit_scale, *([] if logit_bias is None else [logit_bias]))
+        leaves = [at_least_float32(each.detach()).requires_grad_() for each in given]
+        one, two = (F.normalize(leaf, dim=-1) for leaf in leaves[:2])
+        loss = _LOSSES[kind](one, two, leaves[2].exp(), leaves[3] if logit_bias is not None else None)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    own = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+    return FeatureGradients(loss.detach(), own[0], own[1], own[2], own[3] if logit_bias is not None else None)
+
+
+def _clip(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    return ClipLoss()(image, text, scale, bias)
+
+
+def _siglip(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    return SigLipLoss()(image, text, scale, 0.0 if bias is None else bias)
+
+
+def _slip_exact(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    own = torch.arange(len(image), device=image.device)
+    by_image = F.cross_entropy(scale * image @ text.detach().T, own)
+    by_text = F.cross_entropy(scale * text @ image.detach().T, own)
+    return (by_image + by_text) / 2
+
+
+_LOSSES: dict[str, Loss] = {"clip": _clip, "siglip": _siglip, "slip_exact": _slip_exact}
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's share of a batch.
+
+    Attributes:
+        images: 8-bit pixels at the model's size.
+        tokens: token ids of one caption per image.
+        valid: False for padding in place of an unreadable sample; all processes have shares of equal length.
+        keep: indices of the patches that are not dropped; None: all.
+        size: samples in the whole batch.
+    """
+
+    images: UInt8[Tensor, "share 3 height width"]
+    tokens: Int64[Tensor, "share length"]
+    valid: Bool[Tensor, " share"]
+    keep: Int64[Tensor, "share kept"] | None
+    size: int
+
+
+def accumulate(
+    model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, precision: Precision, part: int | None
+) -> Float[Tensor, ""]:
+    """Add the gradient of the whole batch's loss to the parameters, and return the loss.
+
+    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part.
+    2. All processes gather all embeddings and compute the loss and its gradient with respect to them.
+    3. Each process backpropagates its own rows through the towers, part by part; the parameter gradients are summed
+       over the processes.
+
+    The result does not depend on ``part`` or the number of processes, except for rounding. Memory is that of one part
+    plus all embeddings.
+
+    Args:
+        model: the model, not wrapped for distributed training.
+        share: this process's samples.
+        accelerator: accelerator of the run.
+        kind: the loss.
+        precision: precision of the towers.
+        part: samples per part; None: one part.
+    """
+    size = part or len(share.images)
+    parts = list(_parts(share, size, accelerator.device, model.logit_scale.dtype))
+
+    def features(images: Tensor, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        with autocast(accelerator.device, precision):
+            image, text = model(images, tokens, keep)
+        return at_least_float32(image), at_least_float32(text)
+
+    kept = features(*parts[0]()) if len(parts) == 1 else None
+    if kept is not None:
+        image, text = kept
+    else:
+        with torch.no_grad():
+            pairs = [features(*given()) for given in parts]
+        image, text = (torch.cat(side) for side in zip(*pairs, strict=True))
+    found, own_image, own_text = _whole_batch(model, image, text, share.valid, accelerator, kind)
+
+    for given, *gradients in zip(parts, own_image.split(size), own_text.split(size), strict=True):
+        torch.autograd.backward(kept if kept is not None else features(*given()), gradients)
+    sum_gradients(model.parameters(), accelerator)
+    for name, gradient in (("logit_scale", found.logit_scale), ("logit_bias", found.logit_bias)):
+        if gradient is not None:
+            getattr(model, name).grad = gradient.to(accelerator.device)
+    return found.loss
+
+
+def _parts(
+    share: Share, size: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor | None]]]:
+    """Yield for each part a function that copies it to the device, to hold one part at a time there."""
+    for start in range(0, len(share.images), size):
+        rows = slice(start, start + size)
+
+        def bring(rows: slice = rows) -> tuple[Tensor, Tensor, Tensor | None]:
+            keep = None if share.keep is None else share.keep[rows].to(device)
+            images = share.images[rows].to(device, non_blocking=True).to(dtype) / 255
+            return images, share.tokens[rows].to(device), keep
+
+        yield bring
+
+
+def _whole_batch(
+    model: CLIP, image: Tensor, text: Tensor, valid: Tensor, accelerator: Accelerator, kind: Kind
+) -> tuple[FeatureGradients, Tensor, Tensor]:
+    """Return the batch's loss and gradients, and the gradients of this process's rows."""
+    count, process = len(image), accelerator.process_index
+    all_image, all_text, every = (
+        _gathered(part, accelerator) for part in (image.detach(), text.detach(), valid.to(image.device))
+    )
+    used = every.nonzero().squeeze(1)
+    found = feature_gradients(all_image[used], all_text[used], model.logit_scale, model.logit_bias, kind)
+    rows = slice(process * count, (process + 1) * count)
+    own_image = torch.zeros_like(all_image).index_copy_(0, used, found.image)[rows]
+    own_text = torch.zeros_like(all_text).index_copy_(0, used, found.text)[rows]
+    return found, own_image, own_text
+
+
+def _gathered(part: Tensor, accelerator: Accelerator) -> Tensor:
+    if accelerator.num_processes == 1:
+        return part
+    every: Any = accelerator.gather(part)
+    return every

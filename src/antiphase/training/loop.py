@@ -19,7 +19,7 @@ from antiphase.files import replacing, write_text
 from antiphase.models import checkpoints
 from antiphase.progress import status_bar
 from antiphase.reading import as_json, read_json_lines
-from antiphase.training.sharding import divided, is_sharded
+from antiphase.training.processes import divided, is_sharded
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"

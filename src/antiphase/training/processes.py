@@ -1,17 +1,20 @@
 """Set up the processes of a run: a single one, or those started by torchrun, on CPU or GPU."""
 
 import atexit
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
-from torch import nn
+from accelerate.tracking import GeneralTracker, get_available_trackers
+from accelerate.utils import InitProcessGroupKwargs, LoggerType
+from torch import Tensor, nn
 
+from antiphase.errors import UserError, first_line, shown
 from antiphase.torchrun import rank_and_count
 
 _PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluates
@@ -57,3 +60,116 @@ def end_group_at_exit() -> None:
 def _end_group() -> None:
     if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
         dist.destroy_process_group()
+
+
+def shard(model: nn.Module, blocks: list[nn.Module], accelerator: Accelerator) -> None:
+    """Divide a model among the processes, in place, and move each one's part to its device.
+
+    A block's weights are put together while it computes; what is in no block stays together throughout a step. All
+    must happen in the model's own ``forward``. Each parameter is replaced by a new one, whose gradient is the mean
+    over the processes.
+
+    accelerate divides models on GPUs only, by the same function of PyTorch.
+
+    Source: PyTorch, ``torch.distributed.fsdp.fully_shard``.
+
+    Args:
+        model: on any device.
+        blocks: some of its modules, none within another.
+        accelerator: accelerator of the run.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # not needed by most runs
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether each process has a part of a tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def divided(tensor: Tensor, like: Any) -> Tensor:
+    """Return this process's part of a tensor if ``like`` is divided and of its shape, else the tensor."""
+    if not is_sharded(like) or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    there = tensor.to(like.device)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+
+
+Tracker = str | GeneralTracker
+_PACKAGES = {"comet_ml": "comet-ml"}  # where pip knows it by another name
+
+
+def check_trackers(trackers: Sequence[Tracker]) -> None:
+    """Check that trackers exist and are installed.
+
+    Raises:
+        UserError: one is unknown, or its package is missing; says what to install.
+    """
+    available = {str(one.value) for one in get_available_trackers()}
+    known = [str(one.value) for one in LoggerType if one is not LoggerType.ALL]
+    for name in trackers:
+        if not isinstance(name, str):
+            continue
+        if name not in known:
+            raise UserError(f"track {shown(name)}: expected one of {', '.join(known)}")
+        if name not in available:
+            raise UserError(f"track {name!r}: is not installed; run pip install {_PACKAGES.get(name, name)}")
+
+
+def log_options(trackers: Sequence[Tracker], out: Path) -> dict[str, Any]:
+    """Return the options of the accelerator that logs to trackers; files of tensorboard lie under ``out``."""
+    return {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
+
+
+def start_tracking(
+    accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]
+) -> Callable[[dict[str, Any], int], None]:
+    """Start the trackers of a run and return what sends numbers and their step to them.
+
+    A list, such as λ by layer, is sent as one number for each element: ``lambda/0``, ``lambda/1`` and so on.
+
+    Args:
+        accelerator: made with :func:`log_options`.
+        trackers: as given to it; without any, nothing is sent.
+        recipe: hyperparameters; single numbers, words and truth values among them are sent once.
+
+    Raises:
+        UserError: a tracker cannot be started, for example for want of a login.
+    """
+    if not trackers:
+        return lambda numbers, step: None
+    config = {key: value for key, value in recipe.items() if isinstance(value, bool | int | float | str)}
+    try:
+        accelerator.init_trackers("antiphase", config)
+    except Exception as error:  # each package has its own
+        reason = first_line(error)
+        names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
+        raise UserError(
+            f"track {names}: cannot be started ({reason}); set it up or leave out --track"
+        ) from None
+
+    def send(numbers: dict[str, Any], step: int) -> None:
+        accelerator.log(scalars(numbers), step)
+
+    return send
+
+
+def scalars(numbers: dict[str, Any]) -> dict[str, float]:
+    """Return one named number for each element of a list.
+
+    >>> scalars({"loss": 1, "lambda": [0.5, 0.25], "none": []})
+    {'loss': 1.0, 'lambda/0': 0.5, 'lambda/1': 0.25}
+    """
+    flat: dict[str, float] = {}
+    for name, value in numbers.items():
+        if isinstance(value, list):
+            flat |= {f"{name}/{at}": float(one) for at, one in enumerate(value)}
+        else:
+            flat[name] = float(value)
+    return flat

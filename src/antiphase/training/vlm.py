@@ -20,9 +20,14 @@ from antiphase.models.vlm.lora import is_lora
 from antiphase.models.vlm.prompt import IGNORED
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.processes import start_processes
-from antiphase.training.sharding import shard
-from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
+from antiphase.training.processes import (
+    Tracker,
+    check_trackers,
+    log_options,
+    shard,
+    start_processes,
+    start_tracking,
+)
 from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
 from antiphase.training.vlm_step import Sample, SummedLoss, accumulate, prepare
 
@@ -59,7 +64,7 @@ def train_vlm(
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
         sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
             fit one device; implies checkpointing. Affects the result only by rounding.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.processes`.
         progress: show a progress bar on stderr.
 
     Returns:

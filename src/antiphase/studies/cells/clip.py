@@ -18,7 +18,7 @@ from antiphase.studies.lab import Lab
 from antiphase.studies.spec import Cell
 
 if TYPE_CHECKING:
-    from antiphase.training.clip_recipe import ClipRecipe
+    from antiphase.training.recipe import ClipRecipe
 
 # for the plan alone: size and epochs of a preset; training pairs, of shards 7,000 each
 _PRESETS = {"diffclip": ("b16", 40), "openmoji": ("small", 12)}
@@ -45,7 +45,7 @@ class TrainClip(Cell):
         preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
         limit: at most this many pairs.
         sizes: model settings that differ from the preset, see ``configure_clip``.
-        recipe: recipe settings that differ, see :class:`~antiphase.training.clip_recipe.ClipRecipe`.
+        recipe: recipe settings that differ, see :class:`~antiphase.training.recipe.ClipRecipe`.
     """
 
     version: ClassVar[int] = 1
@@ -115,7 +115,7 @@ class TrainClip(Cell):
         Raises:
             UserError: A variant, preset or setting is unknown.
         """
-        from antiphase.training.clip_recipe import make_clip_recipe
+        from antiphase.training.recipe import make_clip_recipe
 
         fields = {"seed": self.seed, **self.recipe}
         return make_clip_recipe(self.variant, self.preset, self.data, fingerprint, self.sizes, **fields)
