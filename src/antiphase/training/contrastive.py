@@ -1,9 +1,9 @@
-"""Contrastive training of CLIP and its differential variants."""
+"""Contrastive training of CLIP and its differential variants: the loss, the exact gradient of a batch, the run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,28 +16,23 @@ from antiphase.attention import outputs_only
 from antiphase.data.pairs import PairBatch, PairSource
 from antiphase.data.prefetch import in_threads
 from antiphase.errors import UserError
-from antiphase.files import digest, write_json, write_text
-from antiphase.models import checkpoints
+from antiphase.files import digest, write_text
 from antiphase.models.clip import CLIP, build_clip
 from antiphase.models.lambdas import mean_lambdas
 from antiphase.models.text import tokenize
 from antiphase.precision import Precision, autocast
 from antiphase.streams import key, sample_keys, uniform
+from antiphase.torchrun import rank_and_count
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
-from antiphase.training.processes import (
-    Tracker,
-    check_trackers,
-    log_options,
-    start_processes,
-    start_tracking,
-    sum_gradients,
-)
-from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, clip_learning_rate
+from antiphase.training.processes import Tracker, sum_gradients
+from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
 Evaluate = Callable[[CLIP], dict[str, Any]]
+Embeddings = Float[Tensor, "batch embed"]
+Number = Float[Tensor, ""]
 
 
 def train_clip(
@@ -78,27 +73,23 @@ def train_clip(
         UserError: if ``out`` contains a different run, the data do not match the model, 1,000 samples in a row (or a
             whole epoch) are unreadable, or the loss is not finite.
     """
-    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
+    fields = recipe.model_dump(mode="json")
+    if (log := loop.finished(fields, out)) is not None:
         return log
     steps_per_epoch = pairs.steps_per_epoch(recipe.batch_size)
-    check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
-    world = accelerator.num_processes
+    world = rank_and_count()[1]
     if recipe.batch_size % world:
         raise UserError(
             f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
         )
-    model = build_clip(recipe.model, recipe.seed).to(accelerator.device)
+    model = build_clip(recipe.model, recipe.seed)
+    accelerator, track = loop.start(fields, out, trackers)
+    model.to(accelerator.device)
     model.visual.checkpointing = model.text.checkpointing = checkpointing
-    if accelerator.is_main_process:
-        write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
-    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
     if compiled:
         model.visual.compile()
         model.text.compile(dynamic=True)
-    bad = _BadSamples(out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}")
-    bad.add(getattr(pairs, "skipped", ()))
-    stream = _Stream(recipe, pairs, accelerator, model, bad)
+    stream = _Stream(recipe, pairs, model, accelerator, out)
 
     def backward(epoch: int, within: int) -> tuple[Tensor, int]:
         share = stream.at(epoch, within)
@@ -113,9 +104,9 @@ def train_clip(
         model.logit_scale.clamp_(0.0, MAX_LOGIT_SCALE)
 
     def measure() -> dict[str, Any]:
-        found = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
-        found |= {"bad_samples": len(bad.lines)} if bad.lines else {}
-        return found | (evaluate(model) if evaluate and accelerator.is_main_process else {})
+        numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
+        numbers |= {"bad_samples": len(stream.bad)} if stream.bad else {}
+        return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
     def note() -> str:
         lambdas = mean_lambdas(model)
@@ -136,120 +127,96 @@ def train_clip(
         track,
     )
     metrics = loop.run(task, out, accelerator, progress=progress)
-    if accelerator.is_main_process:
-        checkpoints.save(model, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store))
-        (out / loop.STATE_FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
+    loop.finish(model, fields, out, accelerator)
     accelerator.end_training()
     return metrics
 
 
 def clip_optimizer(model: CLIP, recipe: ClipRecipe) -> torch.optim.Optimizer:
     """Return AdamW, with weight decay only on parameters with at least two axes."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = loop.decayed(model, recipe.weight_decay, lambda parameter: parameter.ndim >= 2)
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon, fused=True
     )
-
-
-class _BadSamples:
-    """Unusable samples, written to a file at once, without duplicates."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines = dict.fromkeys(path.read_text(encoding="utf-8").splitlines()) if path.exists() else {}
-
-    def add(self, lines: tuple[str, ...]) -> None:
-        known = len(self.lines)
-        self.lines |= dict.fromkeys(lines)
-        if len(self.lines) > known:
-            write_text(self.path, "".join(f"{line}\n" for line in self.lines))
 
 
 class _Stream:
     """This process's share of each step; a request for a step other than the next restarts the stream there."""
 
     def __init__(
-        self, recipe: ClipRecipe, pairs: PairSource, accelerator: Accelerator, model: CLIP, bad: _BadSamples
+        self, recipe: ClipRecipe, pairs: PairSource, model: CLIP, accelerator: Accelerator, out: Path
     ) -> None:
-        self.recipe, self.pairs, self.bad = recipe, pairs, bad
+        self.recipe, self.pairs = recipe, pairs
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.size = model.image_shape[1]
         self.patches = model.visual.pos_embed.shape[1] - 1
         self.context_length = model.text.context_length
+        self.places = recipe.batch_size // self.world
+        self.patience = min(_PATIENCE, pairs.steps_per_epoch(recipe.batch_size) * self.places)
         self.unread = 0  # unreadable samples in a row, counted in whole shares
-        epoch = pairs.steps_per_epoch(recipe.batch_size) * (recipe.batch_size // self.world)
-        self.patience = min(_PATIENCE, epoch)
         self.next: tuple[int, int] | None = None
         self.shares: Iterator[tuple[Share, tuple[str, ...]]] = iter(())
+        self.path = out / f"{self.rank or ''}{BAD_SAMPLES_FILE}"
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        self.bad = dict.fromkeys(lines)  # lines of the file, each once
+        self._note_bad(getattr(pairs, "skipped", ()))
 
-    def at(self, epoch: int, within: int) -> Share:
+    def _note_bad(self, lines: Iterable[str]) -> None:
+        known = len(self.bad)
+        self.bad |= dict.fromkeys(lines)
+        if len(self.bad) > known:
+            write_text(self.path, "".join(f"{line}\n" for line in self.bad))
+
+    def at(self, epoch: int, within: int) -> "Share":
         if self.next != (epoch, within):
+            size, seed = self.recipe.batch_size, self.recipe.seed
             batches = self.pairs.batches(
-                self.recipe.batch_size,
-                seed=self.recipe.seed,
-                epoch=epoch,
-                first=within,
-                rank=self.rank,
-                world=self.world,
+                size, seed=seed, epoch=epoch, first=within, rank=self.rank, world=self.world
             )
             self.shares = in_threads(lambda batch: (self.prepare(epoch, batch), batch.bad), batches, ahead=2)
         share, bad = next(self.shares)
         self.next = (epoch, within + 1)
-        self.bad.add(bad)
+        self._note_bad(bad)
         self.unread = 0 if share.valid.any() else self.unread + len(share.valid)
         if self.unread >= self.patience:
             raise UserError(
                 f"{self.pairs.name}: none of the last {self.unread:,} samples could be read, training stopped; see "
-                f"{self.bad.path}, and download the images again"
+                f"{self.path}, and download the images again"
             )
         return share
 
-    def prepare(self, epoch: int, batch: PairBatch) -> Share:
+    def prepare(self, epoch: int, batch: PairBatch) -> "Share":
         """Crop images, choose captions and patches, all keyed by (seed, epoch, sample)."""
-        recipe, places = self.recipe, self.recipe.batch_size // self.world
-        good = len(batch.images)
-        crop_keys = sample_keys(key(recipe.seed, "crop", epoch), batch.ids)
+        recipe, places, ids, good = self.recipe, self.places, batch.ids, len(batch.images)
+
+        def keys(name: str, ids: Tensor = ids) -> Tensor:
+            return sample_keys(key(recipe.seed, name, epoch), ids)
+
         images = torch.zeros(places, 3, self.size, self.size, dtype=torch.uint8)
         if good:
-            images[:good] = random_crops(batch.images, crop_keys, self.size, recipe.crop)
-        draws = uniform(sample_keys(key(recipe.seed, "caption", epoch), batch.ids), 1)[:, 0]
-        chosen = [
+            images[:good] = random_crops(batch.images, keys("crop"), self.size, recipe.crop)
+        draws = uniform(keys("caption"), 1)[:, 0].tolist()
+        captions = [
             several[int(draw * len(several)) if recipe.captions == "any" else 0]
-            for several, draw in zip(batch.captions, draws.tolist(), strict=True)
+            for several, draw in zip(batch.captions, draws, strict=True)
         ]
-        chosen += [""] * (places - good)
-        tokens = tokenize(chosen, self.context_length)
-        return Share(
-            images, tokens, torch.arange(places) < good, self._keep(epoch, batch.ids, places), batch.size
-        )
-
-    def _keep(self, epoch: int, ids: Tensor, places: int) -> Tensor | None:
-        if not self.recipe.patch_dropout:
-            return None
-        kept = max(1, round(self.patches * (1.0 - self.recipe.patch_dropout)))
-        ids = torch.cat([ids, ids.new_zeros(places - len(ids))])
-        draws = uniform(sample_keys(key(self.recipe.seed, "patches", epoch), ids), self.patches)
-        return draws.argsort(1)[:, :kept].sort(1).values
-
-
-Kind = Literal["clip", "siglip", "slip_exact"]
-Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # directions, directions, scale, bias
+        tokens = tokenize([*captions, *[""] * (places - good)], self.context_length)
+        keep = None
+        if recipe.patch_dropout:
+            count = max(1, round(self.patches * (1.0 - recipe.patch_dropout)))
+            padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
+            keep = uniform(keys("patches", padded), self.patches).argsort(1)[:, :count].sort(1).values
+        return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
 
 
 class FeatureGradients(NamedTuple):
     """Loss of a batch, and its gradients with respect to each input; None for an absent bias."""
 
-    loss: Float[Tensor, ""]
-    image: Float[Tensor, "batch embed"]
-    text: Float[Tensor, "batch embed"]
-    logit_scale: Float[Tensor, ""]
-    logit_bias: Float[Tensor, ""] | None
+    loss: Number
+    image: Embeddings
+    text: Embeddings
+    logit_scale: Number
+    logit_bias: Number | None
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -258,10 +225,10 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def feature_gradients(
-    image: Float[Tensor, "batch embed"],
-    text: Float[Tensor, "batch embed"],
-    logit_scale: Float[Tensor, ""],
-    logit_bias: Float[Tensor, ""] | None = None,
+    image: Embeddings,
+    text: Embeddings,
+    logit_scale: Number,
+    logit_bias: Number | None = None,
     kind: Kind = "clip",
 ) -> FeatureGradients:
     """Compute the loss of a batch of embeddings and its gradients with respect to them.
@@ -278,35 +245,29 @@ def feature_gradients(
             Loss for Language Image Pre-Training*, ICCV 2023; ``"slip_exact"``: cross-entropy with constant keys, as
             SLIP's training code computes it on several devices, since its gather stops gradients.
     """
-    if not len(image):  # all samples of the batch were unreadable
-        bias = None if logit_bias is None else torch.zeros_like(logit_bias)
-        return FeatureGradients(image.new_zeros(()), image, text, torch.zeros_like(logit_scale), bias)
+    inputs = [image, text, logit_scale, *([] if logit_bias is None else [logit_bias])]
     with torch.enable_grad():
-        given = (image, text, logit_scale, *([] if logit_bias is None else [logit_bias]))
-        leaves = [at_least_float32(each.detach()).requires_grad_() for each in given]
-        one, two = (F.normalize(leaf, dim=-1) for leaf in leaves[:2])
-        loss = _LOSSES[kind](one, two, leaves[2].exp(), leaves[3] if logit_bias is not None else None)
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    own = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
-    return FeatureGradients(loss.detach(), own[0], own[1], own[2], own[3] if logit_bias is not None else None)
+        leaves = [at_least_float32(one.detach()).requires_grad_() for one in inputs]
+        if len(image):
+            directions = [F.normalize(leaf, dim=-1) for leaf in leaves[:2]]
+            loss = _loss(kind, *directions, leaves[2].exp(), leaves[3] if len(leaves) > 3 else None)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        else:  # all samples of the batch were unreadable
+            loss, gradients = image.new_zeros(()), [None] * len(leaves)
+    own = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
+    return FeatureGradients(loss.detach(), own[0], own[1], own[2], own[3] if len(own) > 3 else None)
 
 
-def _clip(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    return ClipLoss()(image, text, scale, bias)
-
-
-def _siglip(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    return SigLipLoss()(image, text, scale, 0.0 if bias is None else bias)
-
-
-def _slip_exact(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the loss of directions of images and texts."""
+    if kind == "clip":
+        return ClipLoss()(image, text, scale, bias)
+    if kind == "siglip":
+        return SigLipLoss()(image, text, scale, 0.0 if bias is None else bias)
     own = torch.arange(len(image), device=image.device)
     by_image = F.cross_entropy(scale * image @ text.detach().T, own)
     by_text = F.cross_entropy(scale * text @ image.detach().T, own)
     return (by_image + by_text) / 2
-
-
-_LOSSES: dict[str, Loss] = {"clip": _clip, "siglip": _siglip, "slip_exact": _slip_exact}
 
 
 @dataclass(frozen=True)
@@ -330,7 +291,7 @@ class Share:
 
 def accumulate(
     model: CLIP, share: Share, accelerator: Accelerator, *, kind: Kind, precision: Precision, part: int | None
-) -> Float[Tensor, ""]:
+) -> Number:
     """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
     1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part.
@@ -349,61 +310,42 @@ def accumulate(
         precision: precision of the towers.
         part: samples per part; None: one part.
     """
-    size = part or len(share.images)
-    parts = list(_parts(share, size, accelerator.device, model.logit_scale.dtype))
+    count, device = len(share.images), accelerator.device
+    size = part or count
+    starts = range(0, count, size)
 
-    def features(images: Tensor, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        with autocast(accelerator.device, precision):
-            image, text = model(images, tokens, keep)
+    def features(start: int) -> tuple[Tensor, Tensor]:
+        rows = slice(start, start + size)  # copied to the device now, to hold one part at a time there
+        keep = None if share.keep is None else share.keep[rows].to(device)
+        images = share.images[rows].to(device, non_blocking=True).to(model.logit_scale.dtype) / 255
+        with autocast(device, precision):
+            image, text = model(images, share.tokens[rows].to(device), keep)
         return at_least_float32(image), at_least_float32(text)
 
-    kept = features(*parts[0]()) if len(parts) == 1 else None
+    kept = features(0) if len(starts) == 1 else None
     if kept is not None:
         image, text = kept
     else:
         with torch.no_grad():
-            pairs = [features(*given()) for given in parts]
+            pairs = [features(start) for start in starts]
         image, text = (torch.cat(side) for side in zip(*pairs, strict=True))
-    found, own_image, own_text = _whole_batch(model, image, text, share.valid, accelerator, kind)
-
-    for given, *gradients in zip(parts, own_image.split(size), own_text.split(size), strict=True):
-        torch.autograd.backward(kept if kept is not None else features(*given()), gradients)
-    sum_gradients(model.parameters(), accelerator)
-    for name, gradient in (("logit_scale", found.logit_scale), ("logit_bias", found.logit_bias)):
-        if gradient is not None:
-            getattr(model, name).grad = gradient.to(accelerator.device)
-    return found.loss
-
-
-def _parts(
-    share: Share, size: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor | None]]]:
-    """Yield for each part a function that copies it to the device, to hold one part at a time there."""
-    for start in range(0, len(share.images), size):
-        rows = slice(start, start + size)
-
-        def bring(rows: slice = rows) -> tuple[Tensor, Tensor, Tensor | None]:
-            keep = None if share.keep is None else share.keep[rows].to(device)
-            images = share.images[rows].to(device, non_blocking=True).to(dtype) / 255
-            return images, share.tokens[rows].to(device), keep
-
-        yield bring
-
-
-def _whole_batch(
-    model: CLIP, image: Tensor, text: Tensor, valid: Tensor, accelerator: Accelerator, kind: Kind
-) -> tuple[FeatureGradients, Tensor, Tensor]:
-    """Return the batch's loss and gradients, and the gradients of this process's rows."""
-    count, process = len(image), accelerator.process_index
-    all_image, all_text, every = (
-        _gathered(part, accelerator) for part in (image.detach(), text.detach(), valid.to(image.device))
+    all_image, all_text, valid = (
+        _gathered(one, accelerator) for one in (image.detach(), text.detach(), share.valid.to(device))
     )
-    used = every.nonzero().squeeze(1)
-    found = feature_gradients(all_image[used], all_text[used], model.logit_scale, model.logit_bias, kind)
-    rows = slice(process * count, (process + 1) * count)
-    own_image = torch.zeros_like(all_image).index_copy_(0, used, found.image)[rows]
-    own_text = torch.zeros_like(all_text).index_copy_(0, used, found.text)[rows]
-    return found, own_image, own_text
+    used = valid.nonzero().squeeze(1)
+    whole = feature_gradients(all_image[used], all_text[used], model.logit_scale, model.logit_bias, kind)
+    first = accelerator.process_index * count
+    own_image, own_text = (
+        torch.zeros_like(every).index_copy_(0, used, gradient)[first : first + count]
+        for every, gradient in ((all_image, whole.image), (all_text, whole.text))
+    )
+    for start, *gradients in zip(starts, own_image.split(size), own_text.split(size), strict=True):
+        torch.autograd.backward(kept if kept is not None else features(start), gradients)
+    sum_gradients(model.parameters(), accelerator)
+    for name, gradient in (("logit_scale", whole.logit_scale), ("logit_bias", whole.logit_bias)):
+        if gradient is not None:
+            getattr(model, name).grad = gradient.to(device)
+    return whole.loss
 
 
 def _gathered(part: Tensor, accelerator: Accelerator) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError
-from antiphase.files import replacing, write_text
+from antiphase.files import replacing, write_json, write_text
 from antiphase.models import checkpoints
 from antiphase.progress import status_bar
 from antiphase.reading import as_json, read_json_lines
-from antiphase.training.processes import divided, is_sharded
+from antiphase.training.processes import (
+    Send,
+    Tracker,
+    check_trackers,
+    divided,
+    is_sharded,
+    log_options,
+    start_processes,
+    start_tracking,
+)
 
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
@@ -60,7 +69,39 @@ class Task:
     evaluate: Callable[[], dict[str, Any]]
     after_step: Callable[[], None] = lambda: None
     note: Callable[[], str] = lambda: ""
-    track: Callable[[dict[str, Any], int], None] = lambda numbers, step: None
+    track: Send = lambda numbers, step: None
+
+
+def start(
+    recipe: dict[str, Any], out: Path, trackers: Sequence[Tracker], **stored: Any
+) -> tuple[Accelerator, Send]:
+    """Start the processes and trackers of a run, and write its recipe with what is ``stored`` besides."""
+    check_trackers(trackers)
+    accelerator = start_processes(**log_options(trackers, out))
+    if accelerator.is_main_process:
+        write_json(out / checkpoints.RECIPE_FILE, recipe | stored)
+    return accelerator, start_tracking(accelerator, trackers, recipe)
+
+
+def finish(
+    model: nn.Module, recipe: dict[str, Any], out: Path, accelerator: Accelerator, **stored: Any
+) -> None:
+    """Write the weights of a run, delete its saved state, and wait for all processes."""
+    if accelerator.is_main_process:
+        checkpoints.save(model, recipe | stored, out, getattr(torch, recipe["store"]))
+        (out / STATE_FILE).unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+
+
+def decayed(
+    model: nn.Module, weight_decay: float, decays: Callable[[nn.Parameter], bool]
+) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, with weight decay and without."""
+    groups = ([p for p in model.parameters() if decays(p) is decay] for decay in (True, False))
+    return [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in zip(groups, (weight_decay, 0.0), strict=True)
+    ]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Set up the processes of a run: a single one, or those started by torchrun, on CPU or GPU."""
+"""The processes of a run (one, or those of torchrun), what is divided among them, and experiment trackers."""
 
 import atexit
 from collections.abc import Callable, Iterable, Sequence
@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from antiphase.errors import UserError, first_line, shown
 from antiphase.torchrun import rank_and_count
 
+Tracker = str | GeneralTracker
+Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers
 _PATIENCE = timedelta(hours=2)  # the others wait while the main process evaluates
+_PACKAGES = {"comet_ml": "comet-ml"}  # where pip knows it by another name
 
 
 def start_processes(**options: Any) -> Accelerator:
-    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves.
-
-    Args:
-        **options: options of accelerate's ``Accelerator``.
-    """
+    """Return the accelerator of a run, without mixed precision, since callers use autocast themselves."""
     rank_and_count()
     end_group_at_exit()
     # without cpu=True, accelerate treats each torchrun process on a CPU as a separate run
@@ -35,16 +34,6 @@ def start_processes(**options: Any) -> Accelerator:
         kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],
         **options,
     )
-
-
-def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
-    """Sum the gradients over the processes, in one exchange instead of hundreds."""
-    if accelerator.num_processes == 1:
-        return
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat: Any = accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))
 
 
 @cache
@@ -62,21 +51,24 @@ def _end_group() -> None:
         dist.destroy_process_group()
 
 
+def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+    """Sum the gradients over the processes, in one exchange instead of hundreds."""
+    if accelerator.num_processes == 1:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat: Any = accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
+
+
 def shard(model: nn.Module, blocks: list[nn.Module], accelerator: Accelerator) -> None:
-    """Divide a model among the processes, in place, and move each one's part to its device.
+    """Divide weights, gradients and optimizer state among the processes, in place, each part on its device.
 
     A block's weights are put together while it computes; what is in no block stays together throughout a step. All
     must happen in the model's own ``forward``. Each parameter is replaced by a new one, whose gradient is the mean
-    over the processes.
-
-    accelerate divides models on GPUs only, by the same function of PyTorch.
+    over the processes. accelerate divides models on GPUs only, by the same function of PyTorch.
 
     Source: PyTorch, ``torch.distributed.fsdp.fully_shard``.
-
-    Args:
-        model: on any device.
-        blocks: some of its modules, none within another.
-        accelerator: accelerator of the run.
     """
     from torch.distributed.device_mesh import init_device_mesh  # not needed by most runs
     from torch.distributed.fsdp import fully_shard
@@ -97,28 +89,17 @@ def divided(tensor: Tensor, like: Any) -> Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    there = tensor.to(like.device)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
-
-
-Tracker = str | GeneralTracker
-_PACKAGES = {"comet_ml": "comet-ml"}  # where pip knows it by another name
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def check_trackers(trackers: Sequence[Tracker]) -> None:
-    """Check that trackers exist and are installed.
-
-    Raises:
-        UserError: one is unknown, or its package is missing; says what to install.
-    """
+    """Refuse trackers that are unknown or not installed."""
     available = {str(one.value) for one in get_available_trackers()}
     known = [str(one.value) for one in LoggerType if one is not LoggerType.ALL]
     for name in trackers:
-        if not isinstance(name, str):
-            continue
-        if name not in known:
+        if isinstance(name, str) and name not in known:
             raise UserError(f"track {shown(name)}: expected one of {', '.join(known)}")
-        if name not in available:
+        if isinstance(name, str) and name not in available:
             raise UserError(f"track {name!r}: is not installed; run pip install {_PACKAGES.get(name, name)}")
 
 
@@ -127,17 +108,11 @@ def log_options(trackers: Sequence[Tracker], out: Path) -> dict[str, Any]:
     return {"log_with": list(trackers), "project_dir": str(out)} if trackers else {}
 
 
-def start_tracking(
-    accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]
-) -> Callable[[dict[str, Any], int], None]:
+def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]) -> Send:
     """Start the trackers of a run and return what sends numbers and their step to them.
 
-    A list, such as λ by layer, is sent as one number for each element: ``lambda/0``, ``lambda/1`` and so on.
-
-    Args:
-        accelerator: made with :func:`log_options`.
-        trackers: as given to it; without any, nothing is sent.
-        recipe: hyperparameters; single numbers, words and truth values among them are sent once.
+    Single numbers, words and truth values of the recipe are sent once. A list, such as λ by layer, is sent as one
+    number for each element: ``lambda/0``, ``lambda/1`` and so on.
 
     Raises:
         UserError: a tracker cannot be started, for example for want of a login.
@@ -148,16 +123,11 @@ def start_tracking(
     try:
         accelerator.init_trackers("antiphase", config)
     except Exception as error:  # each package has its own
-        reason = first_line(error)
         names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
         raise UserError(
-            f"track {names}: cannot be started ({reason}); set it up or leave out --track"
+            f"track {names}: cannot be started ({first_line(error)}); set it up or leave out --track"
         ) from None
-
-    def send(numbers: dict[str, Any], step: int) -> None:
-        accelerator.log(scalars(numbers), step)
-
-    return send
+    return lambda numbers, step: accelerator.log(scalars(numbers), step)
 
 
 def scalars(numbers: dict[str, Any]) -> dict[str, float]:
@@ -169,7 +139,7 @@ def scalars(numbers: dict[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for name, value in numbers.items():
         if isinstance(value, list):
-            flat |= {f"{name}/{at}": float(one) for at, one in enumerate(value)}
+            flat |= {f"{name}/{index}": float(one) for index, one in enumerate(value)}
         else:
             flat[name] = float(value)
     return flat

@@ -1,4 +1,4 @@
-"""Recipe of a classifier's training: every field that affects the weights, and no others."""
+"""Recipes of training, of classifiers and dual encoders: every field that affects the weights, and no others."""
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from antiphase.models.factories import VitConfig, configure
 from antiphase.models.towers import attention_of
 from antiphase.precision import Precision, multiplies_bf16
 from antiphase.training.adversarial import Adversary
-from antiphase.training.contrastive import Kind
 
 
 class Recipe(Fields):
@@ -45,7 +44,7 @@ class Recipe(Fields):
     adversarial: Adversary | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_what_is_not_there(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # keeps the identity of recipes written before adversarial training existed
         fields = dump(self)
         if self.adversarial is None:
@@ -57,8 +56,7 @@ class Recipe(Fields):
 def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fields: Any) -> Recipe:
     """Build the recipe of a ``vit`` or ``diffvit`` for given training images.
 
-    The model's sizes come from the preset for the image size, its normalisation from the mean and standard deviation
-    of each channel over at most 60,000 images, rounded to three digits.
+    The model's sizes come from the preset for the image size, its normalisation from :func:`pixel_statistics`.
 
     Args:
         kind: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
@@ -81,11 +79,7 @@ def make_recipe(kind: str, images: ImageSet, model_fields: dict[str, Any], **fie
 
 
 def check_warmup(name: str, value: float, epochs: int) -> None:
-    """Refuse a warm-up that lasts longer than the training.
-
-    Raises:
-        UserError: naming it.
-    """
+    """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
         raise UserError(
             f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer"
@@ -93,7 +87,7 @@ def check_warmup(name: str, value: float, epochs: int) -> None:
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, in units of the [0, 1] pixel range, to three digits."""
+    """Return mean and standard deviation per channel of at most ``limit`` images, in [0, 1], to three digits."""
     count, total, squares = 0, torch.zeros(1), torch.zeros(1)
     for _, batch, _ in images.subset(min(limit, len(images))).batches(1000):
         pixels = batch.double().transpose(0, 1).flatten(1)
@@ -123,6 +117,7 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+Kind = Literal["clip", "siglip", "slip_exact"]
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
