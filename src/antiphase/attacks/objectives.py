@@ -93,7 +93,7 @@ def resolve(objective: str | Objective) -> Objective:
     return _known(objective, OBJECTIVES) if isinstance(objective, str) else objective
 
 
-def resolve_targeted(objective: Any, targets: int | None) -> TargetedObjective:
+def resolve_targeted(objective: Any, targets: int | None = 1) -> TargetedObjective:
     """Return an objective of (logits, labels, targets) by name or from a callable; it ignores None targets."""
     if targets:
         return _known(objective, TARGETED_OBJECTIVES) if isinstance(objective, str) else objective
