@@ -29,7 +29,7 @@ from sklearn.neighbors import NearestCentroid
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from antiphase.evaluation.fewshot import Episodes, draw_episodes, few_shot_accuracies
+from antiphase.evaluation.few_shot import Episodes, draw_episodes, few_shot_accuracies
 from antiphase.evaluation.retrieval import ranks
 from antiphase.heap import keep_freed_memory
 

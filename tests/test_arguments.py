@@ -145,7 +145,7 @@ def test_validated_leaves_missing_and_unknown_arguments_to_python():
         public(IMAGES, step=3)
 
 
-PARTS = ("attacks", "attention", "data", "evaluation", "models", "models.vlm", "sensitivity", "training")
+PARTS = ("attacks", "attention", "data", "evaluation", "models", "sensitivity", "training", "vlm")
 UNCHECKED = {"outputs_only"}  # has no arguments
 
 

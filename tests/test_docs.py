@@ -20,7 +20,7 @@ from antiphase.cli.app import app
 from antiphase.models import clip, diffclip, diffvit, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.models.zoo import fingerprint
-from antiphase.sensitivity import adapters
+from antiphase.sensitivity import attention_adapters as adapters
 from tests import needs
 
 SMALLER = (  # what the pages do with more images, in tests

@@ -17,7 +17,7 @@ PACKAGES = (
 )
 """The packages whose names are for users."""
 
-_RESULT = ("antiphase.api.result.Result", "antiphase.api.result.open_result")
+_RESULT = ("antiphase.commands.result.Result", "antiphase.commands.result.open_result")
 
 
 def python_pages() -> Iterator[tuple[str, str, str]]:

@@ -16,8 +16,18 @@ from antiphase.errors import UserError
 
 if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
-    from antiphase.api.calls import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
     from antiphase.api.verified import verify
+    from antiphase.commands.python import (
+        attack,
+        audit,
+        certify,
+        evaluate,
+        look,
+        sense,
+        study,
+        train,
+        train_vlm,
+    )
     from antiphase.data import load_data
     from antiphase.models import load_model
 
@@ -49,6 +59,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "load_model",
     "models",
     "training",
+    "vlm",
     # what is measured
     "attacks",
     "attention",
@@ -69,13 +80,13 @@ def __getattr__(name: str) -> Any:
     if name in _LOADERS:
         return getattr(importlib.import_module(f"antiphase.{_LOADERS[name]}"), name)
     if name == "open":
-        return importlib.import_module("antiphase.api.result").open_result
+        return importlib.import_module("antiphase.commands.result").open_result
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("antiphase")
     if name == "verify":
         return importlib.import_module("antiphase.api.verified").verify
     if name in _COMMANDS:
-        return getattr(importlib.import_module("antiphase.api.calls"), name)
+        return getattr(importlib.import_module("antiphase.commands.python"), name)
     if name in __all__:
         return importlib.import_module(f"antiphase.{name}")
     raise AttributeError(f"module 'antiphase' has no attribute {name!r}")

@@ -28,54 +28,57 @@ ATTACKS: Table = {
 
 # evaluation tasks, in the order of rows and reports
 TASKS: Table = {
-    "retrieval": "antiphase.evaluation.tasks.retrieval:TASK",
-    "zero-shot": "antiphase.evaluation.tasks.zero_shot:TASK",
-    "probe": "antiphase.evaluation.tasks.probe:TASK",
-    "few-shot": "antiphase.evaluation.tasks.few_shot:TASK",
-    "mmvp": "antiphase.evaluation.tasks.mmvp:TASK",
-    "pope": "antiphase.evaluation.tasks.pope:TASK",
-    "caption": "antiphase.evaluation.tasks.caption:TASK",
+    "retrieval": "antiphase.evaluation.retrieval:TASK",
+    "zero-shot": "antiphase.evaluation.zero_shot:TASK",
+    "probe": "antiphase.evaluation.probe:TASK",
+    "few-shot": "antiphase.evaluation.few_shot:TASK",
+    "mmvp": "antiphase.evaluation.mmvp:TASK",
+    "pope": "antiphase.vlm.pope:TASK",
+    "caption": "antiphase.vlm.answers:TASK",
 }
 
 # estimators of the local Lipschitz constant, in the order of rows and tables
 ESTIMATORS: Table = {
-    "sampled mean": "antiphase.sensitivity.estimators.sampled:MEAN",
-    "sampled maximum": "antiphase.sensitivity.estimators.sampled:MAXIMUM",
-    "power iteration": "antiphase.sensitivity.estimators.power_iteration:ESTIMATOR",
-    "gradient ascent": "antiphase.sensitivity.estimators.gradient_ascent:ESTIMATOR",
-    "local maximum": "antiphase.sensitivity.estimators.local_maximum:ESTIMATOR",
-    "exact": "antiphase.sensitivity.estimators.exact:ESTIMATOR",
+    "sampled mean": "antiphase.sensitivity.estimators:SAMPLED_MEAN",
+    "sampled maximum": "antiphase.sensitivity.estimators:SAMPLED_MAXIMUM",
+    "power iteration": "antiphase.sensitivity.estimators:POWER_ITERATION",
+    "gradient ascent": "antiphase.sensitivity.estimators:GRADIENT_ASCENT",
+    "local maximum": "antiphase.sensitivity.estimators:LOCAL_MAXIMUM",
+    "exact": "antiphase.sensitivity.estimators:EXACT",
 }
 
 
 MODELS: Table = {
     "specimen": "antiphase.models.schemes.runs:SPECIMEN",
     "python": "antiphase.models.schemes.python_code:PYTHON",
-    "timm": "antiphase.models.schemes.timm:TIMM",
-    "torchvision": "antiphase.models.schemes.torchvision:TORCHVISION",
+    "timm": "antiphase.models.schemes.classifiers:TIMM",
+    "torchvision": "antiphase.models.schemes.classifiers:TORCHVISION",
     "hf": "antiphase.models.schemes.hugging_face:HUGGING_FACE",
-    "open_clip": "antiphase.models.schemes.dual:OPEN_CLIP",
-    "diffclip": "antiphase.models.schemes.dual:DIFFCLIP",
+    "open_clip": "antiphase.models.schemes.open_clip:OPEN_CLIP",
+    "diffclip": "antiphase.models.schemes.diffclip:DIFFCLIP",
     "hub": "antiphase.models.schemes.runs:HUB",
 }
 """Schemes of model specifications, the part before the first colon: a ``Scheme`` each."""
 
 ATTENTION: Table = {
-    "softmax": "antiphase.models.towers:SOFTMAX",
-    "differential": "antiphase.models.towers:DIFFERENTIAL",
-    "normed": "antiphase.models.towers:NORMED",
+    "softmax": "antiphase.models.transformer:SOFTMAX",
+    "differential": "antiphase.models.transformer:DIFFERENTIAL",
+    "normed": "antiphase.models.transformer:NORMED",
 }
 """Kinds of attention that a tower of ours can have: an ``AttentionSpec`` each."""
+
+RUNS: Table = {"vlm": "antiphase.vlm.checkpoint:load_vlm"}
+"""Functions that load a run directory by the ``kind`` in its recipe; classifiers and CLIPs need none."""
 
 VITS: dict[str, str] = {"vit": "softmax", "diffvit": "differential", "vit-norm": "normed"}
 """Vision transformers that can be trained, by the kind of attention that each has."""
 
 CLIPS: Table = {
-    "clip": "antiphase.models.clip_factories:CLIP_VARIANT",
-    "diffclip": "antiphase.models.clip_factories:DIFFCLIP",
-    "diffclip-depth": "antiphase.models.clip_factories:DIFFCLIP_DEPTH",
-    "diffclip-vision": "antiphase.models.clip_factories:DIFFCLIP_VISION",
-    "diffclip-text": "antiphase.models.clip_factories:DIFFCLIP_TEXT",
+    "clip": "antiphase.models.clip:CLIP_VARIANT",
+    "diffclip": "antiphase.models.clip:DIFFCLIP",
+    "diffclip-depth": "antiphase.models.clip:DIFFCLIP_DEPTH",
+    "diffclip-vision": "antiphase.models.clip:DIFFCLIP_VISION",
+    "diffclip-text": "antiphase.models.clip:DIFFCLIP_TEXT",
 }
 """CLIPs that can be trained: a ``ClipVariant`` each."""
 

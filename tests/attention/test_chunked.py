@@ -11,7 +11,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention, SoftmaxAttention, differential_attention
-from antiphase.attention.backends import chunked, pieces
+from antiphase.attention.backends import chunked
+from antiphase.attention.backends import chunked as pieces
 from antiphase.attention.backends.choice import attend
 from antiphase.attention.functional import standard_attention
 

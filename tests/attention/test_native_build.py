@@ -9,7 +9,7 @@ import torch
 
 from antiphase.attention import differential_attention
 from antiphase.attention.backends import native
-from antiphase.attention.backends.native import build
+from antiphase.attention.backends import native as build
 from tests import needs
 from tests.processes import together
 

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention import SoftmaxAttention
-from antiphase.attention.normed import NormedAttention
+from antiphase.attention.modules import NormedAttention
 
 DIM, HEADS, TOKENS, SCALE = 15, 3, 7, 0.3
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphase.data import arrays
+from antiphase.data import small_sets as arrays
 from tests.data import idx_files
 
 

@@ -9,7 +9,8 @@ import torch
 import torchvision.datasets
 from sklearn.datasets import load_digits
 
-from antiphase.data import arrays, load_data
+from antiphase.data import load_data
+from antiphase.data import small_sets as arrays
 from antiphase.errors import UserError
 from tests import needs
 

@@ -4,7 +4,7 @@ import pytest
 import torchvision.datasets
 
 from antiphase.data import load_data
-from antiphase.data.caltech101 import SPLIT_FILE, split_by_digest
+from antiphase.data.probe_sets import SPLIT_FILE, split_by_digest
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:caltech101 .* were published")
@@ -94,7 +94,7 @@ def test_a_list_beside_the_class_folders_takes_the_place_of_the_rule(folder, tmp
         ),
         (lambda rows: rows[1:], "expected 'file,split' as the first line"),
         (lambda rows: [], "expected 'file,split' as the first line"),
-        (lambda rows: ["\0" + "x" * 200_000], r"cannot read .*antiphase-split\.csv"),
+        (lambda rows: ["\0" + "x" * 200_000], r"antiphase-split\.csv"),
     ],
 )
 def test_a_list_that_does_not_fit_the_images_is_one_line(folder, tmp_path, change, line):

@@ -5,8 +5,7 @@ import csv
 import pytest
 
 from antiphase.data import load_pairs
-from antiphase.data.emoji_mmvp import emoji_mmvp
-from antiphase.data.mmvp import load_mmvp
+from antiphase.data.mmvp import emoji_mmvp, load_mmvp
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
-from antiphase.data.conversations import load_conversations
-from antiphase.data.emoji_objects import OBJECTS, theme_of
-from antiphase.data.emoji_questions import ASK_CAPTION
+from antiphase.data.conversations import ASK_CAPTION, load_conversations
+from antiphase.data.emoji import OBJECTS, theme_of
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from antiphase.data import load_data, load_pairs
-from antiphase.data.given import dataset_class_names
-from antiphase.data.tar_members import read_index
+from antiphase.data.archives import read_index
+from antiphase.data.in_memory import dataset_class_names
 from antiphase.errors import UserError
 
 LABELS = [1, 0, 2, 1, 0]

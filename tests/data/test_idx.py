@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
 
-from antiphase.data.idx import read_idx
+from antiphase.data.small_sets import read_idx
 from antiphase.errors import UserError
 
 

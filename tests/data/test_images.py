@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphase.data import ArrayImages, FileImages, images
+from antiphase.data import ArrayImages, FileImages, decoding, images
 from antiphase.errors import UserError
 
 COUNT = 17
@@ -215,7 +215,7 @@ def test_a_file_that_went_away_is_one_line(file_images, tmp_path):
 def test_files_are_decoded_only_when_asked_for_and_in_several_threads(file_images, monkeypatch):
     decoded, threads = [], set()
     meet = threading.Barrier(2, timeout=10)
-    monkeypatch.setattr(images, "_WORKERS", 2)
+    monkeypatch.setattr(decoding, "WORKERS", 2)
 
     def decode(path, square, channels):
         meet.wait()  # passes only if two decodings are under way at once
@@ -235,7 +235,6 @@ def test_files_are_decoded_only_when_asked_for_and_in_several_threads(file_image
 def test_without_unreadable_leaves_out_bad_files_and_keeps_the_ids_of_the_others(
     file_images, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(images, "_VERIFY_CHUNK", 4)
     (tmp_path / "a/4.png").write_bytes(b"not an image")
     whole = (tmp_path / "b/11.png").read_bytes()
     (tmp_path / "b/11.png").write_bytes(whole[: len(whole) // 2])

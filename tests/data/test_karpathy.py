@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from antiphase.data import load_pairs
+from antiphase.data.captions import KARPATHY_SETS, karpathy
 from antiphase.data.decoding import decode_whole
-from antiphase.data.karpathy import KARPATHY_SETS, karpathy
 from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* were published")

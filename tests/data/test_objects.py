@@ -8,10 +8,9 @@ import torch
 from matplotlib.path import Path as Outline
 
 from antiphase.data import load_pairs
-from antiphase.data.coco_objects import coco_objects
-from antiphase.data.emoji_scenes import on_white
+from antiphase.data.captions import coco_objects
+from antiphase.data.emoji import concept_of, held_out, on_white
 from antiphase.data.objects import ImageObjects, polygon_mask, region_of, run_length_mask, run_lengths
-from antiphase.data.openmoji import concept_of, held_out
 from antiphase.errors import UserError
 
 HEIGHT, WIDTH = 11, 17

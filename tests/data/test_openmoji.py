@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from antiphase.data import load_data
-from antiphase.data.openmoji import GROUPS, concept_of, held_out, noto_pairs, openmoji_pairs
+from antiphase.data.emoji import GROUPS, concept_of, emoji_pairs, held_out
 from antiphase.errors import UserError
 from tests import needs
 
 
 @pytest.fixture(scope="module")
 def splits():
-    return {split: openmoji_pairs(split, progress=False) for split in ("train", "test")}
+    return {split: emoji_pairs("openmoji", split, progress=False) for split in ("train", "test")}
 
 
 def test_no_test_concept_was_seen_in_training(splits):
@@ -56,7 +56,7 @@ def test_pictures_are_on_white_and_differ(splits):
 
 @needs.noto_font
 def test_the_other_artist_draws_the_same_test_concepts(splits):
-    other = noto_pairs("test", progress=False)
+    other = emoji_pairs("noto-emoji", "test", progress=False)
     names = {several[0] for several in splits["test"].captions}
     shared = [several[0] for several in other.captions if several[0] in names]
     assert len(shared) > 0.9 * len(other)
@@ -82,4 +82,4 @@ def test_the_set_is_a_source_of_labelled_images(splits):
 
 def test_another_split_is_refused():
     with pytest.raises(UserError, match=r"has no split 'val': expected one of train, test$"):
-        openmoji_pairs("val")
+        emoji_pairs("openmoji", "val")

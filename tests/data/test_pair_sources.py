@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphase.data.pair_sources import PAIR_SOURCES, load_pairs
 from antiphase.data.shards import ShardStream
+from antiphase.data.sources import PAIR_SOURCES, load_pairs
 from antiphase.errors import UserError
 
 

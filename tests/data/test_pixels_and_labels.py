@@ -7,7 +7,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from antiphase.data import load_data
-from antiphase.data.pixels_and_labels import MOST_CLASSES, checked_pixels, class_numbers
+from antiphase.data.in_memory import MOST_CLASSES, checked_pixels, class_numbers
 from antiphase.errors import UserError
 
 IMAGES = torch.arange(4)[:, None, None, None].expand(4, 1, 8, 8) / 10

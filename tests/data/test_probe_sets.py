@@ -9,7 +9,8 @@ import pytest
 import torchvision.datasets as theirs
 from scipy.io import savemat
 
-from antiphase.data import load_data, published
+from antiphase.data import expected_counts as published
+from antiphase.data import load_data
 from antiphase.data.decoding import decode
 from antiphase.errors import UserError
 

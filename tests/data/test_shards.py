@@ -15,12 +15,23 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import load_pairs, shard_files
-from antiphase.data.conceptual import CC3M, CC12M, TITLES
-from antiphase.data.shard_files import count_samples, find_shards
-from antiphase.data.shard_lanes import ShardLane, _StoppedError, shuffled
-from antiphase.data.shard_reading import RawSample, _address, read_shard
-from antiphase.data.shards import ShardStream, open_shards
+from antiphase.data import load_pairs
+from antiphase.data import shards as shard_files
+from antiphase.data.shards import (
+    CC3M,
+    CC12M,
+    TITLES,
+    RawSample,
+    ShardLane,
+    ShardStream,
+    _address,
+    _StoppedError,
+    count_samples,
+    find_shards,
+    open_shards,
+    read_shard,
+    shuffled,
+)
 from antiphase.errors import UserError
 from antiphase.streams import generator, key
 from tests import needs

@@ -5,8 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import arrays, load_data, specimens
-from antiphase.data.specimens import make_specimen_images, specimen_images
+from antiphase.data import load_data
+from antiphase.data import small_sets as arrays
+from antiphase.data import small_sets as specimens
+from antiphase.data.small_sets import make_specimen_images, specimen_images
 from antiphase.errors import UserError
 from tests import needs
 

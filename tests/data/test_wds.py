@@ -10,9 +10,9 @@ import webdataset
 from PIL import Image
 
 from antiphase.data import FileImages, load_data, load_pairs
+from antiphase.data.archives import read_index
 from antiphase.data.decoding import decode, decode_whole
-from antiphase.data.tar_members import read_index
-from antiphase.data.wds import has_captions
+from antiphase.data.hub import has_captions
 from antiphase.errors import UserError
 
 

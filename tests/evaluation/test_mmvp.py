@@ -11,10 +11,9 @@ from PIL import Image
 
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 from antiphase.errors import UserError
-from antiphase.evaluation.mmvp import right_pairs
-from antiphase.evaluation.outcomes import answer_rows
-from antiphase.evaluation.statistics import mcnemar_exact
-from antiphase.evaluation.summary import summarise_tasks
+from antiphase.evaluation.metrics import summarise_tasks
+from antiphase.evaluation.mmvp import answer_rows, right_pairs
+from antiphase.statistics.decisions import mcnemar_exact
 
 
 def write_mmvp(folder, pairs_each=15, patterns=PATTERNS):

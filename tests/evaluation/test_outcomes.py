@@ -5,17 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from antiphase.evaluation import outcomes
+from antiphase.evaluation import zero_shot
 from antiphase.evaluation.encoders import encoder_numbers
-from antiphase.evaluation.outcomes import (
-    ROW_SCHEMA,
-    answer_rows,
-    classification_rows,
-    episode_rows,
-    retrieval_rows,
-    zero_shot_rows,
-)
-from antiphase.evaluation.retrieval import ranks
+from antiphase.evaluation.few_shot import episode_rows
+from antiphase.evaluation.metrics import ROW_SCHEMA, classification_rows
+from antiphase.evaluation.mmvp import answer_rows
+from antiphase.evaluation.retrieval import ranks, retrieval_rows
+from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models import clip, zero_shot_classifier
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
@@ -50,7 +46,7 @@ def test_zero_shot_is_the_nearest_class_in_parts_too(monkeypatch):
     labels = torch.randint(0, 7, (23,), generator=draw)
     whole = zero_shot_rows(images, classes, labels, torch.arange(23), "80")
     assert whole["prediction"].to_list() == (images @ classes).argmax(1).tolist()
-    monkeypatch.setattr(outcomes, "_ROWS", 4)
+    monkeypatch.setattr(zero_shot, "_ROWS", 4)
     assert whole.equals(zero_shot_rows(images, classes, labels, torch.arange(23), "80"))
 
 

@@ -7,9 +7,7 @@ from antiphase.attention import DifferentialAttention
 from antiphase.attention.lambdas import depth_scheduled
 from antiphase.errors import UserError
 from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16
-from antiphase.models.clip import bare_clip
-from antiphase.models.clip_factories import configure_clip
-from antiphase.models.text import tokenize, trimmed
+from antiphase.models.clip import bare_clip, configure_clip, tokenize, trimmed
 
 TEXTS = ["a mug", "a photo of a very big dog on a small mat", "lamp"]
 

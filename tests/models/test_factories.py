@@ -7,8 +7,7 @@ from torch.testing import assert_close
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import depth_scheduled
 from antiphase.errors import UserError
-from antiphase.models.factories import PRESETS, VitConfig, build, configure, diffvit, vit
-from antiphase.models.vit import initialise
+from antiphase.models.vit import PRESETS, VitConfig, build, configure, diffvit, initialise, vit
 
 TINY = {"patch_size": 2, "in_channels": 2, "dim": 20, "depth": 3, "num_heads": 4, "num_classes": 5}
 WIDTH = 5  # of a head: 20 / 4

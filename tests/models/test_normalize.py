@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from antiphase.models.normalize import Normalize, Normalized
+from antiphase.models.preprocessing import Normalize, Normalized
 
 
 def test_each_channel_is_shifted_and_scaled_by_its_own_numbers():

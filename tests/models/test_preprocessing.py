@@ -14,14 +14,13 @@ from PIL import Image
 from timm.data import create_transform
 from torch import nn
 
+from antiphase.commands.lineup import load_lineup
 from antiphase.data import load_data
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.errors import UserError
 from antiphase.models import load_model
 from antiphase.models.card import ModelCard, card_of, doubts_about, size_for, square_of, with_card
-from antiphase.models.normalize import Normalize
-from antiphase.models.preprocessing import of_open_clip, of_processor, of_timm, of_torchvision
-from antiphase.runs.loading import load_lineup
+from antiphase.models.preprocessing import Normalize, of_open_clip, of_processor, of_timm, of_torchvision
 
 transformers = pytest.importorskip("transformers")
 

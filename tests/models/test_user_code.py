@@ -11,7 +11,7 @@ from torch import nn
 
 from antiphase.errors import UserError
 from antiphase.models import load_model
-from antiphase.models.schemes.user_code import source_digest
+from antiphase.models.schemes.python_code import source_digest
 from antiphase.models.zoo import fingerprint
 from antiphase.runs.options.attack import AuditOptions
 from antiphase.studies.cells.models import given

@@ -12,8 +12,8 @@ from torch import nn
 
 from antiphase.errors import UserError
 from antiphase.models import checkpoints, load_model
+from antiphase.models.checkpoints import read_state
 from antiphase.models.schemes.python_code import code_content, split_spec
-from antiphase.models.weight_files import read_state
 
 
 def net():

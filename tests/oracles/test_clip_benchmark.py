@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.evaluation.metrics import estimate, task_metrics
-from antiphase.evaluation.outcomes import retrieval_rows, zero_shot_rows
-from antiphase.evaluation.statistics import mean_over_groups
+from antiphase.evaluation.retrieval import retrieval_rows
+from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models import clip, zero_shot_classifier
+from antiphase.statistics.intervals import mean_over_groups
 from tests import needs
 from tests.training.tiny_pairs import TINY
 
@@ -40,7 +41,7 @@ def our_recalls(images, texts, owners):
         F.normalize(images, dim=-1), F.normalize(texts, dim=-1), owners, torch.arange(len(images))
     )
     return {
-        f"{m.setting}_retrieval_recall@{m.name[2:]}": estimate(m).estimate.value
+        f"{m.setting}_retrieval_recall@{m.name[2:]}": estimate(m).value
         for m in task_metrics("retrieval", rows)
     }
 
@@ -118,7 +119,7 @@ def test_class_vectors_and_accuracies_are_theirs(monkeypatch):
     first, fifth = theirs_classification.accuracy(logits, target, topk=(1, 5))
     recall = theirs_classification.balanced_accuracy_score(target, logits.argmax(1))
     rows = zero_shot_rows(F.normalize(images, dim=-1), ours, labels, torch.arange(61))
-    found = {metric.name: estimate(metric).estimate.value for metric in task_metrics("zero-shot", rows)}
+    found = {metric.name: estimate(metric).value for metric in task_metrics("zero-shot", rows)}
     assert found["top-1"] == pytest.approx(first, abs=1e-6)
     assert found["top-5"] == pytest.approx(fifth, abs=1e-6)
     assert found["per class"] == pytest.approx(recall, abs=1e-6)

@@ -6,8 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention import SoftmaxAttention
-from antiphase.models.factories import PRESETS, VitConfig, diffvit, vit
-from antiphase.models.vit import VisionTransformer
+from antiphase.models.vit import PRESETS, VisionTransformer, VitConfig, diffvit, vit
 
 PLAIN = {"mean": (0.0,), "std": (1.0,)}
 

@@ -16,8 +16,8 @@ from antiphase.report.studies.markdown import markdown_claims, markdown_summary
 from antiphase.report.studies.site import write_site
 from antiphase.report.studies.tables import claims_csv, console_claims, plot_csv, table_sheet
 from antiphase.report.style.prose import paragraphs, prose
-from antiphase.studies.artefact import Artefact, Gallery, Panel, Plot, Table
 from antiphase.studies.claims import RULE
+from antiphase.studies.figures import Artefact, Gallery, Panel, Plot, Table
 from tests.report import made_up_studies as made_up
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}

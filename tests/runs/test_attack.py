@@ -9,16 +9,16 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
+from antiphase import store
 from antiphase.attacks import Threat, autoattack, carlini_wagner, catalogue, eps_at, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.other_libraries import run_foreign
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.processes import Process
 from antiphase.registry import ATTACKS
-from antiphase.runs import cache
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.processes import Process
 from tests.processes import Python, python, together
 
 QUICK = {"steps": 4, "queries": 12, "targets": 2}
@@ -65,7 +65,7 @@ def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypa
 
     monkeypatch.setitem(ATTACKS, "watched", None)  # taken out again afterwards
     catalogue.add_attack("watched", watched)
-    monkeypatch.setattr(cache, "_SLICE_BYTES", 8 * 4 * 64)
+    monkeypatch.setattr(store, "_SLICE_BYTES", 8 * 4 * 64)
     rows, _ = _measure(victim, tmp_path, AttackPlan((4 / 255,), attack="watched"))
     assert len(rows) == 31
     assert alive == [0, 0, 0, 0]  # slices of 8

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from antiphase.data import load_data
-from antiphase.evaluation.statistics import proportion
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
+from antiphase.processes import Process
 from antiphase.report.runs.certified import curve_figure
 from antiphase.runs.certify import _collect, _fill, _open, certify, curve, round_radii, summarise_certificates
-from antiphase.runs.processes import Process
 from antiphase.sensitivity.smoothing import Smoothing, smooth
+from antiphase.statistics.intervals import proportion
 from tests.runs.counting import Counting
 
 QUICK = Smoothing(0.2, select=5, samples=30, alpha=0.05)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.data import arrays, load_data, load_pairs
-from antiphase.data.published import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
-from antiphase.evaluation.fewshot import draw_episodes, few_shot_accuracies
-from antiphase.evaluation.outcomes import ROW_SCHEMA
-from antiphase.evaluation.tasks import probe
+from antiphase.data import load_data, load_pairs
+from antiphase.data import small_sets as arrays
+from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS, RETRIEVAL_SETS
+from antiphase.evaluation import probe
+from antiphase.evaluation.few_shot import draw_episodes, few_shot_accuracies
+from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.report.evaluation.headline import headline
 from antiphase.runs.evaluation_sources import asked
@@ -110,7 +111,7 @@ def test_the_whole_suite_of_a_model_against_its_twin(run_cli, models, cache, tmp
 
     monkeypatch.setattr(probe, "train_probe", lambda *_, **__: pytest.fail("measured again"))
     monkeypatch.setattr(
-        "antiphase.runs.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
+        "antiphase.evaluation.features.FeatureStore.image_features", lambda *_: pytest.fail("again")
     )
     assert run_cli(*arguments)[0] == 0
     assert rows.equals(pl.read_parquet(tmp_path / "out" / "rows.parquet"))

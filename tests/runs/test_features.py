@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from antiphase.errors import UserError
+from antiphase.evaluation import features
+from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, write_model, zero_shot_classifier
-from antiphase.runs import features
-from antiphase.runs.features import FeatureStore
 from tests.runs.threads import in_threads
 from tests.training.tiny_pairs import TINY, tiny_pairs
 

@@ -12,7 +12,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.models import vit
 from antiphase.models.card import ModelCard, with_card
-from antiphase.models.clip_factories import clip, diffclip
+from antiphase.models.clip import clip, diffclip
 from antiphase.sensitivity.relevance import METHODS, chefer_relevance
 
 VISION = {"image_size": 16, "patch_size": 4, "dim": 16, "depth": 2, "num_heads": 4}

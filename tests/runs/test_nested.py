@@ -13,9 +13,9 @@ from antiphase.attacks.ensemble import Ensemble, Stage
 from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
+from antiphase.processes import Process
 from antiphase.registry import ATTACKS
 from antiphase.runs.attack import AttackPlan, measure
-from antiphase.runs.processes import Process
 from tests.attacks import toys
 from tests.runs.threads import in_threads
 

@@ -8,8 +8,7 @@ import torch
 
 from antiphase import registry
 from antiphase.errors import UserError
-from antiphase.evaluation.metrics import accuracies
-from antiphase.evaluation.outcomes import ROW_SCHEMA, classification_rows
+from antiphase.evaluation.metrics import ROW_SCHEMA, accuracies, classification_rows
 from antiphase.evaluation.tasks import EvaluationTask, can_learn, find_task, image_features, labelled
 from antiphase.models import clip, write_model
 from antiphase.runs.evaluation_sources import asked

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.runs.processes import Process
+from antiphase.processes import Process
 from antiphase.runs.radii import RADIUS_SCHEMA, margin_slopes, measure_radii
 from tests.runs.counting import Counting
 

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from antiphase.runs.processes import Process
+from antiphase.processes import Process
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from antiphase.attention import DifferentialAttention
 from antiphase.errors import UserError
 from antiphase.models import diffvit, vit
 from antiphase.sensitivity import Layer, attention_layers
-from antiphase.sensitivity.adapters import find_adapter, register
-from antiphase.sensitivity.cancellation import branch_changes, row_centred
+from antiphase.sensitivity.attention_adapters import find_adapter, register
+from antiphase.sensitivity.depth import branch_changes, row_centred
 
 SIZES = {"image_size": 6, "patch_size": 3, "in_channels": 1, "dim": 20, "num_heads": 4, "num_classes": 3}
 

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphase.errors import UserError
-from antiphase.sensitivity.certificates import (
-    certified_radius,
-    estimated_radius,
-    lower_bound,
-    margins,
-    printed_radius_ratio,
-    radius_ratio,
-)
+from antiphase.sensitivity.smoothing import certified_radius, lower_bound
+from antiphase.sensitivity.theory import estimated_radius, margins, printed_radius_ratio, radius_ratio
 from tests.reference import smoothing as reference
 
 positive = st.floats(0.05, 20)

@@ -17,8 +17,8 @@ from antiphase.sensitivity import (
     random_directions,
     token_grams,
 )
-from antiphase.sensitivity.finding import is_found
-from antiphase.sensitivity.operator_norm import power_iteration
+from antiphase.sensitivity.detection import is_detected
+from antiphase.sensitivity.lipschitz import power_iteration
 from tests.sensitivity import not_attention as other
 from tests.sensitivity import own_attention as own
 
@@ -135,10 +135,10 @@ def test_a_layout_is_found_with_its_maps_and_its_lambda(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_nothing_else_is_found(name, dtype):
     net = wild(Net(TRAPS[name]())).to(dtype)
-    with pytest.raises(UserError, match=r"mix: .* computes softmax maps.*--write-adapter FILE") as caught:
+    with pytest.raises(UserError, match=r"mix: .* computes softmax maps.*register") as caught:
         attention_maps(net, rand(2, TOKENS, 5, dtype=dtype))
     assert "\n" not in str(caught.value)
-    assert not any(map(is_found, net.modules()))
+    assert not any(map(is_detected, net.modules()))
 
 
 def test_no_lambda_of_a_sample_is_taken_for_a_constant_where_there_is_one_sample():
@@ -183,10 +183,7 @@ def test_derivatives_equal_autograd_and_finite_differences(name):
     v, t = rand(*layer.positive.attention.shape, seed=4), rand(*layer.tokens.shape, seed=5)
     step = 1e-6
     for branch in (layer.positive, layer.negative):
-        ahead, behind = (
-            type(branch)(branch.run, branch.tokens + sign * step * t, branch.numbers).attention
-            for sign in (1, -1)
-        )
+        ahead, behind = (branch.function(branch.tokens + sign * step * t) for sign in (1, -1))
         slope = (ahead - behind) / (2 * step)
         assert_close(branch.jvp(t), slope, rtol=1e-5, atol=1e-7)
         per_head = (branch.vjp(v) * t[:, None]).sum((0, 2, 3))

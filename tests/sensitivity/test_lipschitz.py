@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
-from antiphase.data.specimens import specimen_images
+from antiphase.data.small_sets import specimen_images
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
-from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
-from antiphase.sensitivity.operator_norm import exact_norm, power_iteration, unit
-from antiphase.sensitivity.sampling import uniform_sampling
+from antiphase.sensitivity.lipschitz import (
+    exact_norm,
+    gradient_ascent,
+    local_maximum,
+    power_iteration,
+    uniform_sampling,
+    unit,
+)
 
 NORMS = ["l2", "linf"]
 PAIRS = list(itertools.product(NORMS, NORMS))
@@ -85,7 +90,6 @@ def test_linear_maps_have_their_norm_everywhere(norm, outputs, inputs, rank, bat
         length = {"l2": result.direction.norm(dim=1), "linf": result.direction.abs().amax(1)}[norm]
         assert_close(length, torch.ones_like(length))
         assert_close((result.direction @ matrix.mT).norm(dim=1), result.value)
-        assert result.norm == norm
     # every chord of a linear map has the slope of its direction: none beats the norm
     best = gradient_ascent(f, x, 0.1, norm=norm, power_steps=500, restarts=5)
     assert (best.value <= expected * (1 + 1e-9)).all()
@@ -140,7 +144,6 @@ def test_perturbations_are_in_the_ball_and_have_the_slope(norm, ball):
         moved = size[ball] > 0
         assert moved.any()
         assert_close(chord[moved], value[moved])
-        assert (found.norm, found.ball, found.eps) == (norm, ball, 0.4)
 
 
 @pytest.mark.parametrize("ball", NORMS)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from antiphase.attention.maps import combine
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
-from antiphase.sensitivity.margin_gradients import MarginGradients, margins_of, right_angle
+from antiphase.sensitivity.interventions import MarginGradients, margins_of, right_angle
 
 
 @pytest.fixture(scope="module")

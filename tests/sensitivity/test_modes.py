@@ -12,7 +12,7 @@ import antiphase.sensitivity as sensitivity
 from antiphase.errors import UserError
 from antiphase.models import diffvit
 from antiphase.sensitivity import exact_norm, power_iteration, propagate, stage_norms
-from antiphase.sensitivity.cancellation import BranchChange
+from antiphase.sensitivity.depth import BranchChange
 from antiphase.streams import key, sample_keys
 
 MODES = {"gradients": nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}

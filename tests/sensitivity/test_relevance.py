@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models import vit
-from antiphase.models.clip_factories import clip, diffclip
-from antiphase.models.dual_encoders import OpenClip
+from antiphase.models.clip import clip, diffclip
 from antiphase.models.preprocessing import Preprocessing
+from antiphase.models.schemes.open_clip import OpenClip
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map, chefer_relevance
 from tests.reference import relevance as reference
 

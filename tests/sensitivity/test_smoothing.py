@@ -9,8 +9,7 @@ from torch import nn
 
 from antiphase import streams
 from antiphase.errors import UserError
-from antiphase.sensitivity.certificates import certified_radius
-from antiphase.sensitivity.smoothing import ABSTAIN, Smoothing, expected_seconds, smooth
+from antiphase.sensitivity.smoothing import ABSTAIN, Smoothing, certified_radius, expected_seconds, smooth
 from tests.attacks.toys import Linear, images, network
 from tests.reference import smoothing as reference
 

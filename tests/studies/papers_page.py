@@ -3,12 +3,10 @@
 import re
 from pathlib import Path
 
-from antiphase.studies.papers.diffclip.transcribed import DIFFCLIP
-from antiphase.studies.papers.robustness.transcribed import ROBUSTNESS
-from antiphase.studies.papers.transcription import Line, in_words
+from antiphase.studies.paper_settings import Line, in_words, printed_settings
 
 PAGE = Path(__file__).parents[2] / "docs/papers.md"
-PAPERS = {"robustness": ROBUSTNESS, "diffclip": DIFFCLIP}
+PAPERS = {paper: printed_settings(paper) for paper in ("robustness", "diffclip")}
 PLACES = {
     "train": "training/recipe.py",
     "attack": "attacks/catalogue.py",
@@ -61,14 +59,14 @@ def _listed(names: list[str]) -> str:
 
 def _row(line: Line, studies: str) -> str:
     kind = line.name.partition(".")[0]
-    theirs = f"{in_words(line.values)} ({line.source})" if line.values else "not printed"
+    theirs = f"{in_words(line.paper)} ({line.source})" if line.paper else "not printed"
     code = f", {line.repository}" if line.repository else ""
     status = (
         f"*declared deviation*: {in_words(line.ours).removesuffix('.')}. {line.why}"
         if line.ours
         else "*same*"
     )
-    place = PLACES.get(kind, "evaluation/tasks/task.py")
+    place = PLACES.get(kind, "evaluation/tasks.py")
     return f"| {line.name}: {theirs}{code} | `{place}` | {studies} | {status} |"
 
 

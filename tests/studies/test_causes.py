@@ -9,11 +9,10 @@ import torch
 
 from antiphase.data import load_data
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import crossed_mean
 from antiphase.models import diffvit, vit
+from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.cells import TrainVit, Variant
-from antiphase.studies.identity import identity
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.own.causes.models import (
     CHANGED,
     DIFFVIT,
@@ -46,7 +45,7 @@ from antiphase.studies.own.causes.study import claims
 from antiphase.studies.papers.robustness.bench import bench
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
-from antiphase.studies.store import Store
+from antiphase.studies.store import Store, identity
 
 SMALL = TrainVit(
     model="diffvit",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import CrossedEstimate, Spread, crossed_mean
-from antiphase.evaluation.statistics import Estimate
+from antiphase.statistics.intervals import Estimate
+from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread, crossed_mean
 from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim
 
 

@@ -13,28 +13,27 @@ from PIL import Image
 from scipy import ndimage
 
 from antiphase.data import load_pairs
-from antiphase.data.conceptual import CC12M
+from antiphase.data.shards import CC12M
 from antiphase.errors import UserError
+from antiphase.evaluation import features
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
-from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.evaluation.tasks import Protocol
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
-from antiphase.runs import features
 from antiphase.runs.evaluate import evaluate_models
 from antiphase.runs.evaluation_sources import load_source
-from antiphase.runs.features import FeatureStore
 from antiphase.sensitivity.relevance import chefer_relevance
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import FEATURES_FOLDER
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
-from antiphase.studies.collect import study_rows
-from antiphase.studies.identity import described, identity
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.papers.diffclip.bench import bench, models
 from antiphase.studies.papers.diffclip.released import released
+from antiphase.studies.results import study_rows
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
-from antiphase.studies.store import Store
+from antiphase.studies.store import Store, described, identity
 from antiphase.training import loop
 from antiphase.training.recipe import make_clip_recipe
 

@@ -6,16 +6,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.data.conceptual import CC3M, CC12M
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
-from antiphase.data.published import PROBE_SETS
-from antiphase.evaluation.statistics import jackknife, mcnemar_exact, mean_over_groups
-from antiphase.studies.artefact import Artefact
+from antiphase.statistics.decisions import mcnemar_exact
+from antiphase.statistics.intervals import jackknife, mean_over_groups
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import LEAST_SEEDS
-from antiphase.studies.collect import result, study_rows
+from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
-from antiphase.studies.lab import Lab
+from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip import (
     attention,
     figure_1,
@@ -31,6 +30,7 @@ from antiphase.studies.papers.diffclip.observed import averaged, observations, w
 from antiphase.studies.papers.diffclip.show import estimated, gains
 from antiphase.studies.papers.diffclip.spread import spread
 from antiphase.studies.papers.robustness import figure_2b, figure_2d
+from antiphase.studies.results import result, study_rows
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store

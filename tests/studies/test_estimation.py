@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import crossed_mean
+from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import difference, estimates, mean, peak, share_above, trend
 

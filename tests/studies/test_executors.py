@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.studies.executors import Local, Slurm, parse_settings
+from antiphase.studies.run import Local, Slurm, parse_settings
 
 
 def test_as_many_jobs_as_workers_are_submitted(tmp_path):

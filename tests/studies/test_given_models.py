@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from antiphase.cli import main
-from antiphase.data.conceptual import CC3M, CC12M
+from antiphase.data.shards import CC3M, CC12M
 from antiphase.errors import UserError
 from antiphase.models import clip_vit_b16, diffclip_vit_b16, load_model
-from antiphase.models.released import to_released
+from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.zeroshot import as_dual_encoder
-from antiphase.studies.identity import identity
 from antiphase.studies.options import RowsOptions, RunOptions, StudyOptions
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.released import PAIR, given_models
-from antiphase.studies.selection import results_of, select
+from antiphase.studies.plan import select
+from antiphase.studies.results import results_of
 from antiphase.studies.spec import Profile, profile
+from antiphase.studies.store import identity
 
 SIZES = {
     "vision": {"image_size": 32, "patch_size": 16, "dim": 128, "depth": 1, "num_heads": 2},

@@ -10,8 +10,8 @@ import pytest
 from antiphase.errors import UserError
 from antiphase.studies import example
 from antiphase.studies.cells import Accuracy, Attack, Own, Sense, TrainVit, given
-from antiphase.studies.identity import described, identity
 from antiphase.studies.spec import profile
+from antiphase.studies.store import described, identity
 from tests.studies.toy_cells import Measure, Train
 
 # what these cells were called when stores were first written; a change here makes every store useless

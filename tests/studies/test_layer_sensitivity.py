@@ -7,10 +7,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.evaluation import layers as sensitivity
 from antiphase.report.studies.axes import limits
-from antiphase.studies.artefact import Panel
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.studies.estimation import estimates
+from antiphase.studies.figures import Panel
 from antiphase.studies.papers.robustness import layer_sensitivity as study
 from antiphase.studies.papers.robustness import layer_values as layer
 

@@ -6,10 +6,9 @@ from torch import nn
 
 from antiphase.errors import UserError
 from antiphase.studies.cells import Attack, Own
-from antiphase.studies.identity import identity
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
-from antiphase.studies.store import Store
+from antiphase.studies.store import Store, identity
 
 
 class MyDifference(nn.Module):

@@ -7,18 +7,16 @@ import pytest
 
 from antiphase.models import vit
 from antiphase.report.studies.site import write_site
-from antiphase.studies.artefact import ESTIMATES, Artefact
 from antiphase.studies.cells import Attack, Own, TrainVit
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.collect import result
+from antiphase.studies.context import Lab
 from antiphase.studies.estimation import ASR, mean
-from antiphase.studies.identity import identity
-from antiphase.studies.lab import Lab
-from antiphase.studies.provenance import core_seconds
+from antiphase.studies.figures import ESTIMATES, Artefact
 from antiphase.studies.registry import find_studies, known_studies
+from antiphase.studies.results import result
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Study, closure, profile
-from antiphase.studies.store import Store
+from antiphase.studies.store import Store, core_seconds, identity
 
 NAMES = list(known_studies())
 SLOW = {

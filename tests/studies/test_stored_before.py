@@ -8,7 +8,7 @@ from polars.testing import assert_frame_equal
 
 from antiphase.models.schemes import runs
 from antiphase.studies.cells import Attack, Sense, TrainVit
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
 from antiphase.studies.store import Store

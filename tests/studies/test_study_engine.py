@@ -14,11 +14,10 @@ from safetensors import SafetensorError
 
 from antiphase.errors import UserError
 from antiphase.files import room
-from antiphase.studies.identity import identity
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.plan import make_plan
 from antiphase.studies.run import run_cells
-from antiphase.studies.store import ROWS_FILE, Store
+from antiphase.studies.store import ROWS_FILE, Store, identity
 from tests.processes import Python, together
 from tests.studies.toy_cells import Measure, Train, cells
 

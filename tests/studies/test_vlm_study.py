@@ -6,23 +6,21 @@ import polars as pl
 import pytest
 import torch
 
-from antiphase.evaluation.outcomes import outcome_rows
-from antiphase.evaluation.pope import NO, UNPARSED, YES
-from antiphase.models.vlm import load_language, load_vlm
-from antiphase.models.vlm.store import named_weights, weights_digest
+from antiphase.evaluation.metrics import outcome_rows
 from antiphase.models.zoo import load_model
 from antiphase.studies.cells import TrainClip, TrainVlm
 from antiphase.studies.claims import LEAST_SEEDS
+from antiphase.studies.context import Lab
 from antiphase.studies.estimation import SEED
-from antiphase.studies.identity import described, identity
-from antiphase.studies.lab import Lab
 from antiphase.studies.papers.diffclip import table_3
 from antiphase.studies.papers.diffclip.answered import hallucinations, rises, scores
 from antiphase.studies.papers.diffclip.show import KEYS, estimated
 from antiphase.studies.papers.diffclip.vlm_bench import bench, models
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
-from antiphase.studies.store import Store
+from antiphase.studies.store import Store, described, identity
+from antiphase.vlm.checkpoint import load_vlm, named_weights, weights_digest
+from antiphase.vlm.language import load_language
 
 TOWER = TrainClip(variant="diffclip", data="openmoji")
 ALIGN = TrainVlm(start=TOWER, data="emoji-objects", language="tiny", preset="emoji")

@@ -9,8 +9,8 @@ from typing import ClassVar
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.runs.processes import this_process
-from antiphase.studies.lab import Lab
+from antiphase.processes import this_process
+from antiphase.studies.context import Lab
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Cell
 from antiphase.studies.store import Store

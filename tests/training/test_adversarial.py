@@ -16,7 +16,7 @@ from antiphase.data.images import ArrayImages
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import load_model
-from antiphase.models.factories import build
+from antiphase.models.vit import build
 from antiphase.streams import generator
 from antiphase.training import Recipe, accuracy, loop, make_recipe, train_classifier
 from antiphase.training.adversarial import Adversary, perturb, replay, robust_accuracy, start_keys

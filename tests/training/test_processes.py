@@ -37,8 +37,8 @@ dist.all_reduce(torch.ones(1000), async_op=True)
 @pytest.mark.parametrize(
     ("module", "start"),
     [
-        ("antiphase.training.processes", "start_processes"),
-        pytest.param("antiphase.runs.processes", "this_process", marks=pytest.mark.thorough),
+        ("antiphase.processes", "start_processes"),
+        pytest.param("antiphase.processes", "this_process", marks=pytest.mark.thorough),
     ],
 )
 def test_a_process_whose_group_still_holds_a_tensor_ends_well(tmp_path, module, start):

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.arguments import validated
+from antiphase.commands.live_objects import PREFIX
+from antiphase.commands.loading import check_code
+from antiphase.commands.run_folder import run_folder
 from antiphase.errors import UserError, shown
 from antiphase.report.card.comparing import Disagreement, count_numbers, disagreements
 from antiphase.report.card.model import RobustnessCard
 from antiphase.report.card.reading import read_card
 from antiphase.report.card.writer import card_of_run, write_card
 from antiphase.report.runs.page import write_report
-from antiphase.runs.folders import run_folder
-from antiphase.runs.given import PREFIX
-from antiphase.runs.loading import check_code
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
 from antiphase.runs.options.verify import VerifyOptions
 

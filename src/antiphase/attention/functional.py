@@ -12,7 +12,7 @@ from torch import Tensor
 
 from antiphase.arguments import validated
 from antiphase.attention.backends.choice import BackendName, attend
-from antiphase.attention.backends.views import Parts
+from antiphase.attention.backends.contract import Parts
 from antiphase.attention.maps import check_broadcast
 
 

@@ -14,8 +14,8 @@ from typer.exceptions import Exit, TyperException
 from antiphase.cli.groups import lazy_group
 from antiphase.errors import Failures, UserError, shown
 from antiphase.heap import keep_freed_memory
+from antiphase.processes import rank_and_count
 from antiphase.terminal import prepare_streams, say
-from antiphase.torchrun import rank_and_count
 
 # what is wrong with a path that somebody gave
 _UNUSABLE = {

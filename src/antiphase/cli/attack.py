@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
+from antiphase.commands.run_folder import run_folder
 from antiphase.reading import read_json
-from antiphase.runs.folders import run_folder
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.terminal import console, say
@@ -106,9 +106,11 @@ def _loaded(options: AuditOptions) -> "Audit | PopeAttack":
 
 def _show(summary: dict[str, Any], out: Path) -> Answer:
     """Draw the report, print the table and return summary and report."""
-    from antiphase.report import console_report, read_run, write_report
+    from antiphase.processes import this_process
     from antiphase.report.card.writer import write_card
-    from antiphase.runs.processes import this_process
+    from antiphase.report.runs.console import console_report
+    from antiphase.report.runs.page import write_report
+    from antiphase.report.runs.stored import read_run
 
     if not this_process().first:
         return None

@@ -4,7 +4,7 @@ import time
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
-from antiphase.runs.folders import run_folder
+from antiphase.commands.run_folder import run_folder
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.terminal import console, say
 
@@ -13,7 +13,7 @@ from antiphase.terminal import console, say
 def certify(options: CertifyOptions) -> Answer:
     """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 
-    The expected time is printed first, and the same command resumes a killed run. The certificate is one of
+    The same command resumes a killed run. The certificate is one of
     the smoothed model. A model that was not trained with noise certifies little at a large σ: try a small one.
 
     For comparison the radii of the model itself are estimated as margin over Lipschitz constant (robustness paper,
@@ -28,14 +28,14 @@ def certify(options: CertifyOptions) -> Answer:
     torchrun --nproc-per-node 4 -m antiphase certify timm:vit_small_patch16_224 --data imagenet --sigma 0.5
     """
     with run_folder(options.out, "certify"):
+        from antiphase.processes import this_process
         from antiphase.report.runs.certified import certificate_table
         from antiphase.report.runs.certified_page import write_certified_report
         from antiphase.report.runs.estimated import estimated_tables
         from antiphase.runs.certify import run
-        from antiphase.runs.processes import this_process
 
         began = time.monotonic()
-        _, summary = run(options, typed_command(), announce=console(err=True).print)
+        _, summary = run(options, typed_command())
         if not this_process().first:
             return None
         report = write_certified_report(options.out)

@@ -2,7 +2,7 @@
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
-from antiphase.runs.folders import run_folder
+from antiphase.commands.run_folder import run_folder
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.terminal import console, say
 
@@ -30,10 +30,10 @@ def evaluate(options: EvaluateOptions) -> Answer:
     antiphase evaluate specimen:diffvit-0 --against specimen:vit-0 --tasks probe,few-shot --data fashion-mnist
     """
     with run_folder(options.out, "evaluate"):
+        from antiphase.processes import this_process
         from antiphase.report.evaluation.page import write_evaluation_page
         from antiphase.report.evaluation.wording import console_tables
         from antiphase.runs.evaluate_run import run
-        from antiphase.runs.processes import this_process
 
         summary = run(options, typed_command())
         if not this_process().first:

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 from antiphase.cli.app import app
 from antiphase.cli.command import Answer, command
-from antiphase.runs.folders import run_folder
+from antiphase.commands.run_folder import run_folder
 from antiphase.runs.options.export import ExportOptions
 from antiphase.terminal import say
 

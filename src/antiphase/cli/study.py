@@ -59,9 +59,9 @@ def show(options: StudyOptions) -> Answer:
 
     antiphase study show figure-3a --profile paper
     """
-    from antiphase.studies.deviations import shown_settings
-    from antiphase.studies.identity import identity
-    from antiphase.studies.selection import describe, select
+    from antiphase.studies.paper_settings import shown_settings
+    from antiphase.studies.plan import describe, select
+    from antiphase.studies.store import identity
 
     chosen = select(options)
     found = []
@@ -114,7 +114,7 @@ def run(options: RunOptions) -> Answer:
 
     antiphase study run robustness --profile paper --executor slurm --jobs 8 --slurm timeout_min=600
     """
-    from antiphase.studies.launch import run
+    from antiphase.studies.run import run
 
     return run(options, say, lambda line: say(line, err=True))
 
@@ -130,7 +130,7 @@ def status(options: AnyStudyOptions) -> Answer:
     antiphase study status robustness --profile paper
     """
     from antiphase.progress import duration
-    from antiphase.studies.selection import select
+    from antiphase.studies.plan import select
 
     table = Table(box=None, header_style="bold")
     for column in ("study", "done", "running", "to do", "damaged", "time left"):
@@ -171,7 +171,7 @@ def rows(options: RowsOptions) -> Answer:
 
     antiphase study rows figure-2a --table attack --out asr.csv
     """
-    from antiphase.studies.rows import chosen_rows, plain_rows, shown_rows, write_rows
+    from antiphase.studies.results import chosen_rows, plain_rows, shown_rows, write_rows
 
     found = chosen_rows(options)
     if options.out is not None:
@@ -201,7 +201,8 @@ def claims(options: ClaimsOptions) -> Answer:
     """
     from antiphase.report.studies.tables import console_claims
     from antiphase.report.studies.written import plain_claims, replace_claims
-    from antiphase.studies.selection import reading, results_of
+    from antiphase.studies.plan import reading
+    from antiphase.studies.results import results_of
 
     options = reading(options)
     results = results_of(options)
@@ -226,7 +227,7 @@ def pack(options: PackOptions) -> Answer:
 
     antiphase study pack all --rows other/results --to results
     """
-    from antiphase.studies.selection import pack_studies
+    from antiphase.studies.results import pack_studies
 
     found = {}
     for name, count in pack_studies(options):
@@ -246,8 +247,8 @@ def power(options: PowerOptions) -> Answer:
     antiphase study power robustness --seeds 16 --json
     """
     from antiphase.report.studies.power import console_power, plain_power
-    from antiphase.studies.power import powers
-    from antiphase.studies.selection import reading, results_of
+    from antiphase.studies.plan import reading
+    from antiphase.studies.results import powers, results_of
 
     options = reading(options)
     results = results_of(options, partial=True)
@@ -279,7 +280,8 @@ def report(options: ReportOptions) -> Answer:
     """
     from antiphase.report.studies.site import write_site
     from antiphase.report.studies.written import replace_findings, write_findings
-    from antiphase.studies.selection import reading, results_of
+    from antiphase.studies.plan import reading
+    from antiphase.studies.results import results_of
 
     options = reading(options)
     results = results_of(options)
@@ -305,7 +307,7 @@ def new(options: NewOptions) -> Answer:
 
     antiphase study run my-study.py --profile smoke
     """
-    from antiphase.studies.new import write_study
+    from antiphase.studies.registry import write_study
 
     path = str(write_study(options.name))
     say(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
-from antiphase.runs.folders import run_folder
+from antiphase.commands.run_folder import run_folder
 from antiphase.runs.options.training import TrainOptions
 from antiphase.terminal import say
 

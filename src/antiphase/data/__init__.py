@@ -2,11 +2,9 @@
 
 from antiphase.data.conversations import CONVERSATION_SOURCES, Conversation, load_conversations
 from antiphase.data.images import ArrayImages, FileImages, ImageSet
-from antiphase.data.load import load_data
-from antiphase.data.pair_sources import PAIR_SOURCES, load_pairs
 from antiphase.data.pairs import ArrayPairs, FilePairs, PairSet
 from antiphase.data.shards import ShardStream
-from antiphase.data.sources import SOURCES
+from antiphase.data.sources import PAIR_SOURCES, SOURCES, load_data, load_pairs
 
 __all__ = [
     "CONVERSATION_SOURCES",

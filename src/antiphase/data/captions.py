@@ -1,21 +1,106 @@
-"""Image files with captions from published lists: COCO, or any CSV file."""
+"""Image files with captions from published lists: COCO, Karpathy's splits, or any CSV file."""
 
 import csv
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from antiphase.data.folders import SPLITS, SUFFIXES, choose_split
-from antiphase.data.listed_pairs import Row, damaged, listed_pairs, read_json
-from antiphase.data.members import regular
+import torch
+
+from antiphase import reading
+from antiphase.data.archives import regular
+from antiphase.data.folders import SPLITS, SUFFIXES, choose_split, missing_files
+from antiphase.data.objects import ImageObjects, region_of
 from antiphase.data.pairs import FilePairs
 from antiphase.errors import UserError
 
 COCO_YEARS = (2014, 2017)
-_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
-_CAPTION_COLUMNS = ("caption", "title", "text")
+QUERIES = 2
+"""Kinds of objects of an image in ``coco-objects``, as many as there are queries in DiffCLIP's Figure 2."""
+
+_COLUMNS = {
+    "the image's path": ("image", "file", "filepath", "path", "image_path"),
+    "the caption": ("caption", "title", "text"),
+}
+_CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
+_LIST_FOLDERS = ("flickr8k", "flickr30k", "coco", "karpathy")
+Row = tuple[str, tuple[str, ...], int | None]
+"""File, captions, label."""
+
+
+def listed_pairs(
+    name: str,
+    split: str,
+    places: Sequence[Path],
+    rows: Sequence[Row],
+    class_names: tuple[str, ...] = (),
+    *,
+    lack: str = "has no caption",
+    fix: str = "move them there",
+) -> FilePairs:
+    """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``.
+
+    Single training images may be missing; they are bad samples during training. Evaluation splits must be complete,
+    so that results are comparable.
+
+    Args:
+        name: name of the source.
+        split: name of the split.
+        places: folders to search for the images.
+        rows: listed files, captions and labels.
+        class_names: names of the labels, if any.
+        lack: message for a row without captions.
+        fix: advice for missing images.
+
+    Raises:
+        UserError: if the images are in none of the folders, or an image of a split other than ``train`` is missing.
+    """
+    kept = [number for number, (_, captions, _) in enumerate(rows) if captions]
+    files = tuple(rows[number][0] for number in kept)
+    some = files[:100]  # since single files may be missing
+    root = next(
+        (place for place in places if not files or any((place / file).is_file() for file in some)), None
+    )
+    if root is None:
+        searched = ", ".join(dict.fromkeys(map(str, places)))
+        raise UserError(f"{name}: {some[0]} and the next images not found in {searched}: {fix}")
+    if split != "train" and (absent := missing_files(root, files)):
+        raise UserError(
+            f"{name} ({split}): {len(absent):,} of the {len(files):,} listed images are missing in {root}, the first "
+            f"is {absent[0]}: {fix}"
+        )
+    return FilePairs(
+        name=name,
+        split=split,
+        ids=torch.tensor(kept, dtype=torch.int64),
+        captions=tuple(rows[number][1] for number in kept),
+        labels=torch.tensor([rows[number][2] for number in kept], dtype=torch.int64) if class_names else None,
+        class_names=class_names,
+        skipped=tuple(f"{file} {lack}" for file, captions, _ in rows if not captions),
+        root=root,
+        files=files,
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of any size; UserError if it is missing or invalid."""
+    return reading.read_json(path, None, "download it again, or give an existing file", most=2**40)
+
+
+@contextmanager
+def _layout(path: Path, expected: str) -> Iterator[None]:
+    """Turn what an unexpected structure of a JSON list raises into a UserError."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: expected {expected} ({reason}): download it again") from error
 
 
 def coco_captions(root: Path, split: str) -> FilePairs:
@@ -32,17 +117,11 @@ def coco_captions(root: Path, split: str) -> FilePairs:
     Raises:
         UserError: if the annotations or the images are missing or damaged.
     """
-    split = choose_split("coco", split, ("train", "val"))
-    folder, year = coco_folder(root, f"captions_{split}")
-    annotations = folder / f"annotations/captions_{split}{year}.json"
-    told = read_json(annotations)
-    try:
-        files = coco_files(told, split, year)
-        captions = _coco_captions(told)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(annotations, "captions of COCO", error) from error
+    split, path, told = _coco("coco", root, split, "captions")
+    with _layout(path, "captions of COCO"):
+        files, captions = _coco_files(path, told), _coco_captions(told)
     rows = [(file, captions.get(image, ()), None) for image, file in files.items()]
-    return listed_pairs("coco", split, [folder], rows)
+    return listed_pairs("coco", split, [path.parent.parent], rows)
 
 
 def coco_single_label(root: Path, split: str) -> FilePairs:
@@ -52,51 +131,210 @@ def coco_single_label(root: Path, split: str) -> FilePairs:
     go to the lower annotation id. Images without such an object are skipped. With one label per image, a zero-shot
     classifier can be attacked on COCO.
 
-    Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014.
-
-    Args:
-        root: as for :func:`coco_captions`.
-        split: ``train`` or ``val``; ``test`` means ``val``.
+    Source of the data: "Microsoft COCO: Common Objects in Context", Lin et al., 2014. Arguments and errors are those
+    of :func:`coco_captions`.
 
     Returns:
         The images sorted by COCO id, with the 80 category names sorted by category id. Captions come from
         ``captions_*.json`` if present; otherwise they are the class names.
-
-    Raises:
-        UserError: if the annotations or the images are missing or damaged.
     """
-    split = choose_split("coco-single-label", split, ("train", "val"))
-    folder, year = coco_folder(root, f"instances_{split}")
-    instances = folder / f"annotations/instances_{split}{year}.json"
-    told = read_json(instances)
-    try:
-        files = coco_files(told, split, year)
-        categories = {entry["id"]: entry["name"] for entry in sorted(told["categories"], key=_number)}
+    split, path, told = _coco("coco-single-label", root, split, "instances")
+    with _layout(path, "objects of COCO"):
+        files = _coco_files(path, told)
+        categories = sorted(told["categories"], key=itemgetter("id"))
+        class_names = tuple(entry["name"] for entry in categories)
+        numbers = {entry["id"]: number for number, entry in enumerate(categories)}
         largest: dict[int, tuple[float, int, int]] = {}
         for note in told["annotations"]:
             if not note["iscrowd"]:
-                rank = (note["area"], -note["id"], note["category_id"])
+                rank = (note["area"], -note["id"], numbers[note["category_id"]])
                 largest[note["image_id"]] = max(largest.get(note["image_id"], rank), rank)
-        label_of = {category: label for label, category in enumerate(categories)}
-        labels = {image: label_of[category] for image, (_, _, category) in largest.items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(instances, "objects of COCO", error) from error
     captions: dict[int, tuple[str, ...]] = {}
-    listed = folder / f"annotations/captions_{split}{year}.json"
+    listed = path.with_name(path.name.replace("instances", "captions"))
     if listed.is_file():
-        try:
+        with _layout(listed, "captions of COCO"):
             captions = _coco_captions(read_json(listed))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise damaged(listed, "captions of COCO", error) from error
-    class_names = tuple(categories.values())
     rows: list[Row] = []
     for image, file in files.items():
-        label = labels.get(image)
-        said = () if label is None else captions.get(image, (class_names[label],))
-        rows.append((file, said, label))
-    return listed_pairs(
-        "coco-single-label", split, [folder], rows, class_names, lack="has no object but crowds"
+        label = largest[image][2] if image in largest else None
+        named = () if label is None else captions.get(image, (class_names[label],))
+        rows.append((file, named, label))
+    lack = "has no object but crowds"
+    return listed_pairs("coco-single-label", split, [path.parent.parent], rows, class_names, lack=lack)
+
+
+def coco_objects(root: Path, split: str) -> FilePairs:
+    """List COCO's images that show at least two categories, with the two of the largest total area.
+
+    The captions of an image are the names of the two, and ``objects`` holds the masks of all their objects. The area of
+    a category is summed over its annotations that are not crowds; crowds belong to its mask. Ties go to the lower
+    category id. Arguments and errors are those of :func:`coco_captions`.
+    """
+    split, path, told = _coco("coco-objects", root, split, "instances")
+    rows: list[Row] = []
+    objects: list[tuple[ImageObjects, ...]] = []
+    with _layout(path, "objects of COCO"):
+        sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in told["images"]}
+        names = {entry["id"]: entry["name"] for entry in told["categories"]}
+        areas: dict[int, dict[int, float]] = {}
+        parts: dict[tuple[int, int], list[Any]] = {}
+        for note in sorted(told["annotations"], key=itemgetter("id")):
+            image, category = note["image_id"], note["category_id"]
+            parts.setdefault((image, category), []).append(note["segmentation"])
+            if not note["iscrowd"]:
+                area = areas.setdefault(image, {})
+                area[category] = area.get(category, 0.0) + note["area"]
+        for image, file in _coco_files(path, told).items():
+            area = areas.get(image, {})
+            largest = sorted(area, key=lambda category: (-area[category], category))[:QUERIES]
+            if len(largest) < QUERIES:
+                rows.append((file, (), None))
+                continue
+            rows.append((file, tuple(names[category] for category in largest), None))
+            regions = [[region_of(part, *sizes[image]) for part in parts[image, kind]] for kind in largest]
+            seen = zip(largest, regions, strict=True)
+            objects.append(tuple(ImageObjects(names[kind], tuple(of), *sizes[image]) for kind, of in seen))
+    pairs = listed_pairs(
+        "coco-objects", split, [path.parent.parent], rows, lack="has fewer than two categories"
     )
+    return replace(pairs, objects=tuple(objects))
+
+
+def _coco(name: str, root: Path, split: str, kind: str) -> tuple[str, Path, Any]:
+    """Return the split, and path and content of COCO's annotations of a kind, of 2014 before 2017."""
+    split = choose_split(name, split, ("train", "val"))
+    for folder, year in itertools.product((root, root / "coco"), COCO_YEARS):
+        path = folder / f"annotations/{kind}_{split}{year}.json"
+        if path.is_file():
+            return split, path, read_json(path)
+    raise UserError(
+        f"COCO's annotations/{kind}_{split}{COCO_YEARS[0]}.json not found in {root} or {root / 'coco'}: unzip "
+        f"http://images.cocodataset.org/annotations/annotations_trainval{COCO_YEARS[0]}.zip and the images there, or "
+        "set ANTIPHASE_DATA to another folder"
+    )
+
+
+def _coco_files(annotations: Path, told: Any) -> dict[int, str]:
+    """Return the file of each image by id, sorted by id."""
+    folder = annotations.stem.rpartition("_")[2]
+    entries = sorted(told["images"], key=itemgetter("id"))
+    return {entry["id"]: f"{folder}/{entry['file_name']}" for entry in entries}
+
+
+def _coco_captions(told: Any) -> dict[int, tuple[str, ...]]:
+    """Return the captions of each image that has any, sorted by caption id."""
+    captions: dict[int, tuple[str, ...]] = {}
+    for note in sorted(told["annotations"], key=itemgetter("id")):
+        if caption := note["caption"].strip():
+            captions[note["image_id"]] = (*captions.get(note["image_id"], ()), caption)
+    return captions
+
+
+@dataclass(frozen=True)
+class _KarpathySet:
+    """One of the three sets: its title, usual folder, possible folders of its images, and the page to get them."""
+
+    title: str
+    folder: str
+    image_folders: tuple[str, ...]
+    page: str
+
+    @property
+    def list_name(self) -> str:
+        return f"dataset_{self.folder}.json"
+
+
+_KARPATHY = {
+    "flickr8k": _KarpathySet(
+        "Flickr8k",
+        "flickr8k",
+        ("Flicker8k_Dataset", "Flickr8k_Dataset", "Flickr8k_Dataset/Flicker8k_Dataset", "Images"),
+        "https://forms.illinois.edu/sec/1713398",
+    ),
+    "flickr30k": _KarpathySet(
+        "Flickr30k",
+        "flickr30k",
+        ("flickr30k-images", "flickr30k_images", "flickr30k"),
+        "https://shannon.cs.illinois.edu/DenotationGraph/",
+    ),
+    "coco-karpathy": _KarpathySet(  # paths in its list include train2014 and val2014
+        "COCO", "coco", (), "https://cocodataset.org/#download (train2014.zip and val2014.zip)"
+    ),
+}
+
+KARPATHY_SETS = {
+    name: f"{known.title} with five captions per image in Karpathy's splits; needs {known.list_name} and the images "
+    "below the data folder"
+    for name, known in _KARPATHY.items()
+}
+"""One-line description of each of Karpathy's sets."""
+
+
+def karpathy(json_path: Path, root: Path, split: str) -> FilePairs:
+    """List the images and captions of one of Karpathy's splits, in the order of the file.
+
+    COCO: 113,287 train (``restval`` counts as train), 5,000 val, 5,000 test. Flickr30k: 29,000 train, 1,014
+    val, 1,000 test. Flickr8k: 6,000 train, 1,000 val, 1,000 test.
+
+    Source: "Deep Visual-Semantic Alignments for Generating Image Descriptions", Karpathy and Fei-Fei, 2015.
+
+    Args:
+        json_path: ``dataset_coco.json``, ``dataset_flickr30k.json`` or ``dataset_flickr8k.json``.
+        root: folder searched for the images, including sub-folders with the usual names; the folder of ``json_path``
+            is searched next.
+        split: ``train``, ``val`` or ``test``.
+
+    Raises:
+        UserError: if the list or the images are missing, or the list is damaged.
+    """
+    name = f"karpathy:{json_path}"
+    split = choose_split(name, split, SPLITS)
+    usual = _KARPATHY["flickr30k"].image_folders + _KARPATHY["flickr8k"].image_folders
+    below = ("", "coco", *usual, "images")
+    places = [place / folder for place in (root, json_path.parent) for folder in below]
+    return listed_pairs(name, split, places, _karpathy_rows(json_path, split))
+
+
+def karpathy_set(name: str, root: Path, split: str) -> FilePairs:
+    """List one of ``KARPATHY_SETS``; its list and images are searched in the usual folders.
+
+    The list is in ``root``, or in its sub-folder ``flickr8k``, ``flickr30k``, ``coco`` or ``karpathy``; the images are
+    next to the list, in the set's own folder, or in a folder with the usual name in one of these.
+
+    Raises:
+        UserError: if the list or the images are missing, or the list is damaged.
+    """
+    known = _KARPATHY[name]
+    split = choose_split(name, split, SPLITS)
+    own_folder = root / known.folder
+    folders = [root, own_folder, *(root / folder for folder in _LIST_FOLDERS)]
+    path = next(
+        (folder / known.list_name for folder in folders if (folder / known.list_name).is_file()), None
+    )
+    if path is None:
+        raise UserError(
+            f"{name}: {known.list_name} not found in {root} or its {', '.join(_LIST_FOLDERS)}: unzip {_CAPTION_LISTS} "
+            f"in {own_folder}, and the images from {known.page}"
+        )
+    places = [
+        place / below
+        for place in dict.fromkeys((own_folder, path.parent, root))
+        for below in (*known.image_folders, "images", "")
+    ]
+    fix = f"unpack the images from {known.page} in {own_folder}"
+    return listed_pairs(name, split, places, _karpathy_rows(path, split), fix=fix)
+
+
+def _karpathy_rows(path: Path, split: str) -> list[Row]:
+    told = read_json(path)
+    rows: list[Row] = []
+    with _layout(path, "Karpathy's splits"):
+        for entry in told["images"]:
+            if {"restval": "train"}.get(entry["split"], entry["split"]) == split:
+                file = "/".join(part for part in (entry.get("filepath"), entry["filename"]) if part)
+                captions = [sentence["raw"].strip() for sentence in entry["sentences"]]
+                rows.append((file, tuple(filter(None, captions)), None))
+    return rows
 
 
 def csv_pairs(path: Path, split: str) -> FilePairs:
@@ -108,8 +346,7 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     of their first rows; classes are sorted, over all splits.
 
     Args:
-        path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas. With commas, cells may
-            be in double quotes; with tabs, quotes are characters like any other.
+        path: as for :func:`table_rows`.
         split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the table has no ``test``.
 
     Raises:
@@ -117,32 +354,45 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
             double quote is unpaired or within a cell that is not quoted.
     """
     name = f"csv:{path}"
-    header, table = _read_table(name, path)
-    image_column = _column(name, header, _IMAGE_COLUMNS, "the image's path")
-    caption_column = _column(name, header, _CAPTION_COLUMNS, "the caption")
-    split_column, label_column = (header.get(column) for column in ("split", "label"))
-    named = set() if split_column is None else {row[split_column] for _, row in table} - {""}
-    split = choose_split(name, split, tuple(sorted(named)) or SPLITS)
-    class_names = () if label_column is None else _sorted_names({row[label_column] for _, row in table})
+    table = table_rows(path, name)
+    if len(table) < 2:
+        raise UserError(f"{name}: {path} has no rows: expected a header line and one line per caption")
+    (_, header), *lines = table
+    columns = {cell.lower(): place for place, cell in enumerate(header)}
+    for number, row in lines:
+        if len(row) != len(header):
+            raise UserError(
+                f"{name}: line {number} of {path}: expected {len(header)} cells, like the header: correct it (put "
+                "captions with commas in double quotes)"
+            )
+    chosen: list[int] = []
+    for what, names in _COLUMNS.items():
+        if (known := next((column for column in names if column in columns), None)) is None:
+            expected = f"expected one of {', '.join(names)}, found {', '.join(columns)}"
+            raise UserError(f"{name} has no column for {what}: {expected}")
+        chosen.append(columns[known])
+    image_column, caption_column = chosen
+    split_column, label_column = columns.get("split"), columns.get("label")
+    splits = {row[split_column] for _, row in lines} - {""} if split_column is not None else set()
+    split = choose_split(name, split, sorted(splits) or SPLITS)
+    classes = {row[label_column] for _, row in lines} - {""} if label_column is not None else set()
+    class_names = tuple(sorted(classes, key=int if all(map(str.isdecimal, classes)) else str))
     captions: dict[str, list[str]] = {}
     labels: dict[str, str] = {}
     skipped: list[str] = []
-    for line, row in table:
+    for number, row in lines:
         if split_column is not None and row[split_column] != split:
             continue
         file, caption = row[image_column], row[caption_column]
+        if not file or not caption:
+            skipped.append(f"line {number} has no {'caption' if file else 'image'}")
         if not file:
-            skipped.append(f"line {line} has no image")
             continue
-        several = captions.setdefault(file, [])
-        if caption:
-            several.append(caption)
-        else:
-            skipped.append(f"line {line} has no caption")
+        captions.setdefault(file, []).extend([caption] if caption else [])
         if label_column is not None and labels.setdefault(file, row[label_column]) != row[label_column]:
             raise UserError(
-                f"{name}: line {line} labels {file} {row[label_column]!r}, but an earlier line "
-                f"{labels[file]!r}: expected one label per image"
+                f"{name}: line {number} labels {file} {row[label_column]!r}, but an earlier line {labels[file]!r}: "
+                "expected one label per image"
             )
     files = [file for file in captions if captions[file]]
     unlabelled = next((file for file in files if label_column is not None and not labels[file]), None)
@@ -157,100 +407,49 @@ def csv_pairs(path: Path, split: str) -> FilePairs:
     return replace(listed_pairs(name, split, [path.parent], rows, class_names), skipped=tuple(skipped))
 
 
-def coco_folder(root: Path, annotations: str) -> tuple[Path, int]:
-    """Find the folder of COCO and the year of its annotations, 2014 before 2017."""
-    for folder, year in itertools.product((root, root / "coco"), COCO_YEARS):
-        if (folder / f"annotations/{annotations}{year}.json").is_file():
-            return folder, year
-    raise UserError(
-        f"COCO's annotations/{annotations}{COCO_YEARS[0]}.json not found in {root} or {root / 'coco'}: unzip "
-        f"http://images.cocodataset.org/annotations/annotations_trainval{COCO_YEARS[0]}.zip and the images there, "
-        "or set ANTIPHASE_DATA to another folder"
-    )
+def table_rows(path: Path, name: str = "") -> list[tuple[int, list[str]]]:
+    """Return the rows of a table that are not empty, with line numbers and stripped cells.
 
+    Args:
+        path: UTF-8 file, separated by tabs if its header line contains one, otherwise by commas. With commas, cells may
+            be in double quotes; with tabs, quotes are characters like any other.
+        name: of the source, for messages.
 
-def coco_files(told: dict[str, Any], split: str, year: int) -> dict[int, str]:
-    """Return the file of each image by id, sorted by id."""
-    return {
-        entry["id"]: f"{split}{year}/{entry['file_name']}" for entry in sorted(told["images"], key=_number)
-    }
-
-
-def _coco_captions(told: dict[str, Any]) -> dict[int, tuple[str, ...]]:
-    """Return the captions of each image that has any, sorted by caption id."""
-    captions: dict[int, list[str]] = {}
-    for note in sorted(told["annotations"], key=_number):
-        if caption := note["caption"].strip():
-            captions.setdefault(note["image_id"], []).append(caption)
-    return {image: tuple(several) for image, several in captions.items()}
-
-
-def _number(entry: dict[str, Any]) -> int:
-    return entry["id"]
-
-
-def _read_table(name: str, path: Path) -> tuple[dict[str, int], list[tuple[int, list[str]]]]:
-    """Return the column positions by name, and the rows with line numbers and stripped cells."""
+    Raises:
+        UserError: if the file is unreadable, or naming the line of a quote that does not fit.
+    """
+    where = f"{name}: " if name else ""
     try:
         with regular(path).open(encoding="utf-8-sig", newline="") as file:
-            lines = _rows(name, path, list(file))
+            text = list(file)
+        tabs = bool(text) and "\t" in text[0]
+        quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+        reader = csv.reader(text, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
+        rows: list[tuple[int, list[str]]] = []
+        end = 0
+        try:
+            for row in reader:
+                start, end = end, reader.line_num
+                if any(map(_names_image, text[start + 1 : end])):
+                    end = start
+                    raise csv.Error("a quoted cell holds rows")
+                if any(row):
+                    rows.append((end, [cell.strip() for cell in row]))
+        except csv.Error as error:
+            if '"' not in text[end]:
+                raise
+            raise UserError(
+                f"{where}line {end + 1} of {path}: unpaired double quote, or text outside of the quotes: put the whole "
+                "cell in double quotes, and double those within it"
+            ) from error
     except OSError as error:
         raise UserError(
-            f"{name}: cannot read {path} ({error.strerror}): give an existing, readable file"
+            f"{where}cannot read {path} ({error.strerror}): give an existing, readable file"
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: {path} is not a UTF-8 table ({error}): save it as CSV in UTF-8") from error
-    if len(lines) < 2:
-        raise UserError(f"{name}: {path} has no rows: expected a header line and one line per caption")
-    header = {cell.lower(): place for place, cell in enumerate(lines[0][1])}
-    ragged = next((number for number, row in lines if len(row) != len(lines[0][1])), None)
-    if ragged is not None:
-        raise UserError(
-            f"{name}: line {ragged} of {path}: expected {len(lines[0][1])} cells, like the header: correct it "
-            "(put captions with commas in double quotes)"
-        )
-    return header, lines[1:]
-
-
-def _rows(name: str, path: Path, text: list[str]) -> list[tuple[int, list[str]]]:
-    """Return the rows of a table's lines that are not empty, with line numbers and stripped cells."""
-    tabs = bool(text) and "\t" in text[0]
-    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    reader = csv.reader(text, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
-    rows: list[tuple[int, list[str]]] = []
-    end = 0
-    try:
-        for row in reader:
-            start, end = end, reader.line_num
-            if any(_names_image(line) for line in text[start + 1 : end]):
-                end = start
-                raise csv.Error("a quoted cell holds rows")
-            if any(row):
-                rows.append((end, [cell.strip() for cell in row]))
-    except csv.Error as error:
-        if '"' not in text[end]:
-            raise
-        raise UserError(
-            f"{name}: line {end + 1} of {path}: unpaired double quote, or text outside of the quotes: put the whole "
-            "cell in double quotes, and double those within it"
-        ) from error
+        raise UserError(f"{where}{path} is not a UTF-8 table ({error}): save it as CSV in UTF-8") from error
     return rows
 
 
 def _names_image(line: str) -> bool:
     return any(cell.strip(' "\r\n').lower().endswith(SUFFIXES) for cell in line.split(","))
-
-
-def _column(name: str, header: dict[str, int], names: Sequence[str], what: str) -> int:
-    for column in names:
-        if column in header:
-            return header[column]
-    raise UserError(
-        f"{name} has no column for {what}: expected one of {', '.join(names)}, found {', '.join(header)}"
-    )
-
-
-def _sorted_names(names: set[str]) -> tuple[str, ...]:
-    """Sort class names, numbers by value; empty cells are ignored."""
-    given = names - {""}
-    return tuple(sorted(given, key=int) if all(name.isdecimal() for name in given) else sorted(given))

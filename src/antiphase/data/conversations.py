@@ -1,21 +1,44 @@
 """Questions and answers about images, by name: what vision-language models are trained on."""
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data.named import find_named
-from antiphase.data.root import data_root
-from antiphase.errors import UserError
+from antiphase.data.archives import IMAGE_SUFFIXES, members_by_key, read_index
+from antiphase.data.captions import read_json
+from antiphase.data.decoding import decode_whole
+from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
+from antiphase.data.folders import data_root, missing_files
+from antiphase.data.pairs import ArrayPairs
+from antiphase.data.shards import find_shards
+from antiphase.data.sources import find_named
+from antiphase.errors import UserError, shown
 from antiphase.files import digest
-from antiphase.streams import generator
+from antiphase.reading import parse_json
+from antiphase.streams import generator, key
+
+ASK = "Is there {} in the image?"
+"""POPE's question, with a place for an object and its article.
+
+POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the published
+files say.
+"""
+
+ASK_CAPTION = "Provide a one-sentence caption for the provided image."
+"""As in the instructions of LLaVA 1.5."""
+
+_PLACE = "<image>"
+_CAPTIONS = 0.1  # share of the conversations about emoji of stage 2 that ask for the caption
+_TEXTS = 0.2  # share that has the caption in place of the image
 
 
 @validated
@@ -51,18 +74,8 @@ class Conversations(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Request:
-    """Arguments for a source.
-
-    Attributes:
-        name: the whole name.
-        path: its part after the first colon, up to a question mark.
-        settings: what follows that: ``key=value``, separated by ``&``.
-        stage: 1 for captions, 2 for instructions.
-        root: data folder.
-        seed: random seed of generated data.
-    """
+class Request(NamedTuple):
+    """What a source is asked for: its name, the path and the settings in it, the stage, the data folder, the seed."""
 
     name: str
     path: str
@@ -71,95 +84,10 @@ class Request:
     root: Path
     seed: int
 
-
-@dataclass(frozen=True)
-class Source:
-    """A source of conversations.
-
-    Attributes:
-        description: what it is, in one line.
-        load: returns the conversations of a request.
-        settings: keys that its name may have behind a question mark.
-    """
-
-    description: str
-    load: Callable[[Request], Conversations]
-    settings: tuple[str, ...] = ()
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some of the conversations of a source."""
-
-    whole: Conversations
-    positions: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __getitem__(self, position: int) -> Conversation:
-        return self.whole[self.positions[position]]
-
-    def has_image(self, position: int) -> bool:
-        return self.whole.has_image(self.positions[position])
-
-    def fingerprint(self) -> str:
-        return digest(self.whole.fingerprint(), repr(self.positions))
-
-
-def query_settings(query: str) -> dict[str, str]:
-    """Return the settings behind the question mark of a name; values are taken as they are written.
-
-    >>> query_settings("images=a+b&only=coco/")
-    {'images': 'a+b', 'only': 'coco/'}
-    """
-    parts = (part.partition("=") for part in query.split("&") if part)
-    return {name: value for name, _, value in parts}
-
-
-def file_at(path: str, root: Path) -> Path:
-    """Return a path in the working directory, or below the data folder."""
-    here = Path(path).expanduser()
-    return here if here.exists() or not (root / here).exists() else root / here
-
-
-def _llava(ask: Request) -> Conversations:
-    from antiphase.data.llava_records import llava_conversations  # reads what is defined here
-
-    return llava_conversations(ask.name, file_at(ask.path, ask.root), ask.settings, ask.root)
-
-
-def _emoji(ask: Request) -> Conversations:
-    from antiphase.data.emoji_questions import emoji_conversations  # optional dependencies
-
-    return emoji_conversations(ask.stage, ask.seed, ask.root)
-
-
-def _shards(ask: Request) -> Conversations:
-    from antiphase.data.conversation_shards import shard_conversations  # reads what is defined here
-
-    return shard_conversations(ask.name, ask.path, ask.root)
-
-
-_SOURCES: dict[str, Source] = {
-    "emoji-objects": Source(
-        "6,000 scenes of two to four objects: captions for stage 1, balanced yes/no questions for stage 2",
-        _emoji,
-    ),
-    "llava:JSON": Source(
-        "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
-        "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
-        _llava,
-        ("images", "only"),
-    ),
-    "shards:PATTERN": Source(
-        "tar files with KEY.json, a record of LLaVA's layout, and its image KEY.jpg", _shards
-    ),
-}
-
-CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
-"""One-line description of each source of conversations."""
+    def place(self, path: str) -> Path:
+        """Return a path in the working directory, or below the data folder."""
+        here = Path(path).expanduser()
+        return here if here.exists() or not (self.root / here).exists() else self.root / here
 
 
 @validated
@@ -188,11 +116,344 @@ def load_conversations(
     plain, _, query = name.partition("?")
     source = find_named(plain, _SOURCES, "source of conversations")
     settings = query_settings(query)
-    for key in settings:
-        if key not in source.settings:
-            raise UserError(f"{name}: no setting {key!r}; expected {', '.join(source.settings) or 'none'}")
-    found = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
-    if limit is None or limit >= len(found):
-        return found
-    order = torch.randperm(len(found), generator=generator(seed, "subset"))[:limit].sort().values
-    return _Part(found, tuple(order.tolist()))
+    for setting in settings:
+        if setting not in source.settings:
+            expected = ", ".join(source.settings) or "none"
+            raise UserError(f"{name}: no setting {setting!r}; expected {expected}")
+    whole = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
+    if limit is None or limit >= len(whole):
+        return whole
+    order = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values
+    return _Part(whole, tuple(order.tolist()))
+
+
+def query_settings(query: str) -> dict[str, str]:
+    """Return the settings behind the question mark of a name; values are taken as they are written.
+
+    >>> query_settings("images=a+b&only=coco/")
+    {'images': 'a+b', 'only': 'coco/'}
+    """
+    parts = (part.partition("=") for part in query.split("&") if part)
+    return {name: value for name, _, value in parts}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some of the conversations of a source."""
+
+    whole: Conversations
+    positions: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, position: int) -> Conversation:
+        return self.whole[self.positions[position]]
+
+    def has_image(self, position: int) -> bool:
+        return self.whole.has_image(self.positions[position])
+
+    def fingerprint(self) -> str:
+        return digest(self.whole.fingerprint(), repr(self.positions))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LlavaRecords:
+    """Conversations in LLaVA's JSON layout; images are decoded on demand.
+
+    Attributes:
+        name: as given to :func:`load_conversations`.
+        records: ``id``, ``conversations`` (alternately ``from`` human and gpt, each with its ``value``) and, for one
+            with an image, ``image``, a path relative to ``images``.
+        images: folder of the images.
+    """
+
+    name: str
+    records: Sequence[dict[str, Any]]
+    images: Path
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, position: int) -> Conversation:
+        record = self.records[position]
+        file = record.get("image")
+        image = None if file is None else decode_whole(self.images / file).float() / 255
+        mark = "" if file is not None else _PLACE  # without an image it is a word like any other
+        said = [part["value"].replace(_PLACE, mark).strip() for part in _answered(record["conversations"])]
+        return Conversation(str(record["id"]), image, tuple(zip(said[::2], said[1::2], strict=True)))
+
+    def has_image(self, position: int) -> bool:
+        return "image" in self.records[position]
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the records, without the images' pixels."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest("llava", *(repr(sorted(record.items())) for record in self.records))
+
+
+def llava_conversations(request: Request) -> LlavaRecords:
+    """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin.
+
+    Raises:
+        UserError: if the file, the folder or an image is missing, or a record is not in LLaVA's layout.
+    """
+    name, path = request.name, request.place(request.path)
+    if "images" not in request.settings:
+        raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
+    images = request.place(request.settings["images"])
+    if not images.is_dir():
+        raise UserError(f"{name}: {images}: no such folder; expected the folder of the images")
+    records = read_json(path)
+    if not isinstance(records, list) or not records:
+        raise UserError(f"{path}: expected a list of at least one conversation; download it again")
+    if (only := request.settings.get("only")) is not None:
+        records = [one for one in records if isinstance(one, dict) and str(one.get("image")).startswith(only)]
+        if not records:
+            raise UserError(
+                f"{name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
+            )
+    records = _checked(records, path, literal=True)
+    if not records:
+        raise UserError(f"{path}: no question has an answer; expected LLaVA's layout; download it again")
+    files = [record["image"] for record in records if "image" in record]
+    if absent := missing_files(images, files):
+        raise UserError(
+            f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {images}, the first is "
+            f"{shown(absent[0])}: download them, or keep those of one folder with &only="
+        )
+    return LlavaRecords(name, records, images)
+
+
+def _checked(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
+    """Return the records of a file with at least one answer.
+
+    ``literal``: ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
+
+    Raises:
+        UserError: naming the first that is not in LLaVA's layout.
+    """
+    for number, record in enumerate(records):
+        if (reason := _fault(record, literal)) is not None:
+            raise UserError(
+                f"{path}: record {number}: {reason}; expected LLaVA's layout; correct or download it again"
+            )
+    return [record for record in records if _answered(record["conversations"])]
+
+
+def _fault(record: Any, literal: bool) -> str | None:
+    """Return what is wrong with a record; None if nothing is."""
+    parts = record.get("conversations") if isinstance(record, dict) and "id" in record else None
+    if not isinstance(parts, list):
+        return "no id or no conversations"
+    if not isinstance(record.get("image", ""), str):
+        return f"image {shown(record['image'])} is not a path"
+    if not all(isinstance(part, dict) for part in parts):
+        return "a message is not an object"
+    said = _answered(parts)
+    for place, part in enumerate(said):
+        speaker = ("human", "gpt")[place % 2]
+        if part.get("from") != speaker:
+            return f"message {place} is not from {speaker}"
+        if not isinstance(part.get("value"), str):
+            return f"message {place} has no text"
+    marks = [part["value"].count(_PLACE) for part in said]
+    has_image = "image" in record
+    if said and marks != [int(has_image), *[0] * (len(said) - 1)] and (has_image or not literal):
+        return f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question of a record with an image"
+    return None
+
+
+def _answered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out a first message of the model's, as LLaVA does, and a last question without an answer."""
+    rest = parts[1:] if parts and parts[0].get("from") == "gpt" else parts
+    return rest[: len(rest) // 2 * 2]
+
+
+def shard_conversations(request: Request) -> LlavaRecords:
+    """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
+
+    KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as Megatron-LM's converter of LLaVA's
+    data writes them. The image is the one in the tar file, whatever the record calls it. Images are read from the tar
+    files without unpacking; since the order is random, the files have to be local and uncompressed.
+
+    Source: Megatron-LM (https://github.com/NVIDIA/Megatron-LM),
+    ``examples/multimodal/convert_llava_pretrain_to_wds.py``.
+
+    Raises:
+        UserError: if a shard is missing, remote or damaged, or a record is not in LLaVA's layout.
+    """
+    shards = find_shards(request.path, request.root)
+    remote = next((shard.place for shard in shards if not shard.local), None)
+    if remote is not None:
+        raise UserError(
+            f"{request.name}: {remote} is remote; download it, since conversations are read in random order"
+        )
+    paths = [Path(shard.place).resolve() for shard in shards]
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    records = [
+        record for path in paths for record in _checked(list(_members(path, folder)), path, literal=False)
+    ]
+    if not records:
+        raise UserError(
+            f"{request.name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
+        )
+    return LlavaRecords(request.name, records, folder)
+
+
+def _members(tar: Path, folder: Path) -> Iterator[Any]:
+    """Yield the records of a shard; the path of an image is relative to ``folder`` and leads into the shard."""
+    index = read_index(tar)
+    with tar.open("rb") as file:
+        for member, kinds in members_by_key(index).items():
+            if "json" not in kinds:
+                raise UserError(f"{tar}: {member} has no .json; correct or download it again")
+            file.seek(index[kinds["json"]].offset)
+            try:
+                said = parse_json(file.read(index[kinds["json"]].size))
+            except ValueError as error:
+                raise UserError(
+                    f"{tar}: {member}.json is not valid JSON ({error}); correct or download it again"
+                ) from None
+            record = {"conversations": said} if isinstance(said, list) else said
+            if isinstance(record, dict):
+                record = {"id": member} | record
+                record.pop("image", None)
+                image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
+                if image is not None:
+                    record["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"
+            yield record
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EmojiConversations:
+    """One conversation about each training scene of ``emoji-objects``.
+
+    Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
+    image, some five questions, of which half are answered yes. A fifth of all conversations have the caption in place
+    of the image, as LLaVA's instructions have conversations without one: a language model learns from words what the
+    answers depend on.
+
+    Neither an object's name nor the theme of the scene tells the answer. Of the scenes of a theme, let f be the share
+    that show an object. One that shows it asks about it with probability min(1, (1 − f)/f), one that does not with
+    min(1, f/(1 − f)). So min(f, 1 − f) of the theme's scenes ask and answer yes, and as many no. Earlier answers tell a
+    little, since a scene shows two to four objects: 47 % are yes after a yes, and 56 % after a no.
+
+    Attributes:
+        scenes: with their objects.
+        stage: 1 or 2.
+        seed: of the questions.
+    """
+
+    scenes: ArrayPairs
+    stage: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, position: int) -> Conversation:
+        scenes, questions = self.scenes, self._questions(position)
+        name, caption = f"{scenes.name}-{int(scenes.ids[position])}", scenes.captions[position][0]
+        if not self.has_image(position):
+            (first, answer), *rest = questions
+            return Conversation(name, None, ((f"The image shows {caption}.\n{first}", answer), *rest))
+        image = scenes.pixels(position).float() / 255
+        return Conversation(name, image, tuple(questions) or ((ASK_CAPTION, caption),))
+
+    def has_image(self, position: int) -> bool:
+        return not (self._questions(position) and self._kind(position) < _CAPTIONS + _TEXTS)
+
+    def fingerprint(self) -> str:
+        # the number rises when the same scene and seed give other turns
+        return digest("emoji conversations", "2", self._scenes, str(self.stage), str(self.seed))
+
+    @cached_property
+    def _scenes(self) -> str:
+        return self.scenes.fingerprint()
+
+    @cached_property
+    def _objects(self) -> list[list[str]]:
+        assert self.scenes.objects is not None
+        return [[one.name for one in several] for several in self.scenes.objects]
+
+    @cached_property
+    def _shares(self) -> dict[int, dict[str, float]]:
+        """The share of the scenes of each theme that show an object."""
+        scenes: Counter[int] = Counter()
+        shown_in: Counter[tuple[int, str]] = Counter()
+        for names in self._objects:
+            theme = _main_theme(names)
+            scenes[theme] += 1
+            shown_in.update((theme, name) for name in names)
+        return {theme: {name: shown_in[theme, name] / scenes[theme] for name in OBJECTS} for theme in scenes}
+
+    def _kind(self, position: int) -> float:
+        """Return a number below 1 that decides what a conversation is like; 0 in stage 1."""
+        return self._uniform(int(self.scenes.ids[position]), "kind") if self.stage == 2 else 0.0
+
+    def _questions(self, position: int) -> list[tuple[str, str]]:
+        """Return the questions about a scene, if any; all they draw depends on the seed and the scene's number."""
+        if self._kind(position) < _CAPTIONS:
+            return []
+        there, number = self._objects[position], int(self.scenes.ids[position])
+        shares = self._shares[_main_theme(there)]
+        turns = []
+        for name in OBJECTS:
+            # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
+            share = shares[name] if name not in there else 1 - shares[name]
+            if self._uniform(number, "ask", name) * (1 - share) < share:
+                turns.append((ASK.format(with_article(name)), "Yes" if name in there else "No"))
+        return sorted(turns, key=lambda turn: self._uniform(number, "order", turn[0]))
+
+    def _uniform(self, number: int, *what: str) -> float:
+        return (key(self.seed, "emoji questions", number, *what) % 2**53) / 2**53
+
+
+def emoji_conversations(stage: int, seed: int = 0, root: Path | None = None) -> EmojiConversations:
+    """Return the conversations about the 6,000 training scenes; drawings are cached below the data folder ``root``.
+
+    Raises:
+        UserError: if a package that draws the objects is missing.
+    """
+    return EmojiConversations(emoji_objects("train", root, progress=False), stage, seed)
+
+
+def _main_theme(names: list[str]) -> int:
+    """Return the theme of most of the objects, the lowest if there are several."""
+    themes = Counter(map(theme_of, names))
+    return min(themes, key=lambda theme: (-themes[theme], theme))
+
+
+class Source(NamedTuple):
+    """A source of conversations: a line about it, its loader, and the settings that its name may have."""
+
+    description: str
+    load: Callable[[Request], Conversations]
+    settings: tuple[str, ...] = ()
+
+
+_SOURCES: dict[str, Source] = {
+    "emoji-objects": Source(
+        "6,000 scenes of two to four objects: captions for stage 1, balanced yes/no questions for stage 2",
+        lambda request: emoji_conversations(request.stage, request.seed, request.root),
+    ),
+    "llava:JSON": Source(
+        "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
+        "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
+        llava_conversations,
+        ("images", "only"),
+    ),
+    "shards:PATTERN": Source(
+        "tar files with KEY.json, a record of LLaVA's layout, and its image KEY.jpg", shard_conversations
+    ),
+}
+
+CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
+"""One-line description of each source of conversations."""

@@ -1,9 +1,13 @@
 """Decode image files to 8-bit pixels, optionally at a fixed size."""
 
 import io
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +15,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from antiphase.data.members import openable
+from antiphase.data.archives import openable
 from antiphase.errors import UserError, one_line
 from antiphase.files import printable
 
@@ -166,3 +170,31 @@ def _read(source: Path | io.BytesIO, channels: int, name: str, fix: str) -> Imag
     except Exception as error:  # Pillow raises anything: OSError, SyntaxError, struct.error, …
         reason = one_line(error)
         raise UserError(f"cannot read image {name} ({reason}): {fix}") from error
+
+
+WORKERS = min(16, os.cpu_count() or 1)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], ahead: int | None = None
+) -> Iterator[Result]:
+    """Yield ``function(item)`` for each item in order, while up to ``ahead`` (16) items are computed in threads.
+
+    >>> list(in_threads(abs, [-1, 2, -3]))
+    [1, 2, 3]
+    """
+    ahead = WORKERS if ahead is None else ahead
+    waiting: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(min(WORKERS, ahead))
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,12 +1,18 @@
-"""Download data sets from the Hugging Face hub to its cache."""
+"""Data sets in the layouts of the Hugging Face hub: CLIP_benchmark's tar files, and Parquet files of images."""
 
+import glob
+import os
+import re
 import socket
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -15,7 +21,13 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
-from antiphase.errors import UserError, first_line
+from antiphase.data.archives import IMAGE_COLUMNS, members_by_key, read_index, regular, scan
+from antiphase.data.folders import SPLITS, choose_split, file_images, split_named
+from antiphase.data.images import FileImages
+from antiphase.data.in_memory import MOST_CLASSES, class_numbers
+from antiphase.data.pairs import FilePairs
+from antiphase.errors import UserError, first_line, one_line
+from antiphase.reading import parse_json
 
 OFFLINE = (
     HfHubHTTPError,
@@ -26,6 +38,11 @@ OFFLINE = (
     RuntimeError,
 )
 """Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
+
+_WDS_IMAGES = ("webp", "png", "jpg", "jpeg")
+_DIGITS = 18  # of a label; Python refuses to parse numbers with thousands of digits
+_LABELS = ("label", "labels", "fine_label")
+_NUMBER = re.compile(r"(^|[-_.])(\d+(-of-\d+)?|[0-9a-f]{8,})(?=$|[-_.])")  # of a Parquet file, or a hash
 
 
 @contextmanager
@@ -56,24 +73,277 @@ def _has_address(host: str) -> bool:
         return False
 
 
-def local_or_hub(name: str, path: Path) -> Path:
-    """Return a local folder, or download ``USER/NAME`` from the hub and return its folder.
-
-    Args:
-        name: name of the source in error messages.
-        path: local folder, or ``USER/NAME``.
-
-    Raises:
-        UserError: if there is neither.
-    """
+def _local_or_hub(path: Path) -> Path:
+    """Return a local folder, or download ``USER/NAME`` from the hub and return its folder."""
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
     try:
         with offline_at_once():
             return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
     except OFFLINE as error:
-        reason = first_line(error)
         raise UserError(
-            f"{name}: not a local folder, and not available from the hub ({reason}): download it with network access: "
-            f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
+            f"wds:{path}: not a local folder, and not available from the hub ({first_line(error)}): download it with "
+            f"network access: 'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
         ) from None
+
+
+class _Sample(NamedTuple):
+    """An image of a shard such as ``0.tar/s0000001.webp``, its shard and key, and the text that belongs to it."""
+
+    file: str
+    place: str
+    text: str
+
+
+def wds_images(path: Path, split: str) -> FileImages:
+    """List a classification set: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls with the class number.
+
+    Images are read from the tar files without unpacking. Class names come from ``classnames.txt``, or are the numbers.
+    Templates in ``zeroshot_classification_templates.txt``, if present, give the prompts, with ``{c}`` for the name.
+
+    Source: CLIP_benchmark (https://github.com/LAION-AI/CLIP_benchmark), ``build_wds_dataset``.
+
+    Args:
+        path: folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if the set has only that.
+
+    Raises:
+        UserError: if the set is missing, has another layout, or has a missing or damaged shard or an invalid sample.
+    """
+    name, path = f"wds:{path}", _local_or_hub(path)
+    split, samples = _samples(name, path, split, "cls")
+    names = _lines(path / "classnames.txt")
+    most = len(names) or MOST_CLASSES
+    labels: list[int] = []
+    for sample in samples:
+        text = sample.text.strip()
+        if not text.isdecimal():
+            raise UserError(f"{name}: {sample.place}.cls contains {text[:80]!r}, expected a class number")
+        if len(text.lstrip("0")) > _DIGITS or int(text) >= most:
+            raise UserError(
+                f"{name}: {sample.place}.cls contains {text[:80]}, expected a class number from 0 to {most - 1}: "
+                "correct it, or download the set again"
+            )
+        labels.append(int(text))
+    names = names or list(map(str, range(max(labels) + 1)))
+    listed = path / "zeroshot_classification_templates.txt"
+    templates = _lines(listed)
+    for template in templates:
+        if "{c}" not in template:
+            raise UserError(
+                f"{name}: template {template!r} of {listed} has no placeholder {{c}} for the class name: add it"
+            )
+    prompts = tuple(tuple(template.replace("{c}", label) for template in templates) for label in names)
+    files = [sample.file for sample in samples]
+    return file_images(name, split, path / split, names, files, labels, prompts if templates else None)
+
+
+def wds_pairs(path: Path, split: str) -> FilePairs:
+    """List a retrieval set, such as clip-benchmark/wds_flickr8k: KEY.txt has a caption on each line.
+
+    Arguments, errors and layout are otherwise those of :func:`wds_images`.
+    """
+    name, path = f"wds:{path}", _local_or_hub(path)
+    split, samples = _samples(name, path, split, "txt")
+    captions = [tuple(filter(None, map(str.strip, sample.text.splitlines()))) for sample in samples]
+    kept = [row for row, several in enumerate(captions) if several]
+    return FilePairs(
+        name=name,
+        split=split,
+        ids=torch.tensor(kept, dtype=torch.int64),
+        captions=tuple(filter(None, captions)),
+        root=path / split,
+        skipped=tuple(
+            f"{sample.file} has no caption"
+            for sample, several in zip(samples, captions, strict=True)
+            if not several
+        ),
+        files=tuple(samples[row].file for row in kept),
+    )
+
+
+def has_captions(path: Path) -> bool:
+    """Return whether ``dataset_type.txt`` marks a set as one for retrieval."""
+    return " ".join(_lines(_local_or_hub(path) / "dataset_type.txt")).lower() == "retrieval"
+
+
+def _samples(name: str, path: Path, split: str, suffix: str) -> tuple[str, list[_Sample]]:
+    """Return the split's own name, and its samples in order."""
+    splits = [part for part in SPLITS if (path / part / "nshards.txt").is_file()]
+    if not splits:
+        raise UserError(
+            f"{name}: no nshards.txt in {path}/train, /val or /test: download one of the sets of "
+            "https://huggingface.co/clip-benchmark with 'hf download --repo-type dataset clip-benchmark/NAME "
+            f"--local-dir {path}'"
+        )
+    split = choose_split(name, split, splits)
+    if has_captions(path) and suffix != "txt":
+        raise UserError(f"{name} has captions, not labels (see dataset_type.txt): use it for retrieval")
+    if not has_captions(path) and suffix == "txt":
+        raise UserError(
+            f"{name} has labels, not captions (no dataset_type.txt with 'retrieval'): use it for classification"
+        )
+    shards = " ".join(_lines(path / split / "nshards.txt"))
+    if not shards.isdecimal() or not int(shards):
+        raise UserError(
+            f"{path / split / 'nshards.txt'} contains {shards!r}, expected a number of shards: download it again"
+        )
+    samples: list[_Sample] = []
+    for number in range(int(shards)):
+        tar = path / split / f"{number}.tar"
+        index = read_index(tar)
+        with tar.open("rb") as file:
+            for key, kinds in members_by_key(index).items():
+                image = next((kinds[kind] for kind in _WDS_IMAGES if kind in kinds), None)
+                if image is None or suffix not in kinds:
+                    lack = f".{suffix}" if image else f"image (.{', .'.join(_WDS_IMAGES)})"
+                    raise UserError(
+                        f"{name}: {key} in {tar} has no {lack}: download it again, or use another set"
+                    )
+                member = index[kinds[suffix]]
+                file.seek(member.offset)
+                text = file.read(member.size).decode(errors="replace")
+                samples.append(_Sample(f"{tar.name}/{image}", f"{tar.name}/{key}", text))
+    if not samples:
+        raise UserError(f"{name} ({split}): no images in its {shards} shards: download them again")
+    return split, samples
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the stripped, non-empty lines of a text file; none if the file is missing."""
+    try:
+        lines = regular(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path} ({one_line(error)}): download it again") from error
+    return list(filter(None, map(str.strip, lines)))
+
+
+def parquet_images(pattern: str, split: str) -> FileImages:
+    """List the images of Parquet files with a column ``image`` (or ``img``) of ``{bytes, path}`` and one ``label``.
+
+    The name of a file, or of its folders, tells its split: ``train``, ``test``, ``validation`` (``val``). If no file
+    names one, all are ``test``; otherwise those that name none, such as ``extra``, are left out with a warning. Class
+    names come from the hub's own metadata, or are the numbers. Images are read when they are needed.
+
+    Source: Hugging Face ``datasets``, features ``Image`` and ``ClassLabel`` in the schema's key ``huggingface``.
+
+    Args:
+        pattern: a file, a folder, or a glob such as ``data/test-*.parquet``.
+        split: ``train``, ``val`` or ``test``; ``test`` means ``val`` if there is only that.
+
+    Raises:
+        UserError: if there is no such file, a column is missing or has another type, or the files are of several
+            configurations or of several splits that are not known.
+    """
+    name, place = f"parquet:{pattern}", Path(pattern).expanduser()
+    below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
+    paths = sorted(filter(Path.is_file, [place] if place.is_file() else below))
+    if not paths:
+        raise UserError(
+            f"{name}: no such file; give a Parquet file, a folder with Parquet files or a pattern such as "
+            "parquet:data/test-*.parquet"
+        )
+    split, paths = _of_split(name, split, paths)
+    root = Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    files: list[str] = []
+    labels: list[int] = []
+    for path in paths:
+        numbers = _labels(name, path)
+        labels += numbers
+        prefix = path.resolve().relative_to(root).as_posix()
+        files += [f"{prefix}/{row}" for row in range(len(numbers))]
+    if not files:
+        raise UserError(f"{name} ({split}): no rows; download the files again")
+    several = set(map(_class_names, paths))
+    if len(several) > 1:
+        raise UserError(f"{name} ({split}): files with different class names; give those of one data set")
+    names = several.pop() or list(map(str, range(max(labels) + 1)))
+    return file_images(name, split, root, names, files, labels)
+
+
+def _labels(name: str, path: Path) -> list[int]:
+    """Return a file's labels, and check its columns."""
+    import polars as pl  # slow to import
+
+    try:
+        rows = scan(path)
+        schema = rows.collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = first_line(error)
+        raise UserError(f"{name}: {path} is no complete Parquet file ({reason}): download it again") from None
+    image = next((column for column in IMAGE_COLUMNS if column in schema), None)
+    label = next((column for column in _LABELS if column in schema), None)
+    if image is None or label is None:
+        raise UserError(
+            f"{name}: {path} has the columns {', '.join(schema)}; expected image ({{bytes, path}}) and label"
+        )
+    kind: Any = schema[image]
+    fields = [field.name for field in kind.fields] if isinstance(kind, pl.Struct) else []
+    if kind != pl.Binary and "bytes" not in fields:
+        raise UserError(
+            f"{name}: column {image} of {path} has type {kind}; expected a struct of bytes and path"
+        )
+    where = f"{name}: column {label} of {path}"
+    if not (schema[label].is_numeric() or schema[label] == pl.Boolean):
+        raise UserError(f"{where} has type {schema[label]}; expected integers")
+    labels = rows.select(label).collect().to_series()
+    if labels.null_count() or labels.min() == -1:
+        raise UserError(f"{where} has rows without a label (null or −1); use a labelled split")
+    return class_numbers(where, labels.to_numpy(), len(labels)).tolist()
+
+
+def _class_names(path: Path) -> tuple[str, ...] | None:
+    """Return the names in the hub's metadata of the schema; None if there are none."""
+    import polars as pl
+
+    try:
+        features = parse_json(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
+        names = next(features[column].get("names") for column in _LABELS if column in features)
+    except (KeyError, TypeError, StopIteration, ValueError, pl.exceptions.PolarsError):
+        return None
+    return tuple(map(str, names)) if names else None
+
+
+def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]]:
+    """Return the split that is meant, and its files."""
+    top = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    groups: dict[str | None, dict[str, list[Path]]] = {}
+    for path in paths:
+        part, rest = _split_and_rest(path.absolute().relative_to(top))
+        groups.setdefault(part, {}).setdefault(rest, []).append(path)
+    unnamed = groups.pop(None, {})
+    if groups and unnamed:
+        left = f"left out the files that name no known split: {_listed(unnamed)}"
+        warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
+    groups = groups or {_split_and_rest(Path(top.name))[0] or "test": unnamed}
+    split = choose_split(name, split, [part for part in SPLITS if part in groups])
+    first, *others = groups[split].values()
+    if others:
+        raise UserError(
+            f"{name} ({split}): {len(others) + 1} configurations or splits, {_listed(groups[split])}; give one, such "
+            f"as parquet:{first[0].parent}"
+        )
+    return split, first
+
+
+def _listed(groups: dict[str, list[Path]]) -> str:
+    return ", ".join(rest or "(no name)" for rest in sorted(groups)[:5]) + ", …" * (len(groups) > 5)
+
+
+def _split_and_rest(path: Path) -> tuple[str | None, str]:
+    """Return the split that a file or one of its folders names, and what is left of its path without shards' numbers.
+
+    >>> _split_and_rest(Path("160px/train-00000-of-00001.parquet")), _split_and_rest(Path("svhn/extra/0000.parquet"))
+    (('train', '160px'), (None, 'svhn/extra'))
+    """
+    rest: list[str] = []
+    split = None
+    for part in (path.stem, *reversed(path.parent.parts)):
+        words = re.split(r"([^a-z]+)", part.lower())
+        at = next((place for place, word in enumerate(words) if split is None and split_named(word)), None)
+        if at is not None:
+            split, part = split_named(words[at]), "".join(words[:at])
+        rest.append(_NUMBER.sub("", part).strip("-_. "))
+    return split, "/".join(filter(None, reversed(rest)))

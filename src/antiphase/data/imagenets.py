@@ -1,4 +1,4 @@
-"""ImageNet-1k, and test sets of its classes under distribution shift."""
+"""ImageNet-1k, test sets of its classes under distribution shift, Tiny ImageNet, and words for their classes."""
 
 import contextlib
 import re
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from antiphase.data.folders import Listing, choose_split, class_folder, list_classes, sub_folders
+from antiphase.data.folders import choose_split, class_folder, file_images, list_classes, sub_folders
+from antiphase.data.images import FileImages
 from antiphase.errors import UserError, shown
 
 CLASSES = 1000
@@ -83,7 +84,7 @@ IMAGENET_VARIANTS = {
 """One-line description of each test set under distribution shift."""
 
 
-def imagenet(split: str, root: Path) -> Listing:
+def imagenet(split: str, root: Path) -> FileImages:
     """List ImageNet-1k in torchvision's layout, ``{train,val}/<wnid>/*.JPEG``, with classes sorted by wnid.
 
     Class names are open_clip's prompt names, or the wnid if there is none.
@@ -93,20 +94,18 @@ def imagenet(split: str, root: Path) -> Listing:
     Raises:
         UserError: if it is not in ``root`` in that layout.
     """
-    folder = root if any(sub_folders(root / split) for split in ("train", "val")) else root / "imagenet"
-    split = choose_split("imagenet", split, ("train", "val"))
+    folder = root if any(sub_folders(root / part) for part in ("train", "val")) else root / "imagenet"
     if not sub_folders(folder / split):
         raise UserError(
-            f"imagenet has no class folders in {folder / split}: sign up at "
-            f"https://image-net.org/download.php and unpack it as {folder / split}/<wnid>/*.JPEG, "
-            "or set ANTIPHASE_DATA to another folder"
+            f"imagenet has no class folders in {folder / split}: sign up at https://image-net.org/download.php and "
+            f"unpack it as {folder / split}/<wnid>/*.JPEG, or set ANTIPHASE_DATA to another folder"
         )
-    listing = class_folder("imagenet", folder, split)
+    images = class_folder("imagenet", folder, split)
     names = prompt_names()
-    return replace(listing, class_names=tuple(names.get(wnid, wnid) for wnid in listing.class_names))
+    return replace(images, class_names=tuple(names.get(wnid, wnid) for wnid in images.class_names))
 
 
-def imagenet_variant(name: str, split: str, root: Path) -> Listing:
+def imagenet_variant(name: str, split: str, root: Path) -> FileImages:
     """List a test set of ImageNet's classes under distribution shift.
 
     Its classes are the subset of ImageNet's that it contains, sorted by wnid, with open_clip's prompt names. A
@@ -116,30 +115,84 @@ def imagenet_variant(name: str, split: str, root: Path) -> Listing:
     Examples", Hendrycks et al., 2021 (A); "The Many Faces of Robustness", Hendrycks et al., 2021 (R); "Learning
     Robust Global Representations by Penalizing Local Predictive Power", Wang et al., 2019 (Sketch).
 
-    Args:
-        name: one of ``IMAGENET_VARIANTS``.
-        split: ``test`` or, equivalently, ``val``.
-        root: data folder.
-
     Raises:
         UserError: if it is not in ``root``, or its class folders differ from the published ones.
     """
     known = _VARIANTS[name]
     split = choose_split(name, "test" if split == "val" else split, ("test",))
+    own_folder = re.compile(r"\d+" if known.numbered else r"n\d+")  # a class, not the archive's top folder
     places = [root / place for place in known.places]
-    folder = next((place for place in places if _named_alike(sub_folders(place), known)), None)
+    folder = next((place for place in places if any(map(own_folder.fullmatch, sub_folders(place)))), None)
     if folder is None:
         raise UserError(
-            f"{name} has no class folders in {' or '.join(map(str, places))}: unpack {known.page} in {root}, "
-            "or set ANTIPHASE_DATA to another folder"
+            f"{name} has no class folders in {' or '.join(map(str, places))}: unpack {known.page} in {root}, or set "
+            "ANTIPHASE_DATA to another folder"
         )
     wnids = variant_wnids(name)
-    wanted = list(map(str, range(CLASSES))) if known.numbered else list(wnids)
-    found = _class_folders(name, folder, known, wanted)
-    names = prompt_names()
-    return list_classes(
-        name, split, folder, [found[label] for label in wanted], tuple(names[wnid] for wnid in wnids)
-    )
+    folders = _class_folders(name, folder, list(map(str, range(CLASSES))) if known.numbered else wnids)
+    return list_classes(name, split, folder, folders, [prompt_names()[wnid] for wnid in wnids])
+
+
+def _class_folders(name: str, folder: Path, labels: Sequence[str]) -> list[str]:
+    """Return the folder of each class, in order; numbers may have leading zeros."""
+    known, expected = _VARIANTS[name], set(labels)
+    folders: dict[str, str] = {}
+    fault = ""
+    for entry in sub_folders(folder):
+        # match by number, since sorting folder names as text would put 10 before 2
+        label = str(int(entry)) if known.numbered and entry.isdecimal() else entry
+        if label in folders:
+            fault = fault or f"has two folders of one class, {folders[label]} and {entry}"
+        folders[label] = entry
+    odd = next((entry for label, entry in folders.items() if label not in expected), None)
+    absent = [label for label in labels if label not in folders]
+    if odd is not None:
+        kind = "a number from 0 to 999" if known.numbered else f"a wnid of its {len(labels):,} classes"
+        fault = f"has a folder {odd}, which is not {kind}"
+    elif absent:
+        fault = f"lacks {len(absent):,} of {len(labels):,} class folders, the first is {absent[0]}"
+    if fault:
+        raise UserError(f"{name}: {folder} {fault}: unpack {known.page} again")
+    return [folders[label] for label in labels]
+
+
+def tiny_imagenet(split: str, root: Path) -> FileImages:
+    """List Tiny ImageNet (200 classes, 64×64; 100,000 train, 10,000 val) from its unpacked archive.
+
+    Classes are sorted by wnid and named by their first synonym in ``words.txt``. The archive's ``test`` images have
+    no labels, so ``test`` means ``val``.
+
+    Raises:
+        UserError: if it is not in ``root``, or one of its lists is damaged.
+    """
+    folder = root if (root / "wnids.txt").is_file() else root / "tiny-imagenet-200"
+    annotations = folder / "val" / "val_annotations.txt"
+    try:
+        wnids = sorted((folder / "wnids.txt").read_text().split())
+        entries = [line.partition("\t") for line in (folder / "words.txt").read_text().splitlines()]
+        notes = annotations.read_text().splitlines() if split == "val" else []
+    except OSError as error:
+        raise UserError(
+            f"tiny-imagenet: {error.filename} is missing: unzip http://cs231n.stanford.edu/tiny-imagenet-200.zip in "
+            f"{root}, or set ANTIPHASE_DATA to another folder"
+        ) from error
+    words = {wnid: synonyms.split(",")[0].strip() for wnid, _, synonyms in entries}
+    class_names = [words.get(wnid, wnid) for wnid in wnids]
+    if split == "train":
+        return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
+    labels: dict[str, int] = {}
+    for number, note in enumerate(notes, start=1):
+        file, _, rest = note.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if wnid not in wnids:
+            raise UserError(
+                f"tiny-imagenet: line {number} of {annotations}, {note!r}: expected a class of wnids.txt: unzip the "
+                "archive again"
+            )
+        labels[f"images/{file}"] = wnids.index(wnid)
+    if not labels:
+        raise UserError(f"tiny-imagenet: {annotations} is empty: unzip the archive again")
+    return file_images("tiny-imagenet", split, folder / "val", class_names, [*labels], [*labels.values()])
 
 
 def variant_wnids(name: str) -> tuple[str, ...]:
@@ -157,37 +210,6 @@ def published_wnids(name: str, classes: int) -> tuple[str, ...] | None:
     if name == "imagenet" and classes == CLASSES:
         return _wnids()
     return variant_wnids(name) if name in _VARIANTS else None
-
-
-def _named_alike(folders: list[str], known: _Variant) -> bool:
-    """Return whether these are class folders, and not the archive's top-level folder."""
-    return any(
-        entry.isdecimal() if known.numbered else entry[:1] == "n" and entry[1:].isdecimal()
-        for entry in folders
-    )
-
-
-def _class_folders(name: str, folder: Path, known: _Variant, wanted: list[str]) -> dict[str, str]:
-    """Return the folder of each wanted class; numbers may have leading zeros."""
-    found: dict[str, str] = {}
-    lack = ""
-    for entry in sub_folders(folder):
-        # match by number, since sorting folder names as text would put 10 before 2
-        label = str(int(entry)) if known.numbered and entry.isdecimal() else entry
-        if label in found:
-            lack = lack or f"has two folders of one class, {found[label]} and {entry}"
-        found[label] = entry
-    known_labels = set(wanted)
-    odd = next((entry for label, entry in found.items() if label not in known_labels), None)
-    absent = [label for label in wanted if label not in found]
-    if odd is not None:
-        what = "a number from 0 to 999" if known.numbered else f"a wnid of its {len(wanted):,} classes"
-        lack = f"has a folder {odd}, which is not {what}"
-    elif absent:
-        lack = f"lacks {len(absent):,} of {len(wanted):,} class folders, the first is {absent[0]}"
-    if lack:
-        raise UserError(f"{name}: {folder} {lack}: unpack {known.page} again")
-    return found
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -11,18 +10,14 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from rich.progress import Progress
 from torch import Tensor
 
 from antiphase.arguments import validated
-from antiphase.data.decoding import Square, decode, describe_transform
-from antiphase.data.members import file_size
+from antiphase.data.archives import file_size
+from antiphase.data.decoding import Square, decode, describe_transform, in_threads
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
-from antiphase.progress import stderr_console
-
-_WORKERS = min(16, os.cpu_count() or 1)
-_VERIFY_CHUNK = 256  # files submitted at a time when a folder is verified
+from antiphase.progress import progress_bar
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -108,10 +103,10 @@ class ImageSet(ABC):
             return self
         if limit < 1:
             raise UserError(f"limit {limit}: expected an integer of at least 1; leave it out for all images")
+        if seed is not None and seed < 0:
+            raise UserError(f"seed {seed}: expected an integer of at least 0")
         if seed is None:
             return self.take(torch.arange(min(limit, len(self))))
-        if seed < 0:
-            raise UserError(f"seed {seed}: expected an integer of at least 0")
         order = np.random.default_rng(seed).permutation(len(self))[:limit]
         return self.take(torch.from_numpy(np.sort(order)))
 
@@ -200,8 +195,7 @@ class FileImages(ImageSet):
         rows = _index(positions, len(self)).tolist()
         if not rows:
             return torch.empty(0, *self.image_shape)
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            decoded = [pixels.numpy() for pixels in pool.map(self._decode, rows)]
+        decoded = [pixels.numpy() for pixels in in_threads(self._decode, rows)]
         # torch.stack synchronises its threads for each image, which on a busy machine took longer than decoding
         return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place to save memory
 
@@ -234,28 +228,19 @@ class FileImages(ImageSet):
             UserError: if no file is readable.
         """
         good: list[int] = []
-        console = stderr_console()
-        with (
-            Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar,
-            ThreadPoolExecutor(_WORKERS) as pool,
-        ):
-            task = bar.add_task(f"Checking {self.name}", total=len(self))
-            for start in range(0, len(self), _VERIFY_CHUNK):
-                rows = range(start, min(start + _VERIFY_CHUNK, len(self)))
-                good += [
-                    row
-                    for row, readable in zip(rows, pool.map(self._readable, rows), strict=True)
-                    if readable
-                ]
-                bar.advance(task, len(rows))
+        bad: list[str] = []
+        with progress_bar(f"Checking {self.name}", len(self), progress) as advance:
+            for row, readable in enumerate(in_threads(self._readable, range(len(self)))):
+                if readable:
+                    good.append(row)
+                else:
+                    bad.append(printable(self.files[row]))
+                advance(1)
         if not good:
             raise UserError(
                 f"{self.name}: none of its {len(self)} images can be read, the first is {self.files[0]}"
             )
-        bad = sorted(set(range(len(self))) - set(good))
-        return replace(
-            self.take(good), skipped=self.skipped + tuple(printable(self.files[row]) for row in bad)
-        )
+        return replace(self.take(good), skipped=(*self.skipped, *bad))
 
     def _decode(self, row: int) -> UInt8[Tensor, "c h w"]:
         return decode(self.root / self.files[row], self.square or self.image_size, self.channels)

@@ -1,17 +1,25 @@
-"""MMVP-VLM: pairs of images that CLIP confuses, with a statement on each, and answer files of its authors."""
+"""MMVP-VLM: pairs of images that CLIP confuses, with a statement on each; and a substitute made of emoji."""
 
 import csv
+import io
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from jaxtyping import UInt8
+from PIL import Image
 from torch import Tensor
 
+from antiphase.data.captions import table_rows
 from antiphase.data.decoding import decode_whole
-from antiphase.data.root import data_root
+from antiphase.data.emoji import emoji_pairs
+from antiphase.data.folders import data_root
+from antiphase.data.pairs import ArrayPairs
 from antiphase.errors import UserError
-from antiphase.files import digest
+from antiphase.files import digest, replacing, write_text
+from antiphase.streams import key
 
 PATTERNS = (
     "Orientation and Direction",
@@ -29,9 +37,28 @@ PATTERNS = (
 PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and Count", "Texts"))
 """The seven patterns of DiffCLIP's Figure 4."""
 
-MMVP_PAGE = "https://huggingface.co/datasets/MMVP/MMVP_VLM"
+EMOJI_MMVP = "emoji-mmvp"
 _IMAGES = "MLLM_VLM Images"
-_QUESTION_CELLS = ("Question ID", "Type", "Statement")
+_HEADER = ("Question ID", "Type", "Statement")
+_EMOJI_PAIRS = 15  # per pattern, as in MMVP-VLM
+# pattern; name of the second emoji from that of the first; which names are those of a first one
+_EMOJI_RULES: tuple[tuple[str, Callable[[str], str], Callable[[str], object]], ...] = (
+    (
+        "Facing right",
+        lambda name: re.sub(r"( \S+ skin tone)?$", r" facing right\1", name, count=1),
+        lambda name: "facing right" not in name,
+    ),
+    (
+        "Skin tone",
+        lambda name: name.replace("light skin tone", "dark skin tone"),
+        lambda name: re.search(r"(?<!medium-)light skin tone", name),
+    ),
+    (
+        "Woman or man",
+        lambda name: re.sub(r"\bwoman\b", "man", name),
+        lambda name: re.search(r"\bwoman\b", name),
+    ),
+)
 
 
 @final
@@ -61,15 +88,7 @@ class MmvpSet:
         return len(self.patterns)
 
     def pixels(self, pair: int, which: int) -> UInt8[Tensor, "3 height width"]:
-        """Return one image of a pair as RGB at its own size.
-
-        Args:
-            pair: index of the pair.
-            which: 0 for its first image, 1 for its second.
-
-        Raises:
-            UserError: if the image is unreadable.
-        """
+        """Return the first (0) or second (1) image of a pair as RGB at its own size; UserError if unreadable."""
         return decode_whole(self.root / self.files[pair][which])
 
     def fingerprint(self) -> str:
@@ -112,10 +131,10 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     table = folder / "Questions.csv"
     if not table.is_file():
         raise UserError(
-            f"mmvp: no {table}: download it with 'hf download --repo-type dataset "
-            f"MMVP/MMVP_VLM --local-dir {folder}' ({MMVP_PAGE}), or give another folder"
+            f"mmvp: no {table}: download it with 'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' "
+            "(https://huggingface.co/datasets/MMVP/MMVP_VLM), or give another folder"
         )
-    rows = _read(table, _QUESTION_CELLS)
+    rows = _questions(table)
     if len(rows) % 2:
         raise UserError(
             f"{table} has {len(rows)} rows, expected two per pair: line {rows[-1][0]} has no partner"
@@ -123,76 +142,101 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     types: dict[str, int] = {}
     patterns: list[int] = []
     statements: list[tuple[str, str]] = []
-    numbers: dict[tuple[int, int], int] = {}
+    lines: dict[tuple[int, int], int] = {}
     files: list[tuple[str, str]] = []
-    for (line, first), (next_line, second) in zip(rows[::2], rows[1::2], strict=True):
-        pair = _number(table, line, first[0]), _number(table, next_line, second[0])
+    for (line, *first), (next_line, *second) in zip(rows[::2], rows[1::2], strict=True):
+        pair = first[0], second[0]
+        where = f"lines {line} and {next_line} of {table}"
         if pair[0] % 2 == 0 or pair[1] != pair[0] + 1:
             raise UserError(
-                f"lines {line} and {next_line} of {table} are questions {pair[0]} and {pair[1]}, expected an odd "
-                "number and the next one: sort the rows"
+                f"{where} are questions {pair[0]} and {pair[1]}, expected an odd number and the next one: sort the rows"
             )
         if first[1] != second[1]:
             raise UserError(
-                f"lines {line} and {next_line} of {table} are of types {first[1]!r} and {second[1]!r}, expected "
-                "one type per pair: correct them"
+                f"{where} are of types {first[1]!r} and {second[1]!r}, expected one type per pair: correct them"
             )
-        if pair in numbers:
+        if pair in lines:
             raise UserError(
-                f"line {line} of {table} repeats question {pair[0]} of line {numbers[pair]}: remove it"
+                f"line {line} of {table} repeats question {pair[0]} of line {lines[pair]}: remove it"
             )
-        numbers[pair] = line
+        lines[pair] = line
         patterns.append(types.setdefault(first[1], len(types)))
         statements.append((first[2], second[2]))
-        files.append((_image(folder, table, line, first), _image(folder, table, next_line, second)))
+        files.append((_image(table, line, *first[:2]), _image(table, next_line, *second[:2])))
     return MmvpSet(
         name=name,
         patterns=tuple(patterns),
         pattern_names=PATTERNS if len(types) == len(PATTERNS) else tuple(types),
         statements=tuple(statements),
         files=tuple(files),
-        question_ids=tuple(numbers),
+        question_ids=tuple(lines),
         root=folder,
     )
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[tuple[int, list[str]]]:
-    """Return the rows below the header with line numbers and stripped cells."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): give an existing, readable file") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a UTF-8 table ({error}): download it again") from error
-    named = ", ".join(columns)
+def _questions(table: Path) -> list[tuple[int, int, str, str]]:
+    """Return line, number, type and statement of each question."""
+    rows = table_rows(table)
+    named = ", ".join(_HEADER)
     if not rows or rows[0][1][0].isdecimal():
-        raise UserError(f"{path} has no header: expected a first line with {named}")
+        raise UserError(f"{table} has no header: expected a first line with {named}")
     if len(rows) < 2:
-        raise UserError(f"{path} has no rows below its header: download it again")
+        raise UserError(f"{table} has no rows below its header: download it again")
+    questions: list[tuple[int, int, str, str]] = []
     for line, cells in rows[1:]:
-        if len(cells) != len(columns) or not all(cells):
+        if len(cells) != len(_HEADER) or not all(cells):
             raise UserError(
-                f"line {line} of {path} has {sum(map(bool, cells))} non-empty cells, expected "
-                f"{len(columns)} ({named}): correct it"
+                f"line {line} of {table} has {sum(map(bool, cells))} non-empty cells, expected {len(_HEADER)} "
+                f"({named}): correct it"
             )
-    return rows[1:]
+        number, kind, statement = cells
+        if not number.isdecimal():
+            raise UserError(
+                f"line {line} of {table} has {number!r}, expected the number of a question: correct it"
+            )
+        questions.append((line, int(number), kind, statement))
+    return questions
 
 
-def _number(path: Path, line: int, cell: str) -> int:
-    if not cell.isdecimal():
-        raise UserError(f"line {line} of {path} has {cell!r}, expected the number of a question: correct it")
-    return int(cell)
-
-
-def _image(folder: Path, table: Path, line: int, cells: list[str]) -> str:
+def _image(table: Path, line: int, number: int, kind: str) -> str:
     """Return the image file of a question; other sets in this format may use PNG."""
-    number, kind, _ = cells
-    names = [f"{_IMAGES}/{kind}/{int(number)}{suffix}" for suffix in (".jpg", ".png")]
-    found = next((name for name in names if (folder / name).is_file()), None)
-    if found is None:
-        raise UserError(
-            f"line {line} of {table}: its image {folder / names[0]} is missing: download it again"
-        )
-    return found
+    names = [f"{_IMAGES}/{kind}/{number}{suffix}" for suffix in (".jpg", ".png")]
+    for name in names:
+        if (table.parent / name).is_file():
+            return name
+    raise UserError(
+        f"line {line} of {table}: its image {table.parent / names[0]} is missing: download it again"
+    )
+
+
+def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
+    """Return 45 pairs of OpenMoji's held-out emoji in three patterns: direction, skin tone, woman or man.
+
+    Each pattern has the 15 pairs with the smallest hash of their names. They are written once below the data folder
+    ``root`` in the format of MMVP-VLM, and read from there; ``progress`` shows a bar while the emoji are rendered.
+
+    Raises:
+        UserError: if a package that draws the emoji is missing.
+    """
+    pairs = emoji_pairs("openmoji", "test", root, progress)
+    folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"
+    if not (folder / "Questions.csv").is_file():
+        table = io.StringIO(newline="")
+        writer = csv.writer(table)
+        writer.writerow(_HEADER)
+        for number, (pattern, row) in enumerate(_emoji_questions(pairs), 1):
+            writer.writerow((number, pattern, pairs.captions[row][0]))
+            picture = Image.fromarray(pairs.pixels(row).permute(1, 2, 0).numpy())
+            with replacing(folder / _IMAGES / pattern / f"{number}.jpg") as temporary:
+                picture.save(temporary, "JPEG", quality=95, subsampling=0)
+        write_text(folder / "Questions.csv", table.getvalue())  # written last: marks the set as complete
+    return load_mmvp(folder, EMOJI_MMVP)
+
+
+def _emoji_questions(pairs: ArrayPairs) -> Iterator[tuple[str, int]]:
+    """Yield the pattern and the position of the emoji of each question."""
+    rows = {names[0]: row for row, names in enumerate(pairs.captions)}
+    for pattern, other, is_first in _EMOJI_RULES:
+        both = [(name, other(name)) for name in rows if is_first(name) and other(name) in rows]
+        for two in sorted(both, key=lambda names: key(EMOJI_MMVP, pattern, *names))[:_EMOJI_PAIRS]:
+            yield from ((pattern, rows[name]) for name in two)

@@ -14,14 +14,7 @@ Region = tuple[tuple[float, ...], ...] | tuple[int, ...]
 @final
 @dataclass(frozen=True)
 class ImageObjects:
-    """All objects of one name in an image.
-
-    Attributes:
-        name: what they are called.
-        regions: parts of the image that make up the objects.
-        height: height of the image in pixels.
-        width: width of the image.
-    """
+    """All objects of one name in an image of ``height`` × ``width`` pixels, and the regions that make them up."""
 
     name: str
     regions: tuple[Region, ...]
@@ -44,15 +37,10 @@ class ImageObjects:
 def polygon_mask(
     points: Float[np.ndarray, "corners 2"], height: int, width: int
 ) -> Bool[np.ndarray, "height width"]:
-    """Return the pixels whose centre lies in a polygon, by the even–odd rule.
+    """Return the pixels whose centre lies in a polygon of corners (x, y), by the even–odd rule.
 
     A pixel (row i, column j) has its centre at x = j + ½, y = i + ½. COCO's own tools draw a polygon on a finer grid
     and differ by pixels on its border.
-
-    Args:
-        points: corners (x, y) in pixels; the last is joined to the first.
-        height: of the image.
-        width: of the image.
 
     >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
     [[0, 1, 1, 0], [0, 0, 0, 0]]
@@ -62,9 +50,9 @@ def polygon_mask(
     centres = np.arange(height)[:, None] + 0.5
     crossed = (y <= centres) != (next_y <= centres)
     with np.errstate(divide="ignore", invalid="ignore"):
-        at = x + (centres - y) / (next_y - y) * (next_x - x)
+        crossing = x + (centres - y) / (next_y - y) * (next_x - x)
     # an edge that a row of centres crosses changes the side of every pixel to the right of the crossing
-    right = crossed[:, None, :] & (at[:, None, :] <= np.arange(width)[:, None] + 0.5)
+    right = crossed[:, None, :] & (crossing[:, None, :] <= np.arange(width)[:, None] + 0.5)
     return right.sum(-1) % 2 == 1
 
 
@@ -79,8 +67,7 @@ def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.n
     """
     if sum(counts) != height * width or min(counts, default=0) < 0:
         raise ValueError(f"run lengths of {sum(counts)} pixels: expected {height * width}")
-    on = np.arange(len(counts)) % 2 == 1
-    return np.repeat(on, counts).reshape(width, height).T
+    return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
 
 
 def run_lengths(mask: Bool[np.ndarray, "height width"]) -> tuple[int, ...]:

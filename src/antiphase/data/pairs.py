@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Protocol, final
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from antiphase.arguments import validated
-from antiphase.data.decoding import decode_whole
-from antiphase.data.members import file_size
+from antiphase.data.archives import changed, file_size
+from antiphase.data.decoding import Square, decode_whole, in_threads
+from antiphase.data.images import FileImages, ImageSet
 from antiphase.data.objects import ImageObjects
-from antiphase.data.prefetch import in_threads
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.streams import generator
@@ -239,3 +239,58 @@ def _described(pairs: PairSet) -> list[bytes | str]:
     captions = ["\x1f".join(several) for several in pairs.captions]
     labels = b"" if pairs.labels is None else pairs.labels.numpy().astype("<i8").tobytes()
     return [*captions, labels, "\x1f".join(pairs.class_names), pairs.ids.numpy().astype("<i8").tobytes()]
+
+
+def content_key(data: ImageSet | PairSet) -> str:
+    """Return a key of the images for caches on this machine.
+
+    For files it combines the fingerprint with the modification times, because the fingerprint (names and sizes) does
+    not distinguish a folder of bitmaps from a corrupted copy.
+
+    Raises:
+        UserError: if a file was removed.
+    """
+    if not isinstance(data, (FileImages, FilePairs)):
+        return data.fingerprint()
+    try:
+        times = [str(changed(data.root / file)) for file in data.files]
+    except OSError as error:
+        raise UserError(f"{data.name}: {error.filename} was removed after the set was listed") from error
+    return digest(data.fingerprint(), *times)
+
+
+def model_images(
+    data: ImageSet | PairSet, positions: Sequence[int], square: Square, channels: int = 3
+) -> Float[Tensor, "b channels size size"]:
+    """Return images as float32 in [0, 1] with the model's size and number of channels.
+
+    Grey images are repeated over three channels if needed; arrays of the model's size are not changed.
+
+    Args:
+        data: labelled images or pairs.
+        positions: positions of the images in ``data``.
+        square: the model's preprocessing.
+        channels: the model's number of channels.
+
+    Raises:
+        UserError: if an image is unreadable, or is in colour and the model expects grey.
+    """
+    if isinstance(data, FileImages):
+        return data.resized(square, channels).images(positions)
+    if isinstance(data, PairSet):
+        if channels != 3:
+            raise UserError(f"{data.name} is in colour, but the model expects grey images; use other data")
+        return (
+            torch.stack(list(in_threads(lambda at: square(data.pixels(at)), map(int, positions)))).float()
+            / 255
+        )
+    images = data.images(positions)
+    if images.shape[1:] == (channels, square.size, square.size):
+        return images
+    if channels != 3:
+        raise UserError(
+            f"{data.name} has images of shape {data.image_shape}, but the model expects "
+            f"{(channels, square.size, square.size)}; use other data"
+        )
+    pixels = (images * 255).round().to(torch.uint8).expand(-1, 3, -1, -1)
+    return torch.stack([square(image) for image in pixels]).float() / 255

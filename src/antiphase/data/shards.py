@@ -1,30 +1,201 @@
-"""Image–caption pairs from webdataset shards, as a stream that can be resumed at any step."""
+"""Image–caption pairs in tar files of img2dataset's layout, as a stream that can be resumed at any step."""
 
+import contextlib
+import glob
+import itertools
 import os
+import re
+import shlex
+import tarfile
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import final
+from typing import Any, final
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
+from webdataset.gopen import gopen, gopen_schemes
+from webdataset.shardlists import expand_urls
+from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from antiphase.data.decoding import decode_whole
+from antiphase.data.archives import (
+    CAPTION_SUFFIX,
+    IMAGE_SUFFIXES,
+    TAR_BLOCK,
+    members_by_key,
+    regular,
+    split_dotted,
+)
+from antiphase.data.decoding import decode_whole, in_threads
+from antiphase.data.folders import data_root
 from antiphase.data.pairs import PairBatch
-from antiphase.data.prefetch import in_threads
-from antiphase.data.root import data_root
-from antiphase.data.shard_files import Shard, count_samples, find_shards
-from antiphase.data.shard_lanes import ShardLane, read_ahead
-from antiphase.data.shard_reading import RawSample
 from antiphase.errors import UserError
-from antiphase.files import digest
-from antiphase.streams import key
+from antiphase.files import digest, write_json
+from antiphase.progress import progress_bar
+from antiphase.reading import parse_json
+from antiphase.streams import generator, key
 
+CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
+"""Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder."""
+
+TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
+"""The names of these sources in the paper."""
+
+# page of the links, columns of the file, which has no header line
+_LINKS = {
+    CC3M: ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),
+    CC12M: ("https://storage.googleapis.com/conceptual_12m/cc12m.tsv", r"url\tcaption"),
+}
 BUFFER = 1000  # samples
+_READ_AHEAD = 4  # steps
 _LANES = (8, 4, 2, 1)
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # first bytes of gzip, bzip2, xz
+_LEAST_BYTES = 4 * TAR_BLOCK  # of a sample: image and caption, each with a header
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file.
+
+    Attributes:
+        name: its base name, with as many parent folders as needed to be unique.
+        place: its path, or a URL that webdataset opens.
+        local: whether ``place`` is a path.
+    """
+
+    name: str
+    place: str
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RawSample:
+    """An encoded image with its caption: shard, common prefix of its members, suffix of the image, bytes, text."""
+
+    shard: str
+    key: str
+    suffix: str
+    image: bytes
+    caption: str
+
+
+Chunk = tuple[list[RawSample], tuple[str, ...]]
+"""A lane's samples of one step, and one line for each unusable sample since its previous step."""
+
+
+@dataclass(frozen=True)
+class ShardLane:
+    """A subset of the shards, read repeatedly in an order that depends only on these fields.
+
+    Attributes:
+        source: name of the stream in error messages.
+        number: index of the lane.
+        shards: shards of the lane.
+        seed: random seed of the run.
+        epoch: epoch, from 0.
+        buffer: size of the shuffle buffer, in samples.
+    """
+
+    source: str
+    number: int
+    shards: tuple[Shard, ...]
+    seed: int
+    epoch: int
+    buffer: int
+
+    def chunks(self, size: int, steps: range, stop: threading.Event) -> Generator[Chunk, None, None]:
+        """Yield the lane's ``size`` samples of each step, until ``stop`` is set.
+
+        Samples before ``steps.start`` are read and dropped.
+
+        Raises:
+            UserError: if the lane has no usable samples.
+        """
+        bad: list[str] = []
+        samples = self._samples(bad, stop)
+        for step in range(steps.stop):
+            chunk = list(itertools.islice(samples, size))
+            if step in steps:
+                yield chunk, tuple(bad)
+            bad.clear()
+
+    def _samples(self, bad: list[str], stop: threading.Event) -> Iterator[RawSample]:
+        """Yield the samples of repeated passes over the shards, each in its own order."""
+        for number in itertools.count():
+            keys = (self.number, self.epoch, number)
+            order = torch.randperm(len(self.shards), generator=generator(self.seed, "shards", *keys))
+            raw = (
+                sample
+                for row in order.tolist()
+                for sample in read_shard(self.shards[row], bad.append)
+                if _goes_on(stop)
+            )
+            empty = True
+            for sample in shuffled(raw, self.buffer, generator(self.seed, "shard buffer", *keys)):
+                empty = False
+                yield sample
+            if empty:
+                reason = f"; {bad[-1]}" if bad else ""
+                raise UserError(
+                    f"{self.source}: lane {self.number} has no usable sample in its {len(self.shards)} shards, the "
+                    f"first is {self.shards[0].name}{reason}: repair or remove these shards, or use fewer lanes"
+                )
+
+
+class _StoppedError(Exception):
+    """Reading was stopped because the consumer has finished."""
+
+
+def _goes_on(stop: threading.Event) -> bool:
+    if stop.is_set():
+        raise _StoppedError
+    return True
+
+
+def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
+    """Shuffle the samples with a buffer of the given size."""
+    held: list[RawSample] = []
+    for sample in samples:
+        if len(held) < buffer:
+            held.append(sample)
+            continue
+        place = int(torch.randint(buffer, (1,), generator=random))
+        yield held[place]
+        held[place] = sample
+    for place in torch.randperm(len(held), generator=random).tolist():
+        yield held[place]
+
+
+def _read_ahead(lanes: Sequence[ShardLane], size: int, steps: range) -> Iterator[list[Chunk]]:
+    """Yield each step's chunks, lane by lane, while a thread reads the next few steps.
+
+    One thread serves all lanes; one per lane was no faster because of Python's lock.
+    """
+    stop = threading.Event()
+    chunks = [lane.chunks(size, steps, stop) for lane in lanes]
+    pool = ThreadPoolExecutor(1)
+
+    def read() -> list[Chunk]:
+        return [next(lane) for lane in chunks]
+
+    try:
+        waiting = deque(pool.submit(read) for _ in steps[:_READ_AHEAD])
+        for step in steps:
+            yield waiting.popleft().result()
+            if step + _READ_AHEAD in steps:
+                waiting.append(pool.submit(read))
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+        for lane in chunks:
+            lane.close()
 
 
 @final
@@ -76,8 +247,8 @@ class ShardStream:
         if batch_size % self.lanes:
             near = max(batch_size // self.lanes, 1) * self.lanes
             raise UserError(
-                f"batch size {batch_size}: expected a multiple of {self.lanes}, the lanes of {self.name}: "
-                f"use {near}, or --lanes {_divisor(batch_size, self.lanes)}"
+                f"batch size {batch_size}: expected a multiple of {self.lanes}, the lanes of {self.name}: use {near}, "
+                f"or --lanes {_divisor(batch_size, self.lanes)}"
             )
         return self.samples // batch_size
 
@@ -98,8 +269,8 @@ class ShardStream:
         if self.lanes % world:
             raise UserError(
                 f"{self.name}: {world} processes cannot share {self.lanes} lanes evenly: use "
-                f"{_divisor(self.lanes, world)} processes, or --lanes with a multiple of {world} that divides "
-                f"the batch size {batch_size} and is at most {len(self.shards)}, the number of shards"
+                f"{_divisor(self.lanes, world)} processes, or --lanes with a multiple of {world} that divides the "
+                f"batch size {batch_size} and is at most {len(self.shards)}, the number of shards"
             )
         lanes = [
             ShardLane(self.name, number, self.shards[number :: self.lanes], seed, epoch, self.buffer)
@@ -123,18 +294,18 @@ class ShardStream:
     def _batches(self, lanes: list[ShardLane], batch_size: int, steps: range) -> Iterator[PairBatch]:
         size = batch_size // self.lanes
         share = size * len(lanes)
-        met: deque[list[str]] = deque()
+        bad_of_steps: deque[list[str]] = deque()
 
         def samples() -> Iterator[RawSample]:
-            for chunks in read_ahead(lanes, size, steps):
-                met.append([line for _, lines in chunks for line in lines])
+            for chunks in _read_ahead(lanes, size, steps):
+                bad_of_steps.append([line for _, lines in chunks for line in lines])
                 for chunk, _ in chunks:
                     yield from chunk
 
         decoded = in_threads(_decoded, samples(), ahead=2 * share)
-        while outcomes := list(islice(decoded, share)):
+        while outcomes := list(itertools.islice(decoded, share)):
             good = [(sample, pixels) for sample, pixels in outcomes if isinstance(pixels, Tensor)]
-            bad = met.popleft() + [line for _, line in outcomes if isinstance(line, str)]
+            bad = bad_of_steps.popleft() + [line for _, line in outcomes if isinstance(line, str)]
             ids = [key("shard", sample.shard, sample.key) for sample, _ in good]
             yield PairBatch(
                 torch.tensor(ids, dtype=torch.int64),
@@ -157,8 +328,8 @@ def open_shards(
     """Open a stream of shards.
 
     Args:
-        patterns: as for :func:`~antiphase.data.shard_files.find_shards`.
-        samples: samples per epoch; None: :func:`~antiphase.data.shard_files.count_samples`.
+        patterns: as for :func:`find_shards`.
+        samples: samples per epoch; None: :func:`count_samples`.
         lanes: see :class:`ShardStream`; None: the largest of 1, 2, 4 and 8 that is at most the number of shards.
         buffer: size of each lane's shuffle buffer, in samples.
         root: data folder, where counts are cached, and shards lie that the working directory does not have.
@@ -190,3 +361,359 @@ def _decoded(sample: RawSample) -> tuple[RawSample, UInt8[Tensor, "3 height widt
 def _divisor(whole: int, most: int) -> int:
     """Return the largest divisor of ``whole`` that is at most ``most``."""
     return next(part for part in range(min(whole, most), 0, -1) if whole % part == 0)
+
+
+def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSample]:
+    """Yield a shard's samples in order; ``report`` gets one line for each thing that is skipped.
+
+    Samples without an image or a caption are skipped, as is everything after damaged data; no exception is raised.
+    """
+    damage: list[str] = []
+
+    def note(error: Exception) -> bool:
+        reason = _reason(error)
+        if "duplicate file name" in reason:
+            report(f"{shard.name}: {reason.partition(':')[0]} is in it twice, the first is taken")
+        else:
+            damage.append(reason)
+        return True
+
+    try:
+        stream = _TarStream(gopen(_address(shard.place)))
+    except Exception as error:  # openers of URLs may raise anything
+        report(f"{shard.name} cannot be opened ({_reason(error)})")
+        return
+    last = lacking = None
+    try:
+        files = tar_file_expander([{"url": shard.name, "stream": stream}], handler=note)
+        for name, members in _samples(group_by_keys(files, handler=note)):
+            suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
+            caption = members.get(CAPTION_SUFFIX, b"").decode(errors="replace").strip()
+            if lacking:
+                report(lacking)
+            lacking = None
+            if suffix and caption:
+                last = name
+                yield RawSample(shard.name, name, suffix, members[suffix], caption)
+            else:
+                lacks = [] if suffix else [f"image (.{', .'.join(IMAGE_SUFFIXES)})"]
+                lacks += [] if caption else [f"caption (.{CAPTION_SUFFIX})"]
+                lacking = f"{shard.name}: {name} has no {' and no '.join(lacks)}"
+        if not damage or not stream.started:  # a command's exit code is more informative than "empty file"
+            stream.finish()
+    except Exception as error:
+        note(error)
+    finally:
+        with contextlib.suppress(Exception):  # an interrupted command may fail
+            stream.close()
+    if damage:
+        reason = damage[0] if stream.started else damage[-1]
+        where = f"after {last}" if last else "from its start"
+        report(f"{shard.name} is cut short or damaged {where} ({reason}): the rest of it is left out")
+    elif lacking:  # in a damaged shard this is the truncated sample
+        report(lacking)
+
+
+def _samples(groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the key and the members of each sample."""
+    for group in groups:
+        members = {suffix: content for suffix, content in group.items() if not suffix.startswith("__")}
+        for name, kinds in split_dotted(group["__key__"], members).items():
+            yield name.encode(errors="surrogateescape").decode(errors="replace"), kinds
+
+
+class _TarStream:
+    """A byte stream that checks the end of a tar file: zero blocks, followed by nothing.
+
+    Python's tarfile takes a truncated file or an invalid header for the end.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._first = self._last = self._ready = b""
+        self._place = 0
+
+    @property
+    def started(self) -> bool:
+        return bool(self._first)
+
+    def read(self, size: int) -> bytes:
+        if len(self._ready) - self._place < size:  # large reads, since each one releases Python's lock
+            self._ready = self._ready[self._place :] + self._stream.read(_READ_BYTES)
+            self._place = 0
+        data = self._ready[self._place : self._place + size]
+        self._place += len(data)
+        self._first = self._first or data[:8]
+        self._last = (self._last + data[-TAR_BLOCK:])[-TAR_BLOCK:]
+        return data
+
+    def finish(self) -> None:
+        """Read the rest; OSError if the tar file did not end properly."""
+        plain = not self._first.startswith(_COMPRESSED)
+        while rest := self.read(_READ_BYTES):
+            if plain and rest.strip(b"\0"):
+                raise OSError("a header is damaged")
+        if plain and self._last.strip(b"\0"):
+            raise OSError("it has no end mark")
+        self._stream.close()  # raises if the command failed
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _address(place: str) -> str:
+    """Return a URL that webdataset can open; s3 URLs are read through the AWS command line.
+
+    >>> _address("s3://bucket/00000.tar"), _address("gs://bucket/00000.tar")
+    ('pipe:aws s3 cp s3://bucket/00000.tar -', 'gs://bucket/00000.tar')
+    """
+    if place.startswith("s3://") and "s3" not in gopen_schemes:
+        return f"pipe:aws s3 cp {shlex.quote(place)} -"
+    return place
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's message without the arguments that webdataset appends."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error.args[0] if error.args else "").partition(" @ ")[0].split())
+    command = re.match(r"\(+\[?['\"]([^'\" ]+).*: exit (-?\d+) ", text)  # what webdataset's Pipe raises
+    if command:
+        return f"{command[1]} ended with exit code {command[2]}"
+    return text or type(error).__name__
+
+
+def find_shards(patterns: str | Sequence[str], root: Path | None = None) -> tuple[Shard, ...]:
+    """Return the shards of one or more patterns in order.
+
+    Args:
+        patterns: patterns with braces, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several. Each is a path, a
+            folder (all its ``*.tar``), a path with ``*``, or an http(s), s3, gs, hf or pipe URL.
+        root: data folder. Relative paths are searched for in the working directory; if it has none of them, in the
+            data folder.
+
+    Raises:
+        UserError: if nothing matches, a named file is missing or repeated, or a URL scheme is not supported.
+    """
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    shown = ", ".join(map(repr, listed))
+    places: list[str] = []
+    for pattern in listed:
+        try:
+            places += expand_urls(pattern)
+        except (AssertionError, ValueError) as error:  # unset variable, unbalanced braces
+            raise UserError(f"shards {pattern!r}: {error}: correct the pattern") from error
+    existing, missing = _existing(places, Path())
+    if root is not None and not any(local for _, local in existing):
+        existing, missing = _existing(places, root)
+    advice = how_to_get(listed[0], str(root or "."))
+    if not existing:
+        relative = any(_is_local(place) and not Path(place).expanduser().is_absolute() for place in places)
+        where = f" in {Path.cwd()} or {root}" if relative and root is not None else ""
+        expected = (
+            "expected tar files in img2dataset's layout, such as 'shards:/data/cc3m/{00000..00331}.tar'"
+        )
+        raise UserError(f"no shard matches {shown}{where}: {advice or expected}")
+    if missing:
+        raise UserError(
+            f"{len(missing)} of the {len(existing) + len(missing)} shards of {shown} are missing, the first is "
+            f"{missing[0]}: {advice or 'correct the pattern, or download them'}"
+        )
+    names = _names([place for place, _ in existing], shown)
+    return tuple(Shard(name, *shard) for name, shard in zip(names, existing, strict=True))
+
+
+def how_to_get(pattern: str, root: str) -> str | None:
+    r"""Return the commands that download a set whose shards are missing; None for other patterns.
+
+    The shorter side is resized to 224 pixels (DiffCLIP, Section 4.1); img2dataset's default adds a border instead.
+
+    Source: img2dataset's ``dataset_examples/cc3m.md`` and ``cc12m.md``.
+
+    >>> how_to_get("cc3m/{00000..00331}.tar", "data").partition(";")[0]
+    'to get CC3M, save the links of https://ai.google.com/research/ConceptualCaptions/download as cc3m.tsv'
+    """
+    source = f"shards:{pattern}"
+    if source not in _LINKS:
+        return None
+    page, columns = _LINKS[source]
+    title, name = TITLES[source], TITLES[source].lower()
+    return (
+        f"to get {title}, save the links of {page} as {name}.tsv; then sed -i '1s/^/{columns}\\n/' {name}.tsv; "
+        f"img2dataset --url_list {name}.tsv --input_format tsv --url_col url --caption_col caption --output_format "
+        f"webdataset --output_folder {root}/{name} --resize_mode keep_ratio --image_size 224 --processes_count 16 "
+        "--thread_count 64"
+    )
+
+
+def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]], list[str]]:
+    """Return the files and URLs, with whether each is a file, and the paths below ``base`` that have none."""
+    existing: list[tuple[str, bool]] = []
+    missing: list[str] = []
+    for place in places:
+        if not _is_local(place):
+            existing.append((place, False))
+            continue
+        is_url = place.startswith("file:")
+        path = Path(url2pathname(urlparse(place).path)) if is_url else base / Path(place).expanduser()
+        files = sorted(path.glob("*.tar")) if path.is_dir() else [path]
+        if glob.has_magic(str(path)) and not path.exists():
+            files = [Path(file) for file in sorted(glob.glob(str(path)))]
+        files = list(filter(Path.is_file, files))
+        existing += [(str(file), True) for file in files]
+        missing += [] if files else [str(path)]
+    return existing, missing
+
+
+def _is_local(place: str) -> bool:
+    scheme = urlparse(place).scheme
+    if scheme in gopen_schemes or scheme == "s3":
+        return False
+    if scheme in ("", "file") or Path(place).exists():
+        return True
+    raise UserError(
+        f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND' with a command that writes the tar "
+        "file to its standard output"
+    )
+
+
+def _names(places: list[str], shown: str) -> list[str]:
+    """Return the shortest unique suffixes of the paths."""
+    ends = [_tar_path(place).split("/") for place in places]
+    for depth in range(1, max(map(len, ends)) + 1):
+        names = ["/".join(end[-depth:]) for end in ends]
+        if len(set(names)) == len(names):
+            return names
+    twice = next((place for place in places if places.count(place) > 1), None)
+    if twice is not None:
+        raise UserError(f"shards of {shown}: duplicate {twice}: give each shard once")
+    return places
+
+
+def _tar_path(place: str) -> str:
+    """Return the path of the tar file in a URL or command.
+
+    >>> _tar_path("https://host/a/00003.tar?key=1"), _tar_path("pipe:aws s3 cp s3://b/00003.tar -")
+    ('/a/00003.tar', '/00003.tar')
+    """
+    if place.startswith("pipe:"):
+        place = next((word for word in reversed(place.split()) if ".tar" in word), place)
+    return urlparse(place).path if urlparse(place).scheme else place
+
+
+def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: bool = True) -> int:
+    """Return the number of samples in local shards.
+
+    It is read from img2dataset's ``NNNNN_stats.json`` next to each shard (``successes``), otherwise from webdataset's
+    ``sizes.json`` in its folder (shard name to count), otherwise the members of the tar file are counted. Counts are
+    cached in ``root/shards`` by size and modification time.
+
+    Sources: img2dataset (https://github.com/rom1504/img2dataset), ``logger.write_stats``; webdataset.
+
+    Args:
+        name: name of the source in error messages.
+        shards: shards to count.
+        root: data folder.
+        progress: show a progress bar on stderr while members are counted.
+
+    Raises:
+        UserError: if a shard is remote, a list of counts is damaged or larger than a shard allows, or there are no
+            samples.
+    """
+    remote = next((shard for shard in shards if not shard.local), None)
+    if remote is not None:
+        raise UserError(
+            f"{name}: the number of samples in {remote.name} is unknown, because it is remote: give the total of all "
+            "shards with --samples"
+        )
+    total = 0
+    uncounted: dict[Path, list[Path]] = {}
+    sizes: dict[Path, dict[str, int]] = {}
+    for path in (Path(shard.place).absolute() for shard in shards):
+        folder = path.parent
+        if folder not in sizes:
+            sizes[folder] = _read_counts(folder / "sizes.json", None)
+        stats = _read_counts(path.with_name(f"{path.stem}_stats.json"), "successes")
+        count = stats.get("successes", sizes[folder].get(path.name))
+        if count is None:
+            uncounted.setdefault(folder, []).append(path)
+        else:
+            _check_room(name, path, count)
+            total += count
+    tars = sum(map(len, uncounted.values()))
+    with progress_bar("Counting samples", tars, progress and bool(tars)) as advance:
+        for folder, paths in uncounted.items():
+            total += _counted(folder, paths, root, advance)
+    if not total:
+        raise UserError(
+            f"{name}: no samples in its {len(shards)} shards: expected KEY.jpg, .png, .webp or .jpeg with KEY.txt"
+        )
+    return total
+
+
+def _read_counts(path: Path, field: str | None) -> dict[str, int]:
+    """Read counts from a JSON object, of one field or of all; empty if there is no file."""
+    try:
+        text = regular(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): make it readable") from error
+    try:
+        value = parse_json(text)
+        if not isinstance(value, dict):
+            raise TypeError(f"it is a {type(value).__name__}")
+        counts = {str(name): value[name] for name in (value if field is None else [field])}
+        if any(type(count) is not int or count < 0 for count in counts.values()):
+            raise TypeError("a count is not a non-negative integer")
+    except (ValueError, KeyError, TypeError) as error:
+        expected = f"a field {field!r}" if field else "shard names and counts"
+        raise UserError(
+            f"{path}: expected a JSON object with {expected} ({error}): correct or delete it"
+        ) from error
+    return counts
+
+
+def _check_room(name: str, path: Path, count: int) -> None:
+    """Refuse a count that is too large for the size of the shard, since an epoch would repeat its samples."""
+    with path.open("rb") as file:
+        if file.read(8).startswith(_COMPRESSED):
+            return
+    room = path.stat().st_size // _LEAST_BYTES
+    if count > room:
+        raise UserError(
+            f"{name}: {count:,} samples stated for {path.name}, but its size allows at most {room:,}: correct or "
+            f"delete {path.stem}_stats.json or sizes.json next to it, or give the total of all shards with --samples"
+        )
+
+
+def _counted(folder: Path, paths: Sequence[Path], root: Path, advance: Callable[[float], None]) -> int:
+    """Return the samples in the shards of a folder; what was counted before is kept below ``root``."""
+    kept = root / "shards" / f"{digest(str(folder))[:16]}.json"
+    try:
+        entries = parse_json(kept.read_text(encoding="utf-8"))["shards"].items()
+        known = {name: entry for name, entry in entries if len(entry) == 3}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or invalid: count again
+        known = {}
+    before = dict(known)
+    for path in paths:
+        stamp = [path.stat().st_size, path.stat().st_mtime_ns]
+        if known.get(path.name, [])[:2] != stamp:
+            known[path.name] = [*stamp, _count_members(path)]
+        advance(1)
+    if known != before:
+        with contextlib.suppress(OSError):  # the cache is optional
+            write_json(kept, {"folder": str(folder), "shards": known})
+    return sum(known[path.name][2] for path in paths)
+
+
+def _count_members(path: Path) -> int:
+    """Count the keys of a tar file that have an image and a caption, reading only headers."""
+    names: list[str] = []
+    try:
+        with tarfile.open(path) as archive:
+            names += (member.name for member in archive if member.isreg() and member.size)
+    except Exception:  # damaged file; reported when the stream reaches it
+        del names[-1:]  # the last member is truncated
+    samples = members_by_key(names).values()
+    return sum(CAPTION_SUFFIX in kinds and bool(kinds.keys() & set(IMAGE_SUFFIXES)) for kinds in samples)

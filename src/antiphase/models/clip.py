@@ -1,24 +1,115 @@
-"""One dual encoder class for CLIP, DiffCLIP and its variants, which differ only in their attention modules."""
+"""CLIP and DiffCLIP: one dual encoder whose variants differ only in their attention modules, by size and variant."""
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
+from pydantic import PositiveFloat, ValidationError
 from torch import Tensor, nn
 
 from antiphase.arguments import Fields, Seed, validated
+from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
-from antiphase.errors import UserError
-from antiphase.models.clip_init import Init, initialise_clip
-from antiphase.models.factories import VitConfig, build_vision
-from antiphase.models.text import TextConfig, TextTransformer, as_tokens, text_tower, trimmed
-from antiphase.models.towers import Size, attention_slot
-from antiphase.models.vit import VisionTransformer
+from antiphase.errors import UserError, invalid
+from antiphase.models.preprocessing import Images
+from antiphase.models.transformer import (
+    AttentionFactory,
+    Block,
+    QuickGELU,
+    ScheduleName,
+    Size,
+    TowerConfig,
+    attention_slot,
+    check_memory,
+    run_blocks,
+)
+from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
+from antiphase.registry import CLIPS, find
 
+if TYPE_CHECKING:
+    from open_clip.tokenizer import SimpleTokenizer
+
+Init = Literal["matched", "released"]
+Towers = Literal["both", "vision", "text"]
+TokenIds = Int64[Tensor, "batch length"]
+Embeddings = Float[Tensor, "batch embed"]
+
+VOCABULARY = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
+_STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wasted tokens
+
+
+class TextConfig(TowerConfig):
+    """Architecture of a text tower."""
+
+    vocab_size: Size = VOCABULARY
+    context_length: Size = 77
+    norm_eps: PositiveFloat = 1e-5
+
+
+class TextTransformer(nn.Module):
+    """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
+
+    ``attention(layer_index)`` returns the attention module of a layer; it is called with a causal mask.
+
+    Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
+    Section 2.4 (causal attention, QuickGELU).
+    """
+
+    def __init__(self, attention: AttentionFactory, config: TextConfig) -> None:
+        super().__init__()
+        dim, eps = config.dim, config.norm_eps
+        self.context_length = config.context_length
+        self.checkpointing = False  # recompute each block in the backward pass: slower, less memory
+        self.token_embed = nn.Embedding(config.vocab_size, dim)
+        self.pos_embed = nn.Parameter(torch.zeros(config.context_length, dim))
+        self.blocks = nn.ModuleList(
+            Block(dim, attention(layer), config.mlp_ratio, QuickGELU(), eps) for layer in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(dim, eps=eps)
+
+    def forward(self, tokens: TokenIds) -> Float[Tensor, "batch dim"]:
+        """Return one feature vector per text.
+
+        A text ends at the largest id of its row, and later ids have no effect (see :func:`trimmed`).
+        """
+        length = tokens.shape[1]
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")
+        x = self.token_embed(tokens) + self.pos_embed[:length]
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        x = run_blocks(self.blocks, x, mask, checkpointing=self.checkpointing)
+        return self.norm(x[torch.arange(len(x), device=x.device), tokens.argmax(1)])
+
+
+def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
+    """Drop the columns after the last end-of-text token.
+
+    Attention is causal, so the features do not change; captions fill about a fifth of the 77 positions.
+    """
+    needed = int(tokens.argmax(1).max()) + 1
+    return tokens[:, : min(-(-needed // _STEP) * _STEP, tokens.shape[1])]
+
+
+def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
+    """Return byte-pair ids: start, words, end, zero padding; a long text is truncated but keeps its end token.
+
+    >>> tokenize(["a mug"], 5).tolist()
+    [[49406, 320, 9722, 49407, 0]]
+    """
+    return _tokenizer()(list(texts), context_length)
+
+
+@functools.cache
+def _tokenizer() -> "SimpleTokenizer":
+    from open_clip.tokenizer import SimpleTokenizer  # seconds to import
+
+    return SimpleTokenizer()
 
 
 class ClipConfig(Fields):
@@ -75,30 +166,23 @@ class CLIP(nn.Module):
         self.config: ClipConfig | None = None  # set by the factories
 
     def encode_image(
-        self,
-        images: Float[Tensor, "batch 3 height width"],
-        normalize: bool = False,
-        *,
-        keep: Int64[Tensor, "batch kept"] | None = None,
-    ) -> Float[Tensor, "batch embed"]:
+        self, images: Images, normalize: bool = False, *, keep: Int64[Tensor, "batch kept"] | None = None
+    ) -> Embeddings:
         """Return image embeddings, of length 1 if ``normalize``; ``keep`` as in :class:`VisionTransformer`."""
         embeddings = self.visual(images, keep) @ self.image_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
-    ) -> Float[Tensor, "batch embed"]:
-        """Return text embeddings, of length 1 if ``normalize``."""
-        tokens = as_tokens(texts, self.text.context_length).to(self.text_projection.device)
-        embeddings = self.text(trimmed(tokens)) @ self.text_projection
+    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+        """Return embeddings of strings or token ids, of length 1 if ``normalize``."""
+        if isinstance(texts, str):  # would be read as a list of letters
+            raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
+        tokens = texts if isinstance(texts, Tensor) else tokenize(texts, self.text.context_length)
+        embeddings = self.text(trimmed(tokens.to(self.text_projection.device))) @ self.text_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def forward(
-        self,
-        images: Float[Tensor, "batch 3 height width"],
-        texts: Sequence[str] | Int64[Tensor, "batch length"],
-        keep: Int64[Tensor, "batch kept"] | None = None,
-    ) -> tuple[Float[Tensor, "batch embed"], Float[Tensor, "batch embed"]]:
+        self, images: Images, texts: Sequence[str] | TokenIds, keep: Int64[Tensor, "batch kept"] | None = None
+    ) -> tuple[Embeddings, Embeddings]:
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
@@ -111,32 +195,221 @@ def build_clip(config: ClipConfig, seed: Seed = 0) -> CLIP:
     """
     with torch.random.fork_rng(devices=[]):  # the constructors' weights are overwritten
         model = bare_clip(config)
-    initialise_clip(model, config.init, seed)
+    _initialise(model, config.init, seed)
     return model
 
 
 def bare_clip(config: ClipConfig) -> CLIP:
-    """Build a model with the constructors' default weights.
-
-    Raises:
-        UserError: if the sizes are incompatible.
-    """
-    if config.vision.num_classes:
+    """Build a model with the constructors' default weights."""
+    vision, text = config.vision, config.text
+    if vision.num_classes:
         raise UserError(
-            f"vision.num_classes {config.vision.num_classes}: expected 0, a CLIP's image tower has no head"
+            f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's image tower has no head"
         )
     try:
-        text = text_tower(config.text, attention_slot(config.text))
+        check_memory(text, text.vocab_size + text.context_length)
+        text_tower = TextTransformer(attention_slot(text), text)
     except ValueError as error:
         raise UserError(f"text tower: {error}") from None
-    model = CLIP(
-        build_vision(config.vision),
-        text,
-        (config.vision.dim, config.text.dim),
-        config.embed_dim,
-        logit_scale=config.logit_scale,
-        logit_bias=config.logit_bias,
-    )
+    scale = {"logit_scale": config.logit_scale, "logit_bias": config.logit_bias}
+    model = CLIP(build_vision(vision), text_tower, (vision.dim, text.dim), config.embed_dim, **scale)
     model.config = config
-    model.square = Square(config.vision.image_size, config.interpolation)
+    model.square = Square(vision.image_size, config.interpolation)
     return model
+
+
+def _initialise(model: CLIP, init: Init, seed: int) -> None:
+    """Draw a dual encoder's weights anew; each parameter has a stream of its own.
+
+    ``"matched"`` gives standard and differential towers the rule of the recipe's baseline, so that twins of
+    a seed start from equal projections: image tower N(0, .02) with zero biases (timm's), text tower as SLIP
+    and CLIP draw it. ``"released"`` differs, as the released DiffCLIP does, in differential towers: the image
+    tower's blocks keep PyTorch's default, uniform within ±1/√fan_in with biases, and the text tower's
+    attention keeps its biases. λ modules draw their own.
+    """
+    dim, depth = model.text.pos_embed.shape[1], len(model.text.blocks)
+    out = dim**-0.5 * (2 * depth) ** -0.5
+    stds = {
+        "text.token_embed.weight": 0.02,
+        "text.pos_embed": 0.01,
+        "text.attn.qkv.weight": dim**-0.5,
+        "text.attn.proj.weight": out,
+        "text.mlp.fc1.weight": (2 * dim) ** -0.5,
+        "text.mlp.fc2.weight": out,
+    }
+    # where PyTorch's default is kept, unless there is a standard deviation above
+    kept = {"visual.patch_embed.", "text.mlp."}
+    if init == "released":
+        kept |= {"visual.blocks."} if _differential(model.visual) else set()
+        kept |= {"text."} if _differential(model.text) else set()
+
+    def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:
+        tower, _, rest = name.partition(".")
+        in_block = tower == "text" and rest.startswith("blocks.")
+        key = f"text.{'.'.join(name.split('.')[3:])}" if in_block else name
+        if not rest:  # logit scale and bias are as they were constructed
+            if name.endswith("_projection"):
+                parameter.normal_(0.0, parameter.shape[0] ** -0.5, generator=stream)
+        elif "norm" in rest:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        elif key in stds:
+            parameter.normal_(0.0, stds[key], generator=stream)
+        elif key.startswith(tuple(kept)):
+            weight = model.get_submodule(name.rpartition(".")[0]).get_parameter("weight")
+            draw_uniform(parameter, weight, stream)
+        elif tower == "text" or name.endswith("bias"):
+            parameter.zero_()
+        else:
+            nn.init.trunc_normal_(parameter, std=1e-6 if rest == "cls_token" else 0.02, generator=stream)
+
+    draw_own(model, seed, draw)
+
+
+def _differential(tower: nn.Module) -> bool:
+    return any(lambda_of(module) is not None for module in tower.modules())
+
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+# b16: the model of both papers; small: 64-pixel images, for a laptop (tuned on openmoji)
+PRESETS: dict[str, dict[str, Any]] = {
+    "b16": {
+        "vision": {"image_size": 224, "patch_size": 16, "dim": 768, "depth": 12, "num_heads": 12},
+        "text": {"dim": 512, "depth": 12, "num_heads": 8},
+        "embed_dim": 512,
+    },
+    "small": {
+        "vision": {"image_size": 64, "patch_size": 8, "dim": 192, "depth": 4, "num_heads": 6},
+        "text": {"dim": 192, "depth": 3, "num_heads": 6, "context_length": 32},
+        "embed_dim": 192,
+    },
+}
+
+
+@dataclass(frozen=True)
+class ClipVariant:
+    """A kind of CLIP, as registered in :data:`antiphase.registry.CLIPS`.
+
+    Attributes:
+        label: what reports call it; * and † are the DiffCLIP paper's (Sections 4.5 and 4.6).
+        fields: arguments of :func:`configure_clip` that make it what it is.
+    """
+
+    label: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule of its λ_init; None for standard attention in both towers."""
+        return self.fields.get("schedule", "constant") if self.fields.get("towers") else None
+
+
+CLIP_VARIANT = ClipVariant("CLIP")
+DIFFCLIP = ClipVariant("DiffCLIP", {"towers": "both"})
+DIFFCLIP_DEPTH = ClipVariant("DiffCLIP*", {"towers": "both", "schedule": "depth"})
+DIFFCLIP_VISION = ClipVariant("DiffCLIP†", {"towers": "vision"})
+DIFFCLIP_TEXT = ClipVariant("DiffCLIP, text only", {"towers": "text"})
+
+
+def find_clip(variant: str) -> ClipVariant:
+    """Return the registered kind of CLIP of a name, such as ``"diffclip-depth"``."""
+    return find(CLIPS, variant, "model")
+
+
+@validated
+def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
+    """Build a CLIP with standard attention in both towers.
+
+    Args:
+        preset: ``"b16"`` or ``"small"``.
+        seed: random seed of the initial weights.
+        **fields: ``vision`` and ``text`` (dictionaries of sizes that differ from the preset), ``embed_dim``
+            and the other fields of :class:`~antiphase.models.clip.ClipConfig`.
+
+    Raises:
+        UserError: for an unknown preset or field, or incompatible sizes.
+    """
+    return build_clip(configure_clip(preset, **fields), seed)
+
+
+@validated
+def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
+    """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
+
+    ``fields`` also take ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"`` for the paper's DiffCLIP*),
+    ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and ``attention``, another registered one.
+    """
+    return clip(preset, seed=seed, **{"towers": "both"} | fields)
+
+
+@validated
+def clip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
+    """Build the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters); arguments as for :func:`clip`."""
+    return clip("b16", seed=seed, **fields)
+
+
+@validated
+def diffclip_vit_b16(
+    lambda_init: float = 0.8,
+    schedule: ScheduleName = "constant",
+    towers: Towers = "both",
+    init: Init = "matched",
+    *,
+    seed: Seed = 0,
+    **fields: Any,
+) -> CLIP:
+    """Build the paper's DiffCLIP at ViT-B/16 (DiffCLIP, Section 4).
+
+    Args:
+        lambda_init: λ_init of every layer; used by the constant schedule.
+        schedule: ``"constant"``, or ``"depth"``: 0.8 − 0.6·exp(−0.3·layer), the paper's DiffCLIP*.
+        towers: towers with differential attention; ``"vision"`` is the paper's DiffCLIP†.
+        init: initial weights ``"matched"`` to the baseline, or as in the ``"released"`` DiffCLIP.
+        seed: random seed of the initial weights.
+        **fields: as in :func:`clip`.
+    """
+    fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
+    return clip("b16", seed=seed, **fields)
+
+
+@validated
+def configure_clip(
+    preset: str = "small",
+    *,
+    towers: Towers | None = None,
+    lambda_init: float = 0.8,
+    schedule: ScheduleName = "constant",
+    attention: str = "differential",
+    init: Init = "matched",
+    vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    **fields: Any,
+) -> ClipConfig:
+    """Return a validated configuration.
+
+    The ``towers`` have the registered ``attention``, other towers have standard attention; ``towers=None`` means
+    standard attention in both.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
+    sizes = PRESETS[preset]
+    lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
+    standard = {"attention": "softmax"}
+    in_vision, in_text = (lam if towers in ("both", tower) else standard for tower in ("vision", "text"))
+    # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
+    eps = 1e-5 if init == "released" and in_vision is lam else 1e-6
+    fixed = {"in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps}
+    both = {
+        "vision": fixed | sizes["vision"] | in_vision | (vision or {}),
+        "text": sizes["text"] | in_text | (text or {}),
+    }
+    return valid_clip({"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})
+
+
+def valid_clip(values: Any, source: str = "", place: tuple[str, ...] = ()) -> ClipConfig:
+    """Validate ``values`` and return them as a configuration; an error names ``source`` and the field in ``place``."""
+    try:
+        return ClipConfig.model_validate(values)
+    except ValidationError as error:
+        raise invalid(error, source, place) from None

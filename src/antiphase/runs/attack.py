@@ -27,9 +27,8 @@ from antiphase.evaluation.rates import ROW_SCHEMA
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
-from antiphase.runs.cache import Cache, slice_size
-from antiphase.runs.journal import Journal
-from antiphase.runs.processes import Process
+from antiphase.processes import Process
+from antiphase.store import Cache, Journal, slice_size
 from antiphase.streams import check_seed
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement

@@ -19,23 +19,22 @@ from torch import nn
 
 from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
-from antiphase.data.asked import AskedImages, asked_images
+from antiphase.commands.lineup import short_names
+from antiphase.commands.record import run_record
 from antiphase.data.decoding import Square
-from antiphase.data.pope import PopeSet
 from antiphase.errors import UserError
-from antiphase.evaluation.answers import answers_questions
-from antiphase.evaluation.families import by_seed
-from antiphase.evaluation.pope_attack import ASKED_SCHEMA, summarise_answers
-from antiphase.evaluation.rates import described_models
+from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import write_json
 from antiphase.models.card import card_of, doubts_about
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.modules import device_of
+from antiphase.processes import this_process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.gallery import AttackGallery, write_gallery
-from antiphase.runs.journal import write_frame
-from antiphase.runs.processes import this_process
-from antiphase.runs.record import run_record, short_names
+from antiphase.store import write_frame
+from antiphase.vlm.answers import answers_questions
+from antiphase.vlm.attack import ASKED_SCHEMA, summarise_answers
+from antiphase.vlm.pope import AskedImages, PopeSet, asked_images
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
@@ -73,7 +72,7 @@ class PopeAttack:
 
         ``rows.parquet`` is that of an audit, with a sample for each image and question and the columns ``image``,
         ``question`` and ``samplings``. ``summary.json`` has the models and, in the part ``pope``, what
-        :func:`~antiphase.evaluation.pope_attack.summarise_answers` returns. ``questions.json`` has the answers in words
+        :func:`~antiphase.vlm.attack.summarise_answers` returns. ``questions.json`` has the answers in words
         of the questions in the gallery.
 
         Raises:
@@ -202,7 +201,7 @@ def _square(model: nn.Module) -> Square:
 
 
 def _classifier(model: nn.Module, asked: AskedImages) -> nn.Module:
-    from antiphase.models.vlm import YesNo
+    from antiphase.vlm import YesNo
 
     vlm: Any = model
     return YesNo(vlm, asked.questions)

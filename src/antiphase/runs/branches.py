@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.sensitivity.cancellation import branch_changes
+from antiphase.sensitivity.depth import branch_changes
 
 _PARTS = (
     "positive",

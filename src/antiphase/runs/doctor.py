@@ -16,14 +16,14 @@ from unittest import mock
 
 import torch
 
-from antiphase.attention.backends.native.build import CannotBuildError, library, missing
+from antiphase.attention.backends.native import CannotBuildError, library, missing
+from antiphase.commands.loading import check_compiler, find_device
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
-from antiphase.data.openmoji import NOTO_FONT
-from antiphase.data.pair_sources import load_pairs
-from antiphase.data.root import data_root
+from antiphase.data.emoji import NOTO_FONT
+from antiphase.data.folders import data_root
+from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError, one_line
 from antiphase.precision import multiplies_bf16
-from antiphase.runs.loading import check_compiler, find_device
 
 _DRAWN = ("openmoji", "noto-emoji", "emoji-scenes", "emoji-objects")
 

@@ -11,28 +11,27 @@ from typing import Any
 import polars as pl
 from torch import nn
 
+from antiphase.commands.lineup import short_names
+from antiphase.commands.record import run_record
+from antiphase.data import ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
-from antiphase.data.pope import PopeSet
-from antiphase.data.preprocess import content_key
+from antiphase.data.pairs import content_key
 from antiphase.errors import UserError
-from antiphase.evaluation.answers import answers_questions
-from antiphase.evaluation.outcomes import ROW_SCHEMA
+from antiphase.evaluation.features import FeatureStore
+from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.rates import not_above_chance
-from antiphase.evaluation.summary import summarise_tasks
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.files import digest, write_json
 from antiphase.models.card import card_of
 from antiphase.models.image_towers import image_tower
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
-from antiphase.runs.cache import missing
-from antiphase.runs.features import FeatureStore
-from antiphase.runs.journal import read_frame, write_cell, write_frame
-from antiphase.runs.processes import Process
-from antiphase.runs.record import run_record, short_names
+from antiphase.processes import Process
+from antiphase.store import missing, read_frame, write_cell, write_frame
 from antiphase.terminal import say
+from antiphase.vlm.answers import answers_questions
 
 Tasks = Mapping[str, Collection[str] | None]
 
@@ -143,7 +142,7 @@ def warm(
         return
     learned = (source.train, source.validation) if task.learns else ()
     for data in (source.test, *learned):
-        if data is not None and not isinstance(data, MmvpSet | PopeSet):
+        if isinstance(data, ImageSet | PairSet):
             store.image_features(model, data)
 
 
@@ -196,7 +195,7 @@ def _identity(task: EvaluationTask, source: Source, protocol: Protocol) -> list[
     settings |= task.resolved(source, protocol)
     learned = (source.train, source.validation) if task.learns else ()
     data = [
-        part.fingerprint() if isinstance(part, MmvpSet | PopeSet) else content_key(part)
+        content_key(part) if isinstance(part, ImageSet | PairSet) else part.fingerprint()
         for part in (source.test, *learned)
         if part is not None
     ]
@@ -223,7 +222,7 @@ def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) 
             for result in results
             if (result["task"], result["data"], result["metric"]) == ("zero-shot", source.name, "top-1")
         ]
-        if own and not isinstance(source.test, MmvpSet | PopeSet):
+        if own and isinstance(source.test, ImageSet | PairSet):
             classes = len(source.test.class_names)
             found += not_above_chance(pl.DataFrame(own), {result["model"]: classes for result in own})
     return found

@@ -5,18 +5,18 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.data import FileImages, ImageSet
-from antiphase.data.root import data_root
+from antiphase.data.folders import data_root
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, find_task
 from antiphase.models.card import doubts_about, settle_size
 from antiphase.models.zeroshot import is_dual_encoder
+from antiphase.processes import this_process
 from antiphase.runs.evaluate import evaluate_models, fits
 from antiphase.runs.evaluation_sources import asked, left_out, load_source
-from antiphase.runs.features import FeatureStore
-from antiphase.runs.loading import check_twins, find_device, load_models
 from antiphase.runs.options.evaluate import EvaluateOptions
-from antiphase.runs.processes import this_process
 from antiphase.terminal import say
 
 _FIELDS = {

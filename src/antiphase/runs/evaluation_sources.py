@@ -93,14 +93,10 @@ def load_source(
         UserError: what is needed cannot be had.
     """
     from antiphase.data import PAIR_SOURCES, FileImages, PairSet, load_data, load_pairs
-    from antiphase.data.emoji_mmvp import NAME as EMOJI_MMVP
-    from antiphase.data.emoji_mmvp import emoji_mmvp
-    from antiphase.data.emoji_pope import NAME as EMOJI_POPE
-    from antiphase.data.emoji_pope import emoji_pope
-    from antiphase.data.mmvp import load_mmvp
-    from antiphase.data.pope import load_pope
-    from antiphase.data.wds import has_captions
+    from antiphase.data.hub import has_captions
+    from antiphase.data.mmvp import EMOJI_MMVP, emoji_mmvp, load_mmvp
     from antiphase.evaluation.tasks import Source, all_tasks
+    from antiphase.vlm.pope import EMOJI_POPE, emoji_pope, load_pope
 
     kind, _, path = name.partition(":")
     if kind == "mmvp":

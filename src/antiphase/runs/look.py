@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from antiphase.commands.loading import find_device, load_models
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import mask_average_precision, pointing_game
 from antiphase.files import write_json
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.progress import progress_bar
-from antiphase.runs.loading import find_device, load_models
 from antiphase.runs.options.look import LookOptions
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
 

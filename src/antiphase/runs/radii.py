@@ -11,12 +11,12 @@ from antiphase.data import ImageSet
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
+from antiphase.processes import Process
 from antiphase.progress import progress_bar
-from antiphase.runs.cache import Cache
-from antiphase.runs.processes import Process
-from antiphase.sensitivity.certificates import margins
-from antiphase.sensitivity.eager import eager_attention
-from antiphase.sensitivity.operator_norm import Linearisation, power_iteration
+from antiphase.sensitivity.layers import eager_attention
+from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
+from antiphase.sensitivity.theory import margins
+from antiphase.store import Cache
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA = {

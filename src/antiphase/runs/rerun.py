@@ -6,9 +6,9 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError, shown
 from antiphase.reading import read_json, read_json_lines, read_rows
-from antiphase.runs.folders import held_by
 
 RECORD = "run.json"
 _ROWS = "*.parquet"

@@ -3,10 +3,10 @@
 import time
 from typing import Any
 
+from antiphase.commands.loading import find_device
+from antiphase.commands.record import write_training_record
 from antiphase.data import load_data
-from antiphase.runs.loading import find_device
 from antiphase.runs.options.training import TrainOptions
-from antiphase.runs.record import write_training_record
 from antiphase.training import fastest_precision, make_recipe, train_classifier
 from antiphase.training.processes import check_trackers
 

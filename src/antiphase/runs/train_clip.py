@@ -3,14 +3,14 @@
 import time
 from typing import Any
 
-from antiphase.data.pair_sources import load_pairs
+from antiphase.commands.loading import check_compiler, find_device
+from antiphase.commands.record import write_training_record
 from antiphase.data.pairs import PairSet
+from antiphase.data.sources import load_pairs
 from antiphase.errors import UserError
 from antiphase.evaluation.encoders import encoder_numbers
 from antiphase.models import CLIP
-from antiphase.runs.loading import check_compiler, find_device
 from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.record import write_training_record
 from antiphase.terminal import say
 from antiphase.training.contrastive import train_clip
 from antiphase.training.processes import check_trackers

@@ -1,26 +1,39 @@
 """Sensitivity of attention maps: gradient alignment, Lipschitz estimators, certificates, relevance."""
 
-from antiphase.sensitivity.adapters import register
-from antiphase.sensitivity.alignment import Alignment, Gram, align, cotangent_gram, exact_gram
-from antiphase.sensitivity.branches import Branch
-from antiphase.sensitivity.cancellation import BranchChange, branch_changes
-from antiphase.sensitivity.certificates import estimated_radius, margins, printed_radius_ratio, radius_ratio
-from antiphase.sensitivity.depth import crossover, propagate, stage_norms
-from antiphase.sensitivity.gradients import (
+from antiphase.sensitivity.alignment import (
+    Alignment,
+    Gram,
+    align,
+    cotangent_gram,
     cotangent_grams,
     direction_grams,
+    exact_gram,
     loss_grams,
     random_directions,
     token_grams,
 )
-from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.lipschitz import gradient_ascent, local_maximum
+from antiphase.sensitivity.attention_adapters import register
+from antiphase.sensitivity.depth import BranchChange, branch_changes, crossover, propagate, stage_norms
+from antiphase.sensitivity.layers import Branch, Call, Layer
+from antiphase.sensitivity.lipschitz import (
+    exact_norm,
+    gradient_ascent,
+    local_maximum,
+    power_iteration,
+    uniform_sampling,
+)
 from antiphase.sensitivity.maps import attention_layers, attention_maps, map_function
-from antiphase.sensitivity.operator_norm import exact_norm, power_iteration
 from antiphase.sensitivity.relevance import attention_map, chefer_relevance
-from antiphase.sensitivity.sampling import uniform_sampling
 from antiphase.sensitivity.smoothing import smooth
-from antiphase.sensitivity.theory import amplification, critical_cosine, relative_sensitivity
+from antiphase.sensitivity.theory import (
+    amplification,
+    critical_cosine,
+    estimated_radius,
+    margins,
+    printed_radius_ratio,
+    radius_ratio,
+    relative_sensitivity,
+)
 
 __all__ = [
     "Alignment",

@@ -1,28 +1,37 @@
-"""Gradient alignment of the two maps at a layer's tokens, exact or with random cotangents.
+"""Gradient alignment of the two maps of every layer, at its tokens or at the pixels.
 
-J1 and J2 are the Jacobians of A1 and A2 with respect to the tokens. ρ and cosθ are computed from the averages of
-the inner products ⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, never from averages of ratios.
+J1 and J2 are the Jacobians of A1 and A2. ρ and cosθ are computed from the averages of the Frobenius inner products
+⟨J1, J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, never from averages of ratios. The random estimators are unbiased for these, and
+Lemma 1 holds exactly for each probe:
+
+- :func:`token_grams`, at a layer's tokens: the closed form, or random cotangents where there is none;
+- :func:`direction_grams`, at the pixels: one forward-mode pass per probe serves all layers, heads and branches;
+- :func:`cotangent_grams`, at the pixels: one backward pass per probe, layer, head and branch;
+- :func:`loss_grams`, at the tokens: the cotangent is ∂loss/∂A, as an attacker sees it.
 
 Scalar summaries of a map are not used: A.sum() has zero gradient (softmax rows sum to 1), and the gradients of
 ‖A‖_F or of an operator norm do not satisfy Lemma 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
-from antiphase.arguments import validated
+from antiphase.arguments import Batch, validated
 from antiphase.errors import UserError
-from antiphase.sensitivity.branches import Branch
-from antiphase.sensitivity.traced import AnyBranch
+from antiphase.sensitivity.layers import AnyBranch, Branch, Layer, TracedBranch, gradients, leaf
+from antiphase.sensitivity.maps import attention_layers, take_apart
+from antiphase.sensitivity.recording import Inputs, record
 from antiphase.streams import normal
 
 Sign = Literal["negative", "positive", "undecided"]
+Probes = Int64[Tensor, "batch probes"]
+Forward = Callable[..., Any] | None
 
 
 @validated
@@ -43,10 +52,11 @@ class Gram:
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
         """Stack the inner products of several probes along a new last axis."""
-        parts = ((probe.first, probe.second, probe.cross) for probe in probes)
-        first, second, cross = (torch.stack(column, -1) for column in zip(*parts, strict=True))
+        columns = zip(*((probe.first, probe.second, probe.cross) for probe in probes), strict=True)
         moved = [probe.moved for probe in probes if probe.moved is not None]
-        return cls(first, second, cross, torch.stack(moved, -1) if moved else None)
+        return cls(
+            *(torch.stack(column, -1) for column in columns), torch.stack(moved, -1) if moved else None
+        )
 
     def mean(self) -> "Gram":
         """Return the average over the probes."""
@@ -56,29 +66,6 @@ class Gram:
     def difference(self, lam: Float[Tensor, "*shape"] | float) -> Float[Tensor, "*shape"]:
         """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
         return self.first + lam**2 * self.second - 2.0 * lam * self.cross
-
-
-def gram_of(
-    one: Float[Tensor, "batch heads *shape"],
-    two: Float[Tensor, "batch heads *shape"] | None,
-    lam: Float[Tensor, " heads"],
-) -> Gram:
-    """Return the inner products of two gradients for each sample and head.
-
-    Args:
-        one: gradient of A1.
-        two: gradient of A2; None for standard attention.
-        lam: λ of each head.
-    """
-
-    def inner(x: Tensor, y: Tensor) -> Tensor:
-        return (x * y).flatten(2).sum(-1)
-
-    first = inner(one, one)
-    if two is None:
-        return Gram(first, torch.zeros_like(first), torch.zeros_like(first), first)
-    difference = one - lam.view(-1, *[1] * (one.ndim - 2)) * two
-    return Gram(first, inner(two, two), inner(one, two), inner(difference, difference))
 
 
 @dataclass(frozen=True)
@@ -102,94 +89,6 @@ class Alignment:
         """Return the sign of each cosθ in order; undecided if its interval contains 0."""
         pairs = zip(self.low.flatten().tolist(), self.high.flatten().tolist(), strict=True)
         return ["negative" if high < 0 else "positive" if low > 0 else "undecided" for low, high in pairs]
-
-
-@validated
-def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
-    """Compute the Frobenius inner products of the Jacobians with respect to the tokens in closed form.
-
-    Let a_i be row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by the key tokens and M
-    the one by the query token (see :class:`~antiphase.sensitivity.branches.Branch`). The Jacobian of a_i with
-    respect to token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
-
-    ⟨J1, J2⟩ = Σ_i ⟨P1_i, P2_i⟩·⟨u1_i, u2_i⟩ + ⟨P1_i·M1, P2_i·M2⟩ + u1_iᵀ(P2_i·M2)ᵀP1_i·e_i + u2_iᵀ(P1_i·M1)ᵀP2_i·e_i.
-
-    A head costs O(N²·D) for N tokens of width D, like a forward pass. Autograd is not used.
-
-    Returns:
-        Inner products of shape (batch, heads), always in float64.
-    """
-    positive = positive.double()
-    first = _inner(positive, positive).clamp_min(0.0)
-    if negative is None:
-        return Gram(first, torch.zeros_like(first), torch.zeros_like(first))
-    negative = negative.double()
-    return Gram(first, _inner(negative, negative).clamp_min(0.0), _inner(positive, negative))
-
-
-def _inner(one: Branch, two: Branch) -> Float[Tensor, "batch heads"]:
-    a, b = one.attention, two.attention
-    both = a * b
-    total = both.sum(-1)
-    # ⟨P1, P2⟩ of each row, written out
-    products = total - (both * b).sum(-1) - (a * both).sum(-1) + total.square()
-    towards = (one.by_key * two.by_key).sum(-1)
-    m_one, m_two = one.by_query, two.by_query
-    mean_one, mean_two = a @ m_one, b @ m_two  # row i: Σ_j a_ij·M_j
-    # Σ_j a_ij·b_ij·(M1_j − mean1_i)·(M2_j − mean2_i), multiplied out
-    pairs = (m_one * m_two).sum(-1)
-    centred = (
-        (both @ pairs[..., None]).squeeze(-1)
-        - ((both @ m_one) * mean_two).sum(-1)
-        - ((both @ m_two) * mean_one).sum(-1)
-        + total * (mean_one * mean_two).sum(-1)
-    )
-    crossed = _crossed(one, two, both, mean_two) + _crossed(two, one, both, mean_one)
-    return (products * towards + centred + crossed).sum(-1)
-
-
-def _crossed(
-    one: Branch,
-    two: Branch,
-    both: Float[Tensor, "batch heads tokens tokens"],
-    mean_two: Float[Tensor, "batch heads tokens dim"],
-) -> Float[Tensor, "batch heads tokens"]:
-    """Return u1_iᵀ(P2_i·M2)ᵀP1_i·e_i = Σ_j a_ij(δ_ij − a_ii)·b_ij·u1_i·(M2_j − mean2_i) of each row i."""
-    own = one.attention.diagonal(dim1=-2, dim2=-1)
-    projected = one.by_key @ two.by_query.mT - (one.by_key * mean_two).sum(-1, keepdim=True)
-    weighted = both * projected
-    return weighted.diagonal(dim1=-2, dim2=-1) - own * weighted.sum(-1)
-
-
-@validated
-def cotangent_gram(
-    positive: AnyBranch,
-    negative: AnyBranch | None,
-    lam: Float[Tensor, " heads"],
-    keys: Int64[Tensor, "batch probes"],
-) -> Gram:
-    """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v shared by both maps.
-
-    v is standard normal, so each value is an unbiased estimate of the Frobenius inner product. Lemma 1 holds
-    exactly for each v.
-
-    Args:
-        positive: branch of A1.
-        negative: branch of A2; None for standard attention.
-        lam: λ of each head.
-        keys: random stream of each sample and probe.
-
-    Returns:
-        Inner products of shape (batch, heads, probes).
-    """
-    maps = positive.attention
-    if len(lam) != maps.shape[1]:
-        raise UserError(f"lam of {len(lam)} heads: expected {maps.shape[1]}, as in the map")
-    probes = []
-    for probe in keys.to(maps.device).unbind(1):
-        v = normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
-        probes.append(gram_of(positive.vjp(v), None if negative is None else negative.vjp(v), lam))
-    return Gram.stack(probes)
 
 
 @validated
@@ -217,10 +116,237 @@ def align(gram: Gram, probes: bool) -> Alignment:
     first, second, cross = (part.mean(-1) for part in (gram.first, gram.second, gram.cross))
     scale = first.sqrt() * second.sqrt()
     cosine = cross / scale
-    balanced = (
-        gram.first * (second / first).sqrt()[..., None] + gram.second * (first / second).sqrt()[..., None]
-    )
+    balanced = gram.first * (second / first).sqrt()[..., None]
+    balanced = balanced + gram.second * (first / second).sqrt()[..., None]
     residual = (gram.cross - 0.5 * cosine[..., None] * balanced) / scale[..., None]
     half = float(stats.t.ppf(0.975, count - 1)) * residual.std(-1) / count**0.5
     low, high = (cosine - half).clamp(-1.0, 1.0), (cosine + half).clamp(-1.0, 1.0)
     return Alignment(cosine, low, high, (second / first).sqrt(), count)
+
+
+def _gram(one: Tensor, two: Tensor | None, lam: Tensor) -> Gram:
+    """Return the inner products of gradients (batch, heads, …) of A1 and A2 for each sample and head."""
+
+    def inner(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).flatten(2).sum(-1)
+
+    first = inner(one, one)
+    if two is None:
+        return Gram(first, torch.zeros_like(first), torch.zeros_like(first), first)
+    difference = one - lam.view(-1, *[1] * (one.ndim - 2)) * two
+    return Gram(first, inner(two, two), inner(one, two), inner(difference, difference))
+
+
+@validated
+def exact_gram(positive: Branch, negative: Branch | None) -> Gram:
+    """Compute the Frobenius inner products of the Jacobians with respect to the tokens in closed form.
+
+    Let a_i be row i of a map, P_i = diag(a_i) − a_i·a_iᵀ, u_i the derivative of its scores by the key tokens and M
+    the one by the query token (see :class:`~antiphase.sensitivity.layers.Branch`). The Jacobian of a_i with
+    respect to token m is P_i·(e_m·u_iᵀ + δ_im·M), so that
+
+    ⟨J1, J2⟩ = Σ_i ⟨P1_i, P2_i⟩·⟨u1_i, u2_i⟩ + ⟨P1_i·M1, P2_i·M2⟩ + u1_iᵀ(P2_i·M2)ᵀP1_i·e_i + u2_iᵀ(P1_i·M1)ᵀP2_i·e_i.
+
+    A head costs O(N²·D) for N tokens of width D, like a forward pass. Autograd is not used.
+
+    Returns:
+        Inner products of shape (batch, heads), always in float64.
+    """
+    positive = positive.double()
+    first = _inner(positive, positive).clamp_min(0.0)
+    if negative is None:
+        return Gram(first, torch.zeros_like(first), torch.zeros_like(first))
+    negative = negative.double()
+    return Gram(first, _inner(negative, negative).clamp_min(0.0), _inner(positive, negative))
+
+
+def _inner(one: Branch, two: Branch) -> Tensor:
+    a, b = one.attention, two.attention
+    both = a * b
+    total = both.sum(-1)
+    # ⟨P1, P2⟩ of each row, written out
+    products = total - (both * b).sum(-1) - (a * both).sum(-1) + total.square()
+    towards = (one.by_key * two.by_key).sum(-1)
+    m_one, m_two = one.by_query, two.by_query
+    mean_one, mean_two = a @ m_one, b @ m_two  # row i: Σ_j a_ij·M_j
+    # Σ_j a_ij·b_ij·(M1_j − mean1_i)·(M2_j − mean2_i), multiplied out
+    pairs = (m_one * m_two).sum(-1)
+    centred = (
+        (both @ pairs[..., None]).squeeze(-1)
+        - ((both @ m_one) * mean_two).sum(-1)
+        - ((both @ m_two) * mean_one).sum(-1)
+        + total * (mean_one * mean_two).sum(-1)
+    )
+    crossed = _crossed(one, two, both, mean_two) + _crossed(two, one, both, mean_one)
+    return (products * towards + centred + crossed).sum(-1)
+
+
+def _crossed(one: Branch, two: Branch, both: Tensor, mean_two: Tensor) -> Tensor:
+    """Return u1_iᵀ(P2_i·M2)ᵀP1_i·e_i = Σ_j a_ij(δ_ij − a_ii)·b_ij·u1_i·(M2_j − mean2_i) of each row i."""
+    diagonal = one.attention.diagonal(dim1=-2, dim2=-1)
+    projected = one.by_key @ two.by_query.mT - (one.by_key * mean_two).sum(-1, keepdim=True)
+    weighted = both * projected
+    return weighted.diagonal(dim1=-2, dim2=-1) - diagonal * weighted.sum(-1)
+
+
+@validated
+def cotangent_gram(
+    positive: AnyBranch, negative: AnyBranch | None, lam: Float[Tensor, " heads"], keys: Probes
+) -> Gram:
+    """Compute ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ for random v shared by both maps.
+
+    v is standard normal, so each value is an unbiased estimate of the Frobenius inner product. Lemma 1 holds
+    exactly for each v.
+
+    Args:
+        positive: branch of A1.
+        negative: branch of A2; None for standard attention.
+        lam: λ of each head.
+        keys: random stream of each sample and probe.
+
+    Returns:
+        Inner products of shape (batch, heads, probes).
+
+    Raises:
+        UserError: if λ does not match the heads.
+    """
+    maps = positive.attention
+    if len(lam) != maps.shape[1]:
+        raise UserError(f"lam of {len(lam)} heads: expected {maps.shape[1]}, as in the map")
+    probes = []
+    for v in _cotangents(maps, keys):
+        probes.append(_gram(positive.vjp(v), None if negative is None else negative.vjp(v), lam))
+    return Gram.stack(probes)
+
+
+def _cotangents(maps: Tensor, keys: Tensor) -> Iterator[Tensor]:
+    """Yield a standard normal cotangent of the maps for each probe."""
+    for probe in keys.to(maps.device).unbind(1):
+        yield normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
+
+
+@validated
+def token_grams(
+    model: nn.Module, inputs: Inputs, keys: Probes, *, call: Forward = None, exact: bool = True
+) -> Iterator[tuple[Layer, Gram, int]]:
+    """Yield each layer, its inner products at its own tokens, and the number of probes.
+
+    Args:
+        model: any model with attention.
+        inputs: as for :func:`~antiphase.sensitivity.attention_layers`.
+        keys: random stream of each sample and probe.
+        call: function to run on the inputs; None: the model.
+        exact: use the closed form for layers with plain queries and keys. The number of probes is then 0, and the
+            inner products have no probe axis.
+    """
+    for layer in attention_layers(model, inputs, call=call):
+        with gradients(enabled=False):  # else parameters would keep an unused graph alive
+            one, two = layer.positive, layer.negative
+            if exact and isinstance(one, Branch) and one.plain and not isinstance(two, TracedBranch):
+                gram, probes = exact_gram(one, two), 0
+            else:
+                gram, probes = cotangent_gram(one, two, layer.weight, keys), keys.shape[1]
+        yield layer, gram, probes
+
+
+@validated
+def direction_grams(
+    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
+) -> Iterator[tuple[Layer, Gram]]:
+    """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
+
+    J1 and J2 are the Jacobians of the attention maps A1 and A2 with respect to the pixels. For standard normal u
+    (:func:`random_directions`) the three products are unbiased estimates of ‖J1‖²_F, ‖J2‖²_F and ⟨J1, J2⟩_F.
+    With the δ of an attack as u, they measure the response of the two maps to that perturbation. Costs one
+    forward-mode pass per direction, for any number of layers and heads.
+
+    Returns:
+        Inner products of shape (batch, heads, probes).
+    """
+    grams: dict[str, list[Gram]] = {}
+    layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
+    for u in directions:
+        for layer in attention_layers(model, images, call=call, tangent=u):
+            assert layer.tangent is not None
+            with gradients(enabled=False):
+                one = layer.positive.jvp(layer.tangent)
+                two = None if layer.negative is None else layer.negative.jvp(layer.tangent)
+                grams.setdefault(layer.name, []).append(_gram(one, two, layer.weight))
+            layers[layer.name] = layer
+    for name, layer in layers.items():
+        yield layer, Gram.stack(grams[name])
+
+
+@validated
+def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batch *shape"]:
+    """Draw a standard normal direction for each image and probe."""
+    probes = keys.to(images.device).unbind(1)
+    draws = [normal(probe, images[0].numel()).view(images.shape) for probe in probes]
+    return torch.stack(draws).to(images.dtype)
+
+
+@validated
+def cotangent_grams(
+    model: nn.Module, images: Batch, keys: Probes, *, call: Forward = None
+) -> Iterator[tuple[Layer, Gram]]:
+    """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
+
+    Costs one backward pass through the preceding layers per layer, head, branch and probe.
+
+    Returns:
+        Inner products of shape (batch, heads, probes).
+    """
+    images = leaf(images)
+
+    def pulled(layer: Layer, branch: AnyBranch, v: Tensor) -> Tensor:
+        heads = branch.vjp(v).unbind(1)
+        slopes = [torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads]
+        return torch.stack(slopes, 1)
+
+    for layer in attention_layers(model, images, call=call, graph=True):
+        with gradients(enabled=False):
+            grams = []
+            for v in _cotangents(layer.positive.attention, keys):
+                two = None if layer.negative is None else pulled(layer, layer.negative, v)
+                grams.append(_gram(pulled(layer, layer.positive, v), two, layer.weight))
+            gram = Gram.stack(grams)
+        yield layer, gram
+
+
+@validated
+def loss_grams(
+    model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor], *, call: Forward = None
+) -> Iterator[tuple[Layer, Gram]]:
+    """Yield each layer with the inner products at its tokens for the cotangent v = ∂loss/∂(A1 − λ·A2).
+
+    J1ᵀv and −λ·J2ᵀv are the two parts of the loss gradient through the layer's maps, so their alignment is the one
+    relevant to an attacker. Exact; one forward and one backward pass for all layers.
+
+    Args:
+        model: any model with attention.
+        inputs: images, or other floating-point inputs.
+        loss: maps the model's output to a scalar that is a sum over the samples.
+        call: function to run on the inputs; None: the model.
+
+    Returns:
+        Inner products of shape (batch, heads).
+    """
+    outputs: list[Tensor] = []
+
+    def run(x: Tensor) -> None:
+        outputs.append((call or model)(x))
+
+    with gradients(enabled=True):
+        calls = record(model, leaf(inputs), call=run, graph=True)
+        slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)
+    for one, slope in zip(calls, slopes, strict=True):
+        with gradients(enabled=True):
+            layer = take_apart(one)
+            combined = layer.maps.combined.detach().requires_grad_()
+            finished = layer.finish(combined)
+            slope = slope if finished.shape == slope.shape else slope.transpose(0, 1)
+            (v,) = torch.autograd.grad(finished, combined, slope)
+        with gradients(enabled=False):
+            two = None if layer.negative is None else layer.negative.vjp(v)
+            gram = _gram(layer.positive.vjp(v), two, layer.weight)
+        yield layer, gram

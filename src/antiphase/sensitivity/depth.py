@@ -1,15 +1,31 @@
-"""Propagation of a perturbation through the blocks of a model: ‖Δ(d)‖, growth per block, cancellation.
+"""Propagation of a perturbation through the depth of a model, and what the subtraction leaves of it.
 
-Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5). L(d) is the operator norm
-of block d's Jacobian at the clean tokens; α(d), the share that the subtraction leaves of a perturbation, is estimated
-independently of it in :mod:`antiphase.sensitivity.cancellation`. The column ``alpha`` of stored rows is neither: it is
-‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For small perturbations that is below 1
-for every block, also with standard attention, because few perturbations lie along a block's direction of largest
-growth.
+Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
+perturbed and clean input. L(d) is the operator norm of block d's Jacobian at the clean tokens. The paper calls α(d)
+"the average reduction factor from noise cancellation at layer d" and does not define it; here
+
+    α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖
+
+over the tokens and heads of layer d, before the norm and the projection that follow: the change that reaches the
+layer's output, relative to the change without the subtraction. α is 1 for standard attention (λ = 0), |1 − λ| if the
+perturbation changes both branches alike (the "shared" noise of the text), and √(1 + λ²ρ²) > 1 if it changes them
+independently, ρ = ‖Δ(A2·V)‖ / ‖Δ(A1·V)‖. The alternative, :attr:`BranchChange.balance`, is 1 for independent changes,
+but compares with no layer that exists: it is below 1 also where the subtraction makes the change larger than that of
+A1·V alone.
+
+α far below 1 need not mean that noise is told from signal. The rows of A1 − λ·A2 sum to 1 − λ, so that broad maps leave
+|1 − λ| of every change of V, and of V itself (:attr:`BranchChange.kept`), which the norm that follows brings back to
+its size. Only α below ``kept`` makes the perturbation smaller relative to the signal.
+
+The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)‖), with which equation (5) would hold by construction. For
+small perturbations that is below 1 for every block, also with standard attention, because few perturbations lie along a
+block's direction of largest growth.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -18,9 +34,10 @@ from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
-from antiphase.sensitivity.eager import eager_attention
-from antiphase.sensitivity.maps import attention_layers, record, until
-from antiphase.sensitivity.operator_norm import power_iteration
+from antiphase.sensitivity.layers import Layer, Maps, eager_attention
+from antiphase.sensitivity.lipschitz import power_iteration
+from antiphase.sensitivity.maps import attention_layers, until
+from antiphase.sensitivity.recording import record
 
 
 @dataclass(frozen=True)
@@ -79,24 +96,18 @@ def blocks(model: nn.Module, images: Batch) -> list[Block]:
     """
     parts = dict(model.named_modules())
     names = dict.fromkeys(_block_of(call.name.partition("@")[0], parts) for call in record(model, images))
-    found: list[Block] = []
+    calls: list[Block] = []
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not args:
-                raise UserError(f"{name}: expected the tokens as the first positional argument")
-            found.append(Block(name, module, args[0], _first(output), args[1:], kwargs))
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
+        if not args:
+            raise UserError(f"{name}: expected the tokens as the first positional argument")
+        calls.append(Block(name, module, args[0], _first(output), args[1:], kwargs))
 
-        return hook
-
-    hooks = [parts[name].register_forward_hook(keep(name), with_kwargs=True) for name in names]
-    try:
-        with eager_attention(), torch.no_grad():
-            model(images.clone())
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    with ExitStack() as hooks, eager_attention(), torch.no_grad():
+        for name in names:
+            hooks.enter_context(parts[name].register_forward_hook(partial(keep, name), with_kwargs=True))
+        model(images.clone())
+    return calls
 
 
 def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
@@ -109,6 +120,10 @@ def _block_of(name: str, parts: Mapping[str, nn.Module]) -> str:
 
 def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+def _length(x: Tensor) -> Tensor:
+    return x.flatten(1).norm(dim=1)
 
 
 @validated
@@ -128,18 +143,18 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     clean, other = blocks(model, images), blocks(model, perturbed)
     points = [perturbed - images, other[0].tokens - clean[0].tokens]
     points += [b.output - a.output for a, b in zip(clean, other, strict=True)]
-    length = torch.stack([point.flatten(1).norm(dim=1) for point in points], 1)
-    norms: list[tuple[Tensor, Tensor, Tensor]] = []
+    norms: list[list[Tensor]] = []
     names: list[str] = []
     for a, b in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
         one = b.positive.attention - a.positive.attention
         two = torch.zeros_like(one)
         if a.negative is not None and b.negative is not None:
             two = a.weight[:, None, None] * (b.negative.attention - a.negative.attention)
-        norms.append(tuple(part.flatten(1).norm(dim=1) for part in (one, two, one - two)))  # pyright: ignore
+        norms.append([_length(part) for part in (one, two, one - two)])
         names.append(a.name)
     positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms, strict=True))
     stages = ("embedding", *(block.name for block in clean))
+    length = torch.stack([_length(point) for point in points], 1)
     return Path(stages, length, positive, negative, moved, tuple(names))
 
 
@@ -161,17 +176,14 @@ def stage_norms(
         seed: random seed of the initial directions.
         ids: sample ids, which key the random streams; None: positions.
     """
-    ran = blocks(model, images)
+    calls = blocks(model, images)
 
     def embed(x: Tensor) -> Tensor:
-        return until(model, ran[0].module, x)[0][0]
+        return until(model, calls[0].module, x)[0][0]
 
-    stages: Sequence[tuple[Callable[[Tensor], Tensor], Tensor]] = [
-        (embed, images),
-        *((block.again, block.tokens) for block in ran),
-    ]
-    found = [power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages]
-    return torch.stack(found, 1)
+    stages: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [(embed, images)]
+    stages += [(block.again, block.tokens) for block in calls]
+    return torch.stack([power_iteration(f, x, steps=steps, seed=seed, ids=ids).value for f, x in stages], 1)
 
 
 @validated
@@ -191,9 +203,102 @@ def crossover(differences: Annotated[Mapping[int, tuple[float, float]], NOT_EMPT
     4
     """
     depths = sorted(differences)
-    below = [differences[depth][1] < 0 for depth in depths]
-    above = [differences[depth][0] > 0 for depth in depths]
-    first = next((at for at in range(len(depths)) if all(below[at:])), None)
-    if first is None or not any(above[:first]):
-        return None
-    return depths[first]
+    last = max((place for place, depth in enumerate(depths) if not differences[depth][1] < 0), default=-1)
+    above = any(differences[depth][0] > 0 for depth in depths[: last + 1])
+    return depths[last + 1] if above and last + 1 < len(depths) else None
+
+
+@dataclass(frozen=True)
+class BranchChange:
+    """What a perturbation does to the branches of one attention layer; everything in float64, per sample and head.
+
+    Attributes:
+        name: name of the layer.
+        lam: λ of each head, 0 for standard attention; None if it differs from query to query.
+        positive, negative, moved: Frobenius norms of Δ(A1·V), Δ(λ·A2·V) and Δ((A1 − λ·A2)·V).
+        clean_positive, clean_moved: ‖A1·V‖ and ‖(A1 − λ·A2)·V‖ of the clean input.
+        clean_correlation, correlation: Pearson's correlation of the entries of A1 and A2, each row's mean subtracted,
+            of the clean and of the perturbed input. NaN for standard attention and for a uniform map.
+        change_correlation: the same of ΔA1 and ΔA2, whose rows have mean 0.
+    """
+
+    name: str
+    lam: Float[Tensor, " heads"] | None
+    positive: Float[Tensor, "batch heads"]
+    negative: Float[Tensor, "batch heads"]
+    moved: Float[Tensor, "batch heads"]
+    clean_positive: Float[Tensor, "batch heads"]
+    clean_moved: Float[Tensor, "batch heads"]
+    clean_correlation: Float[Tensor, "batch heads"]
+    correlation: Float[Tensor, "batch heads"]
+    change_correlation: Float[Tensor, "batch heads"]
+
+    @property
+    def alpha(self) -> Float[Tensor, " batch"]:
+        """α, over all heads."""
+        return _over_heads(self.moved) / _over_heads(self.positive)
+
+    @property
+    def kept(self) -> Float[Tensor, " batch"]:
+        """‖(A1 − λ·A2)·V‖ / ‖A1·V‖ of the clean input over all heads: what the subtraction leaves of the signal."""
+        return _over_heads(self.clean_moved) / _over_heads(self.clean_positive)
+
+    @property
+    def balance(self) -> Float[Tensor, " batch"]:
+        """‖Δ((A1 − λ·A2)·V)‖ / √(‖Δ(A1·V)‖² + λ²‖Δ(A2·V)‖²): 1 for branches that change independently."""
+        return _over_heads(self.moved) / (self.positive.square() + self.negative.square()).sum(1).sqrt()
+
+
+@validated
+def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterator[BranchChange]:
+    """Yield what a perturbation does to the branches of each attention layer, in order.
+
+    Args:
+        model: any model with attention.
+        images: clean inputs.
+        perturbed: perturbed inputs, in the same order.
+
+    Raises:
+        UserError: as :func:`~antiphase.sensitivity.attention_layers`, or if an adapter gives no values.
+    """
+    for clean, other in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
+        yield _change(clean, other)
+
+
+def _change(clean: Layer, other: Layer) -> BranchChange:
+    (one, both), (one_moved, both_moved) = _outputs(clean), _outputs(other)
+    change, moved = one_moved - one, both_moved - both
+    norms = [_norm(part) for part in (change, change - moved, moved, one, both)]
+    correlations = [torch.full_like(norms[0], torch.nan)] * 3
+    if clean.negative is not None and other.negative is not None:
+        pairs = ((clean.positive, clean.negative), (other.positive, other.negative))
+        (a1, a2), (b1, b2) = ([branch.attention.double() for branch in pair] for pair in pairs)
+        correlations = [row_centred(a1, a2), row_centred(b1, b2), row_centred(b1 - a1, b2 - a2)]
+    lam = clean.weight if clean.lam is None or clean.lam.ndim <= 1 else None
+    return BranchChange(clean.name, lam, *norms, *correlations)
+
+
+def _outputs(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Return A1·V and (A1 − λ·A2)·V of each head."""
+    if layer.values is None:
+        raise UserError(f"{layer.name}: its adapter gives no values V; pass `values` to its Layer")
+    maps, values = layer.maps, layer.values.double()
+    return maps.positive.double() @ values, maps.combined.double() @ values
+
+
+def row_centred(one: Maps, two: Maps) -> Float[Tensor, "batch heads"]:
+    """Compute Pearson's correlation of the entries of two maps after subtracting each row's mean.
+
+    r = Σ(a_ij − ā_i)(b_ij − b̄_i) / √(Σ(a_ij − ā_i)²·Σ(b_ij − b̄_i)²). Without the centring, the share 1/N that
+    every key receives would count as agreement. NaN if a map is uniform.
+    """
+    one, two = (part - part.mean(-1, keepdim=True) for part in (one, two))
+    return (one * two).flatten(2).sum(-1) / (_norm(one) * _norm(two))
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.flatten(2).norm(dim=2)
+
+
+def _over_heads(norms: Tensor) -> Tensor:
+    return norms.square().sum(1).sqrt()

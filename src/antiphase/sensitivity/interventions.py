@@ -1,18 +1,30 @@
-"""Interventions on a trained model's differential attention: another λ, another A2, no gradient through a map."""
+"""Interventions on a trained model's differential attention, and first-order margins that they take apart.
 
+Interventions: another λ, another A2, no gradient through a map. With m the margin of the prediction over the runner-up
+and g = ∂m/∂image, a perturbation of max-norm ε changes the margin by at most ε·‖g‖₁ to first order, so m / ‖g‖₁ is the
+least perturbation of the linearised model. In a model with one differential layer g = g_V + g_1 + g_2: g_1 passes
+through A1, g_2 through −λ·A2 and g_V through neither.
+"""
+
+import copy
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from contextlib import ExitStack
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.attention import AttentionMaps, DifferentialAttention, softmax_maps
 from antiphase.attention.lambdas import Stream, lambda_at
 from antiphase.errors import UserError
+from antiphase.sensitivity.layers import gradients
 
 Branch = Literal["positive", "negative"]
 BRANCHES: tuple[Branch, ...] = ("positive", "negative")
+Tokens = Float[Tensor, "batch tokens dim"]
+MapOfLayer = Float[Tensor, "heads queries keys"]
+OfBatch = Float[Tensor, " batch"]
 
 
 class ScaledLambda(nn.Module):
@@ -38,7 +50,7 @@ class ScaledLambda(nn.Module):
         """Refuse: the λ inside is trained."""
         raise UserError("a scaled λ belongs to a trained model: expected no new initial weights")
 
-    def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "..."]:
+    def forward(self, x: Tokens) -> Float[Tensor, "..."]:
         """Return factor · λ."""
         return self.factor * lambda_at(self.inner, x)
 
@@ -48,21 +60,17 @@ class ReplacedMap(nn.Module):
 
     Args:
         attention: the layer.
-        negative: A2, the same for every image: ``(heads, queries, keys)``.
+        negative: A2, the same for every image.
     """
 
     negative: Tensor
 
-    def __init__(
-        self, attention: DifferentialAttention, negative: Float[Tensor, "heads queries keys"]
-    ) -> None:
+    def __init__(self, attention: DifferentialAttention, negative: MapOfLayer) -> None:
         super().__init__()
         self.attention = attention
         self.register_buffer("negative", negative)
 
-    def forward(
-        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
         maps, values = _taken_apart(self.attention, x, mask)
         negative = self.negative.to(maps.positive.dtype).expand_as(maps.positive)
         return _attended(self.attention, maps._replace(negative=negative), values)
@@ -87,111 +95,12 @@ class StoppedGradient(nn.Module):
         """Say what the weights do not: part of a model's fingerprint."""
         return f"branches={self.branches!r}"
 
-    def forward(
-        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return self.attention(x, mask)
         maps, values = _taken_apart(self.attention, x, mask)
         stopped = {branch: getattr(maps, branch).detach() for branch in self.branches}
         return _attended(self.attention, maps._replace(**stopped), values)
-
-
-def scale_lambda(model: nn.Module, factor: float) -> None:
-    """Multiply λ of every differential layer by a factor, in place.
-
-    Raises:
-        UserError: The model has no differential attention of this package, or the factor is not finite.
-    """
-    if not torch.tensor(factor).isfinite():
-        raise UserError(f"factor {factor} of λ: expected a finite number")
-    for attention in _layers(model).values():
-        attention.lam = ScaledLambda(attention.lam, factor)
-
-
-def replace_negative(model: nn.Module, maps: Iterable[Float[Tensor, "heads queries keys"]]) -> None:
-    """Replace A2 of every differential layer by a constant map, in place.
-
-    Args:
-        model: with differential attention of this package.
-        maps: one for each layer, first layer first.
-
-    Raises:
-        UserError: The model has no differential attention of this package.
-    """
-    for (place, attention), negative in zip(_layers(model).items(), maps, strict=True):
-        model.set_submodule(place, ReplacedMap(attention, negative))
-
-
-def stop_gradient(model: nn.Module, branches: Sequence[Branch]) -> None:
-    """Let no gradient through A1 (``"positive"``) or A2 (``"negative"``) of any differential layer, in place.
-
-    Raises:
-        UserError: The model has no differential attention of this package, or a branch is unknown.
-    """
-    if not branches or not set(branches) <= set(BRANCHES):
-        raise UserError(f"branches {tuple(branches)}: expected positive, negative or both")
-    for place, attention in _layers(model).items():
-        model.set_submodule(place, StoppedGradient(attention, branches))
-
-
-def mean_negatives(
-    model: nn.Module, batches: Iterable[Float[Tensor, "batch channels height width"]]
-) -> list[Float[Tensor, "heads queries keys"]]:
-    """Return A2 of every differential layer, averaged over images.
-
-    Raises:
-        UserError: The model has no differential attention of this package, or there are no images.
-    """
-    layers = _layers(model).values()
-    sums: dict[nn.Module, Tensor] = {}
-
-    def add(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, DifferentialAttention)
-        negative = module.maps(given[0]).negative
-        assert negative is not None
-        sums[module] = sums.get(module, 0) + negative.double().sum(0)
-
-    hooks = [attention.register_forward_pre_hook(add) for attention in layers]
-    count = 0
-    try:
-        with torch.no_grad():
-            for images in batches:
-                model(images.clone())
-                count += len(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not count:
-        raise UserError("no images to average A2 over: expected at least one")
-    return [(sums[attention] / count).float() for attention in layers]
-
-
-def uniform_like(
-    maps: Iterable[Float[Tensor, "heads queries keys"]],
-) -> list[Float[Tensor, "heads queries keys"]]:
-    """Return maps of the same shapes in which every query attends to every key alike."""
-    return [torch.full_like(one, 1.0 / one.shape[-1]) for one in maps]
-
-
-def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
-    """Return the layers that can be intervened on, by their place: those not replaced or stopped already."""
-    named = list(model.named_modules())
-    taken = tuple(f"{name}." for name, each in named if isinstance(each, ReplacedMap | StoppedGradient))
-    return {
-        name: each
-        for name, each in named
-        if isinstance(each, DifferentialAttention) and not name.startswith(taken)
-    }
-
-
-def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
-    if not (found := differential_layers(model)):
-        raise UserError(
-            f"{type(model).__name__}: expected a model with differential attention of this package, "
-            "not intervened on yet"
-        )
-    return found
 
 
 def _taken_apart(
@@ -205,3 +114,169 @@ def _taken_apart(
 
 def _attended(attention: DifferentialAttention, maps: AttentionMaps, values: Tensor) -> Tensor:
     return attention.finish(maps.combined.to(values.dtype) @ values)
+
+
+def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
+    """Return the layers that can be intervened on, by name: those not replaced or stopped already."""
+    modules = dict(model.named_modules())
+    changed = tuple(
+        f"{name}." for name, one in modules.items() if isinstance(one, ReplacedMap | StoppedGradient)
+    )
+    return {
+        name: one
+        for name, one in modules.items()
+        if isinstance(one, DifferentialAttention) and not name.startswith(changed)
+    }
+
+
+def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
+    if not (layers := differential_layers(model)):
+        raise UserError(
+            f"{type(model).__name__}: expected a model with differential attention of this package, "
+            "not intervened on yet"
+        )
+    return layers
+
+
+def scale_lambda(model: nn.Module, factor: float) -> None:
+    """Multiply λ of every differential layer by a finite factor, in place."""
+    if not torch.tensor(factor).isfinite():
+        raise UserError(f"factor {factor} of λ: expected a finite number")
+    for attention in _layers(model).values():
+        attention.lam = ScaledLambda(attention.lam, factor)
+
+
+def replace_negative(model: nn.Module, maps: Iterable[MapOfLayer]) -> None:
+    """Replace A2 of every differential layer, first layer first, by a constant map, in place."""
+    for (name, attention), negative in zip(_layers(model).items(), maps, strict=True):
+        model.set_submodule(name, ReplacedMap(attention, negative))
+
+
+def stop_gradient(model: nn.Module, branches: Sequence[Branch]) -> None:
+    """Let no gradient through A1 (``"positive"``) or A2 (``"negative"``) of any differential layer, in place."""
+    if not branches or not set(branches) <= set(BRANCHES):
+        raise UserError(f"branches {tuple(branches)}: expected positive, negative or both")
+    for name, attention in _layers(model).items():
+        model.set_submodule(name, StoppedGradient(attention, branches))
+
+
+def mean_negatives(
+    model: nn.Module, batches: Iterable[Float[Tensor, "batch channels height width"]]
+) -> list[MapOfLayer]:
+    """Return A2 of every differential layer, averaged over at least one image."""
+    layers = _layers(model).values()
+    sums: dict[nn.Module, Tensor] = {}
+
+    def add(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, DifferentialAttention)
+        negative = module.maps(args[0]).negative
+        assert negative is not None
+        sums[module] = sums.get(module, 0) + negative.double().sum(0)
+
+    count = 0
+    with ExitStack() as hooks, torch.no_grad():
+        for attention in layers:
+            hooks.enter_context(attention.register_forward_pre_hook(add))
+        for images in batches:
+            model(images.clone())
+            count += len(images)
+    if not count:
+        raise UserError("no images to average A2 over: expected at least one")
+    return [(sums[attention] / count).float() for attention in layers]
+
+
+def uniform_like(maps: Iterable[MapOfLayer]) -> list[MapOfLayer]:
+    """Return maps of the same shapes in which every query attends to every key alike."""
+    return [torch.full_like(one, 1.0 / one.shape[-1]) for one in maps]
+
+
+class Margins(NamedTuple):
+    """Margins of some images; the last four are None unless the model has one differential layer as trained.
+
+    Attributes:
+        prediction: class with the largest logit.
+        margin: its logit − the next largest.
+        norm1: ‖g‖₁, logits per unit of the [0, 1] pixel.
+        norm2: ‖g‖₂.
+        positive: ‖g_1‖₂.
+        negative: ‖g_2‖₂.
+        inner: ⟨g_1, g_2⟩; below 0 the subtraction cancels, above 0 it amplifies.
+        right1: ‖g°‖₁ of the gradient with g_1 and g_2 turned to a right angle, see :func:`right_angle`.
+    """
+
+    prediction: Int64[Tensor, " batch"]
+    margin: OfBatch
+    norm1: OfBatch | None = None
+    norm2: OfBatch | None = None
+    positive: OfBatch | None = None
+    negative: OfBatch | None = None
+    inner: OfBatch | None = None
+    right1: OfBatch | None = None
+
+
+def margins_of(logits: Float[Tensor, "batch classes"]) -> Margins:
+    """Return predictions and margins of logits, without gradients."""
+    top = logits.topk(2, -1)
+    return Margins(top.indices[:, 0], top.values[:, 0] - top.values[:, 1])
+
+
+class MarginGradients:
+    """Margins and their gradients of one model, in float64.
+
+    Args:
+        model: from images in [0, 1] to logits; it is copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._whole = copy.deepcopy(model).eval().double().requires_grad_(False)
+        self._stopped: list[nn.Module] = []
+        for branch in BRANCHES if len(differential_layers(model)) == 1 else ():
+            stopped = copy.deepcopy(self._whole)
+            stop_gradient(stopped, [branch])
+            self._stopped.append(stopped)
+
+    def __call__(self, images: Float[Tensor, "batch channels height width"]) -> Margins:
+        """Return the margins of images in [0, 1]."""
+        images = images.double()
+        prediction, margin, whole = _gradient(self._whole, images)
+        norms = whole.norm(1, -1), whole.norm(2, -1)
+        if not self._stopped:
+            return Margins(prediction, margin, *norms)
+        first, second = (whole - _gradient(stopped, images)[2] for stopped in self._stopped)
+        straight = whole - first - second + sum(right_angle(first, second))
+        inner = (first * second).sum(-1)
+        parts = (first.norm(2, -1), second.norm(2, -1), inner, straight.norm(1, -1))
+        return Margins(prediction, margin, *norms, *parts)
+
+
+def right_angle(
+    first: Float[Tensor, "batch size"], second: Float[Tensor, "batch size"]
+) -> tuple[Float[Tensor, "batch size"], Float[Tensor, "batch size"]]:
+    """Turn two vectors to a right angle: both by the same angle, within their plane, with their lengths kept.
+
+    With e1, e2 their directions, u = (e1 + e2)/‖e1 + e2‖ and w = (e1 − e2)/‖e1 − e2‖, the new directions are
+    (u ± w)/√2, the nearest orthogonal pair. Vectors of length 0, or parallel to each other, stay as they are.
+
+    >>> first, second = right_angle(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, -3.0]]))
+    >>> first.round(decimals=6).tolist(), second.round(decimals=6).tolist()
+    ([[2.0, 0.0]], [[0.0, -3.0]])
+    """
+    lengths = first.norm(2, -1, keepdim=True), second.norm(2, -1, keepdim=True)
+    tiny = torch.finfo(first.dtype).tiny
+    units = first / lengths[0].clamp_min(tiny), second / lengths[1].clamp_min(tiny)
+    total, apart = units[0] + units[1], units[0] - units[1]
+    sizes = total.norm(2, -1, keepdim=True), apart.norm(2, -1, keepdim=True)
+    rounding = torch.finfo(first.dtype).eps ** 0.5
+    defined = (torch.minimum(*lengths) > 0) & (torch.minimum(*sizes) > rounding)
+    u, w = total / sizes[0].clamp_min(tiny), apart / sizes[1].clamp_min(tiny)
+    turned = lengths[0] * (u + w) * 0.5**0.5, lengths[1] * (u - w) * 0.5**0.5
+    return torch.where(defined, turned[0], first), torch.where(defined, turned[1], second)
+
+
+def _gradient(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return prediction, margin and the margin's gradient, one row of pixels for each image."""
+    with gradients(enabled=True):
+        x = images.detach().clone().requires_grad_()
+        prediction, margin, *_ = margins_of(model(x.clone()))
+        (gradient,) = torch.autograd.grad(margin.sum(), x)
+    return prediction, margin.detach(), gradient.flatten(1)

@@ -1,21 +1,205 @@
-"""The parts of an attention layer: its branches, its λ, and the computation after the map."""
+"""The parts of an attention layer, the derivatives of its maps, and how torch has to compute them."""
 
-from collections.abc import Callable, Mapping
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from antiphase.arguments import validated
+from antiphase.attention.maps import masked_softmax
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
-from antiphase.sensitivity.branches import Branch
 
-if TYPE_CHECKING:
-    from antiphase.sensitivity.traced import TracedBranch
+Turn = Callable[[Tensor], Tensor]
+TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
+Maps = Float[Tensor, "batch heads tokens tokens"]
 
 # arguments that are keys or values in torch and transformers
 _KEYS = ("key", "value", "encoder_hidden_states", "key_value_states", "context", "memory")
+
+
+@functools.cache
+def prepare_forward_mode() -> None:
+    """Import torch's forward-mode formulas once, without the FutureWarning that this import emits."""
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore", FutureWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
+@contextmanager
+def gradients(*, enabled: bool) -> Iterator[None]:
+    """Enable or disable gradients, and leave the caller's inference mode.
+
+    A generator must not yield within it, because its caller would inherit the mode.
+    """
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled):
+        yield
+
+
+def leaf(x: Tensor) -> Tensor:
+    """Return x as the leaf of a new graph, also if it was created in inference mode."""
+    with gradients(enabled=True):
+        return (x.clone() if x.is_inference() else x).detach().requires_grad_()
+
+
+@contextmanager
+def eager_attention() -> Iterator[None]:
+    """Make torch compute attention with plain matrix products, and leave the caller's inference mode.
+
+    The fused kernels have neither forward-mode nor second derivatives, and without gradients
+    ``nn.MultiheadAttention`` would take its own fast path.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), gradients(enabled=torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@validated
+@dataclass(frozen=True)
+class Branch:
+    """A = softmax(s·q̃·k̃ᵀ + mask) with q̃ = turn_q(q), k̃ = turn_k(k), q = x·W_qᵀ + b_q, k = x·W_kᵀ + b_k.
+
+    Attributes:
+        q, k: projected queries and keys.
+        to_q, to_k: W_q and W_k of each head.
+        scale: s; None: 1/√width.
+        mask: added to the scores, broadcastable to the map; −∞ forbids attention.
+        turn_q, turn_k: map applied to each head's queries or keys, such as a norm or rotary positions. None: the
+            identity; only then do the closed forms ``by_key`` and ``by_query`` hold.
+    """
+
+    q: Float[Tensor, "batch heads tokens width"]
+    k: Float[Tensor, "batch heads tokens width"]
+    to_q: Float[Tensor, "heads width dim"]
+    to_k: Float[Tensor, "heads width dim"]
+    scale: float | None = None
+    mask: Tensor | None = None
+    turn_q: Turn | None = None
+    turn_k: Turn | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.to_q.shape[0]
+
+    @property
+    def factor(self) -> float:
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def plain(self) -> bool:
+        """Whether queries and keys are used exactly as projected."""
+        return self.turn_q is None and self.turn_k is None
+
+    def double(self) -> "Branch":
+        """Convert to float64, which avoids cancellation for peaked maps."""
+        mask = None if self.mask is None else self.mask.double()
+        q, k, to_q, to_k = (part.double() for part in (self.q, self.k, self.to_q, self.to_k))
+        return Branch(q, k, to_q, to_k, self.factor, mask, self.turn_q, self.turn_k)
+
+    @cached_property
+    def turned_q(self) -> Float[Tensor, "batch heads tokens width"]:
+        return self.q if self.turn_q is None else self.turn_q(self.q)
+
+    @cached_property
+    def turned_k(self) -> Float[Tensor, "batch heads tokens width"]:
+        return self.k if self.turn_k is None else self.turn_k(self.k)
+
+    @cached_property
+    def attention(self) -> Maps:
+        """The map A."""
+        return masked_softmax((self.turned_q * self.factor) @ self.turned_k.mT, self.mask)
+
+    @cached_property
+    def by_key(self) -> TokensOfHeads:
+        """U of a plain branch: row i is ∂s_ij/∂x_j, the same for every j ≠ i."""
+        return self.q @ self.to_k * self.factor
+
+    @cached_property
+    def by_query(self) -> TokensOfHeads:
+        """M of a plain branch: row j is ∂s_ij/∂x_i, the same for every i ≠ j."""
+        return self.k @ self.to_q * self.factor
+
+    def vjp(self, cotangent: Maps) -> TokensOfHeads:
+        """Return Jᵀv, the gradient of Σ A·v with respect to the tokens, separately for each head.
+
+        The gradient with respect to the scores is S_i = P_i·v_i with P_i = diag(a_i) − a_i·a_iᵀ; q̃ receives S·k̃
+        and k̃ receives Sᵀ·q̃.
+        """
+        a = self.attention
+        scores = (a * (cotangent - (a * cotangent).sum(-1, keepdim=True))) * self.factor
+        to_query = _pull(self.turn_q, self.q, scores @ self.turned_k)
+        to_key = _pull(self.turn_k, self.k, scores.mT @ self.turned_q)
+        return to_query @ self.to_q + to_key @ self.to_k
+
+    def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Maps:
+        """Return J·t, the derivative of the map as the tokens move along ``direction``."""
+        a, moved = self.attention, direction[:, None]
+        query = _push(self.turn_q, self.q, moved @ self.to_q.mT)
+        key = _push(self.turn_k, self.k, moved @ self.to_k.mT)
+        scores = (query @ self.turned_k.mT + self.turned_q @ key.mT) * self.factor
+        return a * (scores - (a * scores).sum(-1, keepdim=True))
+
+
+def _pull(turn: Turn | None, x: Tensor, cotangent: Tensor) -> Tensor:
+    return cotangent if turn is None else torch.func.vjp(turn, x)[1](cotangent)[0]
+
+
+def _push(turn: Turn | None, x: Tensor, tangent: Tensor) -> Tensor:
+    if turn is None:
+        return tangent
+    prepare_forward_mode()
+    return torch.func.jvp(turn, (x,), (tangent,))[1]
+
+
+@dataclass(frozen=True)
+class TracedBranch:
+    """The maps of a module that is run as a whole: a ``Branch`` whose queries and keys are not known.
+
+    Attributes:
+        function: from tokens to the map of each head.
+        tokens: the module's tokens.
+    """
+
+    function: Callable[[Tensor], Maps]
+    tokens: Float[Tensor, "batch tokens dim"]
+
+    @property
+    def heads(self) -> int:
+        return self.attention.shape[1]
+
+    @cached_property
+    def attention(self) -> Maps:
+        """The map A."""
+        return self.function(self.tokens)
+
+    def vjp(self, cotangent: Maps) -> TokensOfHeads:
+        """Return Jᵀv as :meth:`Branch.vjp`."""
+        with gradients(enabled=True):
+            x = leaf(self.tokens)
+            pairs = zip(self.function(x).unbind(1), cotangent.unbind(1), strict=True)
+            slopes = [torch.autograd.grad(one, x, v, retain_graph=True)[0] for one, v in pairs]
+        return torch.stack(slopes, 1)
+
+    def jvp(self, direction: Float[Tensor, "batch tokens dim"]) -> Maps:
+        """Return J·t as :meth:`Branch.jvp`."""
+        prepare_forward_mode()
+        return torch.func.jvp(self.function, (self.tokens,), (direction,))[1]
+
+
+AnyBranch = Branch | TracedBranch
 
 
 @dataclass(frozen=True)
@@ -43,6 +227,10 @@ class Call:
         """Return an argument after the tokens by position (from 0) or name; None if absent."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name)
 
+    def batch_first(self, tensor: Tensor) -> Tensor:
+        """Exchange the first two axes if the module is one of torch's whose tokens come before the batch."""
+        return tensor.transpose(0, 1) if getattr(self.module, "batch_first", True) is False else tensor
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -61,8 +249,8 @@ class Layer:
 
     name: str
     tokens: Float[Tensor, "batch tokens dim"]
-    positive: "Branch | TracedBranch"
-    negative: "Branch | TracedBranch | None"
+    positive: AnyBranch
+    negative: AnyBranch | None
     lam: Tensor | None
     finish: Callable[[Tensor], Tensor]
     tangent: Float[Tensor, "batch tokens dim"] | None = None

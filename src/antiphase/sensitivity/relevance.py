@@ -1,9 +1,8 @@
 """Relevance of image patches for a text, and attention maps, in the image tower of any dual encoder."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -14,10 +13,9 @@ from torch import Tensor, nn
 from antiphase.arguments import NOT_EMPTY, UNIT_RANGE, validated
 from antiphase.errors import UserError
 from antiphase.models.zeroshot import DualEncoder, as_dual_encoder
-from antiphase.sensitivity.eager import gradients, leaf
-from antiphase.sensitivity.layers import Call, Layer
-from antiphase.sensitivity.maps import record
-from antiphase.sensitivity.splitting import take_apart
+from antiphase.sensitivity.layers import Call, Layer, gradients, leaf
+from antiphase.sensitivity.maps import take_apart
+from antiphase.sensitivity.recording import record
 
 Images = Annotated[Float[Tensor, "batch 3 height width"], NOT_EMPTY, UNIT_RANGE]
 Part = Literal["combined", "positive", "negative"]
@@ -73,9 +71,9 @@ def chefer_relevance(
         logits = encoder.logit_scale.exp() * (F.normalize(embeddings, dim=-1) @ directions.T)
         targets = logits.sum(0)  # the logits of an image do not depend on other images
     outputs = [call.output for call in calls]
-    seeds = torch.eye(len(texts)).to(targets)
     slopes = [
-        torch.autograd.grad(targets, outputs, seed, retain_graph=True, allow_unused=True) for seed in seeds
+        torch.autograd.grad(targets, outputs, seed, retain_graph=True, allow_unused=True)
+        for seed in torch.eye(len(texts)).to(targets)
     ]
     rows = embeddings.new_zeros(len(texts), len(images), 1 + side**2)
     rows[..., 0] = 1.0
@@ -115,33 +113,33 @@ class Method:
 
     Attributes:
         label: label in figures.
-        asks: whether the map depends on the text.
-        maps: function of (model, images, texts, layer); relevance ignores the layer.
+        asks: whether the map depends on the text: relevance, and not attention.
+        part: which map it is of.
+        start: first layer of relevance.
     """
 
     label: str
     asks: bool
-    maps: Callable[[nn.Module, Tensor, Sequence[str], int], Float[Tensor, "texts batch rows columns"]]
+    part: Part
+    start: int = 0
 
-
-def _relevance(
-    part: Part, start: int, model: nn.Module, images: Tensor, texts: Sequence[str], layer: int
-) -> Tensor:
-    return chefer_relevance(model, images, texts, part, start)
-
-
-def _attention(part: Part, model: nn.Module, images: Tensor, texts: Sequence[str], layer: int) -> Tensor:
-    return attention_map(model, images, part, layer).expand(len(texts), -1, -1, -1)
+    def maps(
+        self, model: nn.Module, images: Tensor, texts: Sequence[str], layer: int
+    ) -> Float[Tensor, "texts batch rows columns"]:
+        """Return the maps; relevance ignores the layer."""
+        if self.asks:
+            return chefer_relevance(model, images, texts, self.part, self.start)
+        return attention_map(model, images, self.part, layer).expand(len(texts), -1, -1, -1)
 
 
 METHODS: dict[str, Method] = {
-    "relevance": Method("relevance", True, partial(_relevance, "combined", 0)),
-    "relevance-last": Method("relevance, last layer", True, partial(_relevance, "combined", -1)),
-    "relevance-positive": Method("relevance of A1", True, partial(_relevance, "positive", 0)),
-    "relevance-negative": Method("relevance of A2", True, partial(_relevance, "negative", 0)),
-    "attention": Method("attention A1 − λ·A2", False, partial(_attention, "combined")),
-    "positive": Method("attention A1", False, partial(_attention, "positive")),
-    "negative": Method("attention A2", False, partial(_attention, "negative")),
+    "relevance": Method("relevance", True, "combined"),
+    "relevance-last": Method("relevance, last layer", True, "combined", start=-1),
+    "relevance-positive": Method("relevance of A1", True, "positive"),
+    "relevance-negative": Method("relevance of A2", True, "negative"),
+    "attention": Method("attention A1 − λ·A2", False, "combined"),
+    "positive": Method("attention A1", False, "positive"),
+    "negative": Method("attention A2", False, "negative"),
 }
 
 
@@ -151,29 +149,18 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     # leaf(images) requires a gradient, so that there is a graph even if the weights are frozen
     calls = record(model, leaf(images), call=lambda x: kept.append(encoder.encode_image(x)), graph=True)
     (embeddings,) = kept
-    shapes = {_batch_first(call, call.tokens).shape[:2] for call in calls}
+    shapes = {call.batch_first(call.tokens).shape[:2] for call in calls}
     tokens = max(count for _, count in shapes)
     side = math.isqrt(tokens - 1)
-    square = shapes == {(len(images), 1 + side**2)}
-    if not square or not _read_at_first_token(calls[-1], embeddings):
+    last, ones = calls[-1], torch.ones_like(embeddings)
+    (slope,) = torch.autograd.grad(embeddings, last.output, ones, retain_graph=True, materialize_grads=True)
+    read_elsewhere = bool(last.batch_first(slope)[:, 1:].any())
+    if shapes != {(len(images), 1 + side**2)} or read_elsewhere:
         raise UserError(
             f"{type(model).__name__}: its image tower has {tokens} tokens; expected one class token, which alone gives "
             "the embedding, followed by a square grid of patches"
         )
     return calls, embeddings, side
-
-
-def _read_at_first_token(last: Call, embeddings: Tensor) -> bool:
-    """Return whether the embedding depends on the last attention layer only through its first token."""
-    (slope,) = torch.autograd.grad(
-        embeddings, last.output, torch.ones_like(embeddings), retain_graph=True, materialize_grads=True
-    )
-    return not _batch_first(last, slope)[:, 1:].any()
-
-
-def _batch_first(call: Call, tensor: Tensor) -> Tensor:
-    """Return a module's tokens with the batch axis first; ``nn.MultiheadAttention`` may have it second."""
-    return tensor.transpose(0, 1) if getattr(call.module, "batch_first", True) is False else tensor
 
 
 def _layer(number: int, count: int) -> int:
@@ -200,7 +187,7 @@ def _cams(call: Call, part: Part, cotangents: Sequence[Tensor | None]) -> Iterat
         attention, factor = _part(layer, part)
         combined = layer.maps.combined.clone()
     with torch.enable_grad():
-        output = _batch_first(call, layer.finish(combined.requires_grad_()))
+        output = call.batch_first(layer.finish(combined.requires_grad_()))
     for cotangent in cotangents:
         if cotangent is None:  # the target does not depend on this layer
             yield torch.zeros_like(attention[:, 0])

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int64
+from scipy import stats
 from torch import Tensor
 
 from antiphase import streams
@@ -30,18 +32,48 @@ from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacke
 from antiphase.errors import UserError
 from antiphase.precision import Precision
 from antiphase.progress import progress_bar
-from antiphase.sensitivity.certificates import certified_radius
 
 ABSTAIN = -1
 """The prediction if the vote is too close to certify a class."""
 
-Counted = Callable[[int, dict[str, Any]], None]
-
 _TIMED = 3  # batches whose time says how long the run takes
-_BLOCK = {"cpu": 2**15}  # numbers drawn at once, to fit the processor's cache
-_BATCH = {"cpu": 64}  # noisy copies per batch; larger was slower
-_ELSEWHERE = (2**24, 2**12)  # the same two on other devices
+# numbers drawn at once, to fit the processor's cache, and noisy copies per batch; larger was slower
+_SIZES = {"cpu": (2**15, 64)}
+_ELSEWHERE = (2**24, 2**12)
 _BATCH_NUMBERS = 2**27  # upper limit of the numbers in a batch
+
+
+def lower_bound(count: Int[np.ndarray, "..."] | int, samples: int, alpha: float) -> Float[np.ndarray, "..."]:
+    """Compute the one-sided Clopper–Pearson (1934) lower bound of a probability at confidence 1 − α.
+
+    The bound is the α-quantile of Beta(count, samples − count + 1), and 0 for no successes in ``samples`` trials.
+
+    >>> round(float(lower_bound(100, 100, 0.001)), 6), round(0.001 ** (1 / 100), 6)
+    (0.933254, 0.933254)
+    """
+    successes = np.asarray(count, dtype=np.float64)
+    bound = stats.beta.ppf(alpha, np.maximum(successes, 1), samples - successes + 1)
+    return np.where(successes > 0, bound, 0.0)
+
+
+def certified_radius(
+    count: Int[np.ndarray, "..."] | int, samples: int, sigma: float, alpha: float
+) -> Float[np.ndarray, "..."]:
+    """Compute the certified L2 radius R = σ·Φ⁻¹(p_low); NaN (abstain) if p_low < ½.
+
+    Theorem 1 has σ/2·(Φ⁻¹(p_A) − Φ⁻¹(p_B)); this is with the source's bound p_B ≤ 1 − p_A.
+
+    Args:
+        count: votes for the class, 0 to ``samples``.
+        samples: votes cast, at least 1.
+        sigma: σ of the noise, above 0.
+        alpha: α, probability that p_low is wrong, in (0, 1).
+
+    >>> certified_radius(np.array([990, 520]), 1000, 0.25, 0.001).round(4)
+    array([0.4945,    nan])
+    """
+    bound = lower_bound(count, samples, alpha)
+    return np.where(bound < 0.5, np.nan, sigma * stats.norm.ppf(np.maximum(bound, 0.5)))
 
 
 @validated
@@ -121,7 +153,7 @@ def smooth(
     batch_size: Size | None = None,
     precision: Precision = "float32",
     progress: str = "",
-    on_finished: Counted | None = None,
+    on_finished: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> Smoothed:
     """Predict the class of each image by majority vote over noisy copies, and certify an L2 radius.
 
@@ -155,23 +187,20 @@ def smooth(
     """
     began = time.monotonic()
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
-    count = len(images)
-    found: dict[str, Tensor] = {
-        "prediction": torch.full((count,), ABSTAIN),
-        "radius": torch.zeros(count, dtype=torch.float64),
-        "top": torch.zeros(count, dtype=torch.int64),
-        "count": torch.zeros(count, dtype=torch.int64),
-    }
-    with attacked(model, precision) as oracle, progress_bar(progress, count, bool(progress)) as advance:
+    verdicts: list[dict[str, Any]] = []
+    with attacked(model, precision) as oracle, progress_bar(progress, len(images), bool(progress)) as advance:
         copies = _Copies(oracle, images, ids, settings, batch_size)
-        votes = copies.votes(lambda cast: advance(cast / settings.draws))
-        for position, cast in enumerate(votes):
-            verdict = _certify(cast, settings)
-            for name, value in verdict.items():
-                found[name][position] = value
+        for votes in copies.votes(lambda cast: advance(cast / settings.draws)):
+            verdicts.append(_certify(votes, settings))
             if on_finished is not None:
-                on_finished(position, verdict)
-    return Smoothed(copies.ids, **found, smoothing=settings, seconds=time.monotonic() - began)
+                on_finished(len(verdicts) - 1, verdicts[-1])
+    columns = {
+        name: torch.tensor(
+            [verdict[name] for verdict in verdicts], dtype=torch.float64 if name == "radius" else torch.int64
+        )
+        for name in ("prediction", "radius", "top", "count")
+    }
+    return Smoothed(copies.ids, **columns, smoothing=settings, seconds=time.monotonic() - began)
 
 
 def expected_seconds(
@@ -179,18 +208,10 @@ def expected_seconds(
     images: Float[Tensor, "samples channels height width"],
     smoothing: Smoothing,
     *,
-    count: int | None = None,
+    count: int,
     batch_size: int | None = None,
 ) -> float:
-    """Estimate the run time of :func:`smooth` in seconds from a few timed batches, after one warm-up batch.
-
-    Args:
-        model: model to smooth.
-        images: at least one image.
-        smoothing: settings.
-        count: number of images to smooth; None: the given ones.
-        batch_size: as in :func:`smooth`.
-    """
+    """Estimate the time in which :func:`smooth` takes ``count`` images, from a few timed batches after a warm-up."""
     with attacked(model, smoothing.precision) as oracle:
         copies = _Copies(oracle, images, None, smoothing, batch_size)
         rows = range(min(copies.size, copies.total))
@@ -198,8 +219,8 @@ def expected_seconds(
         began = time.perf_counter()
         for _ in range(_TIMED):
             copies.classes(rows)
-        each = (time.perf_counter() - began) / (_TIMED * len(rows))
-    return each * smoothing.draws * (len(images) if count is None else count)
+        seconds = (time.perf_counter() - began) / (_TIMED * len(rows))
+    return seconds * smoothing.draws * count
 
 
 def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, Any]:
@@ -207,13 +228,8 @@ def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, 
     top = int(votes[: smoothing.select].bincount().argmax())
     count = int((votes[smoothing.select :] == top).sum())
     radius = float(certified_radius(count, smoothing.samples, smoothing.sigma, smoothing.alpha))
-    abstains = math.isnan(radius)
-    return {
-        "prediction": ABSTAIN if abstains else top,
-        "radius": 0.0 if abstains else radius,
-        "top": top,
-        "count": count,
-    }
+    verdict = {"prediction": top, "radius": radius, "top": top, "count": count}
+    return verdict | {"prediction": ABSTAIN, "radius": 0.0} if math.isnan(radius) else verdict
 
 
 class _Copies:
@@ -224,10 +240,10 @@ class _Copies:
     ) -> None:
         self.oracle, self.images, self.smoothing = oracle, images, smoothing
         self.ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
-        kind, self.pixels = oracle.device.type, math.prod(images.shape[1:])
-        self.block = max(1, _BLOCK.get(kind, _ELSEWHERE[0]) // max(1, self.pixels))
-        fitting = max(QUANTUM, _BATCH_NUMBERS // max(1, self.pixels))
-        self.size = size or min(_BATCH.get(kind, _ELSEWHERE[1]), fitting)
+        self.pixels = max(1, math.prod(images.shape[1:]))
+        block, batch = _SIZES.get(oracle.device.type, _ELSEWHERE)
+        self.block = max(1, block // self.pixels)
+        self.size = size or min(batch, max(QUANTUM, _BATCH_NUMBERS // self.pixels))
         self.total = len(images) * smoothing.draws
         self.keys = {
             name: streams.sample_keys(streams.key(smoothing.seed, "smoothing", name), self.ids)
@@ -256,9 +272,7 @@ class _Copies:
         noisy = clean + self.smoothing.sigma * self._noise(position, draw).view_as(clean).to(clean.dtype)
         return self.oracle.logits(noisy).argmax(1).cpu()
 
-    def _noise(
-        self, position: Int64[Tensor, " rows"], draw: Int64[Tensor, " rows"]
-    ) -> Float[Tensor, "rows pixels"]:
+    def _noise(self, position: Tensor, draw: Tensor) -> Float[Tensor, "rows pixels"]:
         selects = draw < self.smoothing.select
         keys = torch.where(selects, self.keys["select"][position], self.keys["samples"][position])
         offset = torch.where(selects, draw, draw - self.smoothing.select) * self.pixels

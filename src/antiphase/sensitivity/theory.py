@@ -1,20 +1,24 @@
-"""Theorems of the robustness paper on one differential layer, as functions of (λ, ρ, cosθ, γ).
+"""Theorems of the robustness paper on one differential layer, as functions of (λ, ρ, cosθ, γ), and estimated radii.
 
 J1 and J2 are the Jacobians of the maps A1 and A2 with respect to the tokens or the pixels, as vectors:
-ρ = ‖J2‖ / ‖J1‖, θ the angle between them, γ = ‖J1‖ / ‖J_base‖ with J_base that of a standard layer's map.
-Source: robustness paper, Section 4.1.
+ρ = ‖J2‖ / ‖J1‖, at least 0, θ the angle between them, γ = ‖J1‖ / ‖J_base‖, above 0, with J_base that of a standard
+layer's map. All functions raise a UserError for numbers out of range; NaN gives NaN.
+Source: robustness paper, Section 4.1 and Appendix B.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
-from jaxtyping import Real
+import torch
+from jaxtyping import Float, Int64, Real
+from torch import Tensor
 
-from antiphase.arguments import ANY_NUMBER, validated
+from antiphase.arguments import ANY_NUMBER, FINITE, at_least, validated
 from antiphase.errors import UserError
 
 Numbers = Annotated[float, ANY_NUMBER] | Real[np.ndarray, "..."]
 _ROUNDING = 1e-6  # tolerance for measured cosines outside [−1, 1]
+_STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # Lipschitz constant of the margin divided by the given one
 
 
 @validated
@@ -22,23 +26,14 @@ def amplification(lam: Numbers, rho: Numbers, cosine: Numbers) -> Numbers:
     """Compute ‖J1 − λ·J2‖ / ‖J1‖ = √(1 + λ²ρ² − 2λρ·cosθ) (Lemma 1 and Theorem 1).
 
     Exact, not asymptotic: |1 − λρ| at cosθ = 1 (the paper's equation 2 omits the absolute value, which matters for
-    λρ > 1) and 1 + λρ at cosθ = −1.
-
-    Args:
-        lam: λ, of either sign; training can make it negative.
-        rho: ρ, at least 0.
-        cosine: cosθ, in [−1, 1].
-
-    Raises:
-        UserError: for ρ or cosθ out of range. NaN gives NaN.
+    λρ > 1) and 1 + λρ at cosθ = −1. λ may have either sign, since training can make it negative.
 
     >>> amplification(0.8, 1.0, -1.0), round(amplification(0.8, 2.0, 1.0), 6)
     (1.8, 0.6)
     """
-    check_range("rho", rho, "at least 0", np.less(rho, 0))
-    check_range("cosine", cosine, "between -1 and 1", np.greater(np.abs(cosine), 1 + _ROUNDING))
-    root = np.sqrt(np.maximum(1.0 + (lam * rho) ** 2 - 2.0 * lam * rho * cosine, 0.0))
-    return float(root) if np.ndim(root) == 0 else root
+    _require("rho", rho, "at least 0", np.less(rho, 0))
+    _require("cosine", cosine, "between -1 and 1", np.greater(np.abs(cosine), 1 + _ROUNDING))
+    return _plain(np.sqrt(np.maximum(1.0 + (lam * rho) ** 2 - 2.0 * lam * rho * cosine, 0.0)))
 
 
 @validated
@@ -48,17 +43,8 @@ def relative_sensitivity(gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Num
     This does not bound the ratio of the two local Lipschitz constants, as the paper's Lemma 2 claims. Its proof uses
     L ≤ ‖∇A(x)‖, but the Lipschitz constant over a ball is at least the norm at its centre, and a ratio of upper
     bounds is not a bound of the ratio.
-
-    Args:
-        gamma: γ, above 0.
-        lam: λ, of either sign.
-        rho: ρ, at least 0.
-        cosine: cosθ, in [−1, 1].
-
-    Raises:
-        UserError: for γ, ρ or cosθ out of range.
     """
-    check_range("gamma", gamma, "above 0", np.less_equal(gamma, 0))
+    _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
     return gamma * amplification(lam, rho, cosine)
 
 
@@ -68,33 +54,132 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
 
     cosθ* = (1 + λ²ρ² − γ⁻²) / (2λρ): :func:`relative_sensitivity` exceeds 1 if and only if cosθ < cosθ*. For
     cosθ* > 1 this holds at every angle, for cosθ* ≤ −1 at none. If λρ = 0, the ratio does not depend on the angle:
-    cosθ* is then infinite with the sign of 1 − γ⁻², and −∞ for γ = 1 (the ratio is 1).
-
-    Args:
-        gamma: γ, above 0.
-        lam: λ, at least 0.
-        rho: ρ, at least 0.
-
-    Raises:
-        UserError: for γ, λ or ρ out of range. For λ < 0 the ratio exceeds 1 *above* a cosine, so no cosθ* with the
-            meaning above exists.
+    cosθ* is then infinite with the sign of 1 − γ⁻², and −∞ for γ = 1 (the ratio is 1). λ is at least 0: for λ < 0 the
+    ratio exceeds 1 *above* a cosine, so no cosθ* with the meaning above exists.
 
     >>> round(critical_cosine(1.0, 0.8, 1.0), 12)
     0.4
     """
-    check_range("gamma", gamma, "above 0", np.less_equal(gamma, 0))
-    check_range("lam", lam, "at least 0; for negative λ use relative_sensitivity", np.less(lam, 0))
-    check_range("rho", rho, "at least 0", np.less(rho, 0))
+    _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
+    _require("lam", lam, "at least 0; for negative λ use relative_sensitivity", np.less(lam, 0))
+    _require("rho", rho, "at least 0", np.less(rho, 0))
     product = np.asarray(lam * rho, dtype=np.float64)
     excess = 1.0 - 1.0 / np.square(np.asarray(gamma, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (excess + product**2) / (2.0 * product)
-    found = np.where(product > 0, found, np.where(excess > 0, np.inf, -np.inf))
-    return float(found) if found.ndim == 0 else found
+        cosine = (excess + product**2) / (2.0 * product)
+    return _plain(np.where(product > 0, cosine, np.where(excess > 0, np.inf, -np.inf)))
 
 
-def check_range(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.bool_) -> None:
+@validated
+def radius_ratio(
+    margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
+) -> Numbers:
+    """Compute R_DA / R_base = Δm / (γ·√(1 + λ²ρ² − 2λρ·cosθ)), the corrected equation (6) (Theorem 5).
+
+    Δm = m_DA / m_base is at least 0. This is the ratio of the radii of two models that are linear around the image; it
+    is infinite if the differential layer's gradient vanishes (λρ = 1, cosθ = 1) and Δm > 0. The paper's Appendix B
+    differs in three points:
+
+    - Its equation (6) has −2λρ·cosθ outside the root. At cosθ = −1 that gives √(1 + λ²ρ²) + 2λρ, but its text
+      says 1 + λρ, which is the value with the term inside the root.
+    - Its radius lacks √2 if L is the constant of the logits (see :func:`estimated_radius`). The factor cancels
+      in the ratio.
+    - It claims a lower bound (≥). A bound would need the ratio of two Lipschitz constants, not of two gradient
+      norms (see :func:`relative_sensitivity`).
+
+    >>> radius_ratio(1.8, 1.0, 0.8, 1.0, -1.0)
+    1.0
+    """
+    ratio = _divided(margin_ratio, relative_sensitivity(gamma, lam, rho, cosine))
+    return _plain(np.where(np.equal(margin_ratio, 0.0), 0.0, ratio))
+
+
+@validated
+def printed_radius_ratio(
+    margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rho: Numbers, cosine: Numbers
+) -> Numbers:
+    """Compute Δm / (γ·√(1 + λ²ρ²) − 2λρ·cosθ), equation (6) as the paper prints it.
+
+    For comparison with :func:`radius_ratio` only, whose arguments it takes. The denominator is the ratio of no two
+    gradients: for 2λρ·cosθ ≥ γ·√(1 + λ²ρ²) it is 0 or negative, and so is the ratio, or infinite.
+
+    >>> printed_radius_ratio(1.8, 1.0, 0.75, 1.0, -1.0) < radius_ratio(1.8, 1.0, 0.75, 1.0, -1.0)
+    True
+    """
+    _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
+    return _plain(_divided(margin_ratio, gamma * np.hypot(1.0, lam * rho) - 2.0 * lam * rho * cosine))
+
+
+def _divided(margin_ratio: Numbers, denominator: Numbers) -> np.ndarray:
+    _require("margin_ratio", margin_ratio, "at least 0", np.less(margin_ratio, 0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.divide(margin_ratio, denominator)
+
+
+def _plain(values: np.ndarray) -> Numbers:
+    return float(values) if np.ndim(values) == 0 else values
+
+
+def _require(name: str, values: Numbers, expected: str, wrong: np.ndarray | np.bool_) -> None:
     """Raise a UserError that names the first value marked as wrong."""
     if np.any(wrong):
         first = float(np.broadcast_to(np.asarray(values), np.shape(wrong))[wrong].flat[0])
         raise UserError(f"{name} {first:g}: expected a number {expected}")
+
+
+@validated
+def margins(
+    logits: Annotated[Float[Tensor, "samples classes"], FINITE], labels: Int64[Tensor, " samples"]
+) -> Float[Tensor, " samples"]:
+    """Compute the margin m = z_y − max_{j≠y} z_j, which is positive if the label is predicted.
+
+    Raises:
+        UserError: for a single class, or labels that do not match the logits.
+
+    >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))
+    tensor([ 0.5000, -2.0000])
+    """
+    count, classes = logits.shape
+    if classes < 2:
+        raise UserError(f"logits of {classes} class: expected at least 2 classes")
+    if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise UserError(
+            f"labels from {int(labels.min())} to {int(labels.max())}: expected 0 to {classes - 1}"
+        )
+    index = labels[:, None]
+    others = logits.scatter(1, index, -torch.inf)
+    return logits.gather(1, index).squeeze(1) - others.amax(1)
+
+
+@validated
+def estimated_radius(
+    margin: Annotated[Float[Tensor, " samples"], FINITE],
+    lipschitz: Annotated[float, at_least(0), ANY_NUMBER] | Float[Tensor, " samples"],
+    *,
+    of: Literal["logits", "margin"],
+) -> Float[Tensor, " samples"]:
+    """Estimate the L2 radius within which the prediction does not change: m / (√2·L) for L of the logits.
+
+    The factor √2: with m_j = z_y − z_j = (e_y − e_j)·z and ‖e_y − e_j‖ = √2,
+
+        |m_j(x + δ) − m_j(x)| ≤ √2·‖z(x + δ) − z(x)‖ ≤ √2·L·‖δ‖
+
+    and the margin is the minimum of the m_j, so it stays positive for all ‖δ‖ < m / (√2·L). The factor is tight:
+    two logits ±w·x/2 have L = ‖w‖/√2, m = w·x, and their boundary lies at m/‖w‖. Appendix B of the robustness
+    paper divides by L alone, which is correct only if L is the constant of the margin (``of="margin"``).
+
+    This is not a certificate: that would need an upper bound of L over the whole ball, and every estimator of this
+    package gives a lower bound, so the true radius may be smaller. L = 0 gives an infinite radius and means nothing.
+
+    Args:
+        margin: m of each sample, see :func:`margins`; the radius is 0 if it is not positive.
+        lipschitz: L, at least 0, from L2 on pixels to L2 on ``of``.
+        of: ``"logits"`` if L is the constant of the logit vector, ``"margin"`` if it is that of the margin.
+
+    >>> estimated_radius(torch.tensor([2.0, -1.0]), 4.0, of="margin")
+    tensor([0.5000, 0.0000])
+    """
+    constant = torch.as_tensor(lipschitz, dtype=margin.dtype, device=margin.device)
+    if not bool((constant >= 0).all()):  # also true for NaN
+        raise UserError(f"lipschitz {lipschitz}: expected numbers of at least 0")
+    return torch.where(margin > 0, margin / (_STEEPER[of] * constant), 0.0)

@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from antiphase.studies.artefact import *  # noqa: F403
     from antiphase.studies.cells import *  # noqa: F403
     from antiphase.studies.claims import *  # noqa: F403
     from antiphase.studies.estimation import *  # noqa: F403
+    from antiphase.studies.figures import *  # noqa: F403
     from antiphase.studies.spec import *  # noqa: F403
 
 # by module, which is imported when one of its names is first used: the command line needs none
@@ -34,7 +34,7 @@ _HOMES = {
         "given",
     ),
     # what it shows and claims
-    "artefact": ("Artefact", "Panel", "Plot", "Table"),
+    "figures": ("Artefact", "Panel", "Plot", "Table"),
     "claims": ("Check", "Claim"),
     "estimation": (
         "ASR",

@@ -31,10 +31,16 @@ from typing import Literal
 from scipy import stats
 
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import CrossedEstimate, Spread
-from antiphase.evaluation.decisions import LEAST_SEEDS, holm
-from antiphase.evaluation.power import LEVEL, POWER, power_of, power_within, seeds_until
-from antiphase.evaluation.statistics import Estimate, as_difference
+from antiphase.statistics.decisions import LEAST_SEEDS, LEVEL, holm
+from antiphase.statistics.intervals import Estimate, as_difference
+from antiphase.statistics.seeds_by_images import (
+    POWER,
+    CrossedEstimate,
+    Spread,
+    power_of,
+    power_within,
+    seeds_until,
+)
 
 Verdict = Literal["holds", "contradicted", "absent", "undecided", "not judged (smoke)", "not run"]
 Unit = Literal["points", ""]

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import CrossedEstimate, crossed_mean
-from antiphase.evaluation.statistics import Estimate, as_difference, as_share, as_size
-from antiphase.studies.artefact import BY_SEED, ESTIMATES
+from antiphase.statistics.intervals import Estimate, as_difference, as_share, as_size
+from antiphase.statistics.seeds_by_images import CrossedEstimate, crossed_mean
+from antiphase.studies.figures import BY_SEED, ESTIMATES
 
 SEED, SAMPLE = "training_seed", "sample"
 ASR = pl.col("success").cast(pl.Float64)

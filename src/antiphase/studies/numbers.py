@@ -2,7 +2,7 @@
 
 import math
 
-from antiphase.evaluation.statistics import Estimate
+from antiphase.statistics.intervals import Estimate
 
 _PER_SHARE = 100.0  # estimates in points are stored as fractions
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from antiphase.commands.fields import BatchSize, Device, Directory, Quiet, Track, Words
+from antiphase.commands.options import Options, Typed
 from antiphase.errors import UserError, shown
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import BatchSize, Device, Directory, Quiet, Track, Words
 
 Names = Annotated[
     tuple[str, ...],

@@ -18,11 +18,9 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.reading import as_json, read_rows
-from antiphase.runs.journal import write_frame
-from antiphase.studies.identity import described, identity
-from antiphase.studies.provenance import core_seconds, source_commit
+from antiphase.store import write_frame
 from antiphase.studies.spec import Cell, closure
-from antiphase.studies.store import Reader, Storable
+from antiphase.studies.store import Reader, Storable, core_seconds, described, identity, source_commit
 
 CELLS_FILE = "cells.parquet"
 README = "README.md"

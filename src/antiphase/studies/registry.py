@@ -7,10 +7,12 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from importlib.resources import files
 from pathlib import Path
 
 from antiphase.errors import UserError
-from antiphase.models.schemes.user_code import guarded
+from antiphase.files import write_text
+from antiphase.models.schemes.python_code import guarded
 from antiphase.studies import own, papers
 from antiphase.studies.spec import Study
 
@@ -88,3 +90,18 @@ def load_study(path: Path) -> Study:
     if not isinstance(study, Study):
         raise UserError(f"{path}: expected `study = Study(…)`; antiphase study new NAME writes an example")
     return study
+
+
+def write_study(name: str) -> Path:
+    """Write ``NAME.py`` into the current folder and return its path.
+
+    Raises:
+        UserError: the file exists.
+    """
+    path = Path(f"{name}.py")
+    if path.exists():
+        raise UserError(f"{path}: exists; give another name")
+    text = files("antiphase.studies").joinpath("example.py").read_text(encoding="utf-8")
+    text = text.replace("NAME.py", f"{name}.py").replace('Study("example"', f'Study("{name}"')
+    write_text(path, text)
+    return path

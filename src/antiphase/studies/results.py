@@ -1,10 +1,36 @@
 """The results of a study, as input of the report."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from antiphase.studies.artefact import Artefact
-from antiphase.studies.claims import Claim
+import polars as pl
+from polars import selectors
+
+from antiphase.errors import UserError, first_line
+from antiphase.files import replacing
+from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.statistics.seeds_by_images import (
+    POWER,
+    CrossedEstimate,
+    power_of,
+    seeds_until,
+    smallest_difference,
+)
+from antiphase.studies.cells import FACTORS
+from antiphase.studies.claims import Check, Claim, Verdict
+from antiphase.studies.estimation import SEED
+from antiphase.studies.figures import Artefact
+from antiphase.studies.options import PackOptions, RowsOptions, StudyOptions
+from antiphase.studies.pack import Pack, add_to_pack
+from antiphase.studies.paper_settings import note_of, shown_settings
+from antiphase.studies.plan import reading, select
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
+from antiphase.studies.store import Reader, core_seconds, identity
 
 
 @dataclass(frozen=True)
@@ -45,3 +71,310 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Sequence[str] = ()
     seconds: float = 0.0
+
+
+def study_rows(cells: Sequence[Cell], store: Reader) -> RowsByTable:
+    """Return the rows of the finished cells by table, with the columns that identify their cells."""
+    found: dict[str, list[pl.DataFrame]] = {}
+    for cell in cells:
+        if not store.done(cell) or (rows := store.rows(cell)) is None:
+            continue
+        factors = [
+            pl.lit(value, FACTORS.get(name)).alias(name)
+            for name, value in (dict.fromkeys(FACTORS) | cell.factors()).items()
+        ]
+        named = rows.with_columns(*factors, cell=pl.lit(identity(cell)))
+        found.setdefault(cell.table, []).append(named)
+    return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in found.items()}
+
+
+def result(study: Study, profile: Profile, store: Reader, command: str, partial: bool = False) -> Result:
+    """Return the results of a study under a profile, as far as its finished cells allow.
+
+    Claims are judged only when all cells are finished, so that verdicts do not depend on which seeds finish first, and
+    never under the profile ``smoke``. An artefact that has no meaning under the profile is the reason alone.
+
+    Args:
+        study: the study.
+        profile: its scale.
+        store: where its cells are.
+        command: the command that makes them.
+        partial: whether claims keep estimates from the finished cells while others are missing.
+
+    Raises:
+        UserError: The rows are of an older schema.
+    """
+    cells = study.cells(profile)
+    done = [cell for cell in cells if store.done(cell)]
+    rows = study_rows(done, store)
+    whole = {cell.table for cell in cells} <= set(rows)
+    reason = study.meaningless.get(profile.name)
+    artefact, claims = _read(study, rows, profile) if whole and not reason else (None, [])
+    claims = _claims(
+        claims,
+        {identity(cell): cell for cell in done},
+        store,
+        partial or len(done) == len(cells),
+        profile.name != "smoke",
+    )
+    records = [record for cell in done if (record := store.record(cell)) is not None]
+    versions: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record["versions"].items():
+            versions.setdefault(name, set()).add(version)
+    warnings = sorted({warning for record in records for warning in record["warnings"]})
+    return Result(
+        study.name,
+        study.paper,
+        study.label,
+        study.title,
+        study.text or "",
+        profile.name,
+        training_seeds(cells),
+        command,
+        len(done),
+        len(cells),
+        Artefact(notes=[reason]) if reason else artefact,
+        claims,
+        {**shown_settings(study, profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
+        {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
+        sorted({record["hardware"] for record in records}),
+        sum(record["seconds"] for record in records),
+    )
+
+
+def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
+    """Return the training seeds of the models that are measured."""
+    found = {cell.factors().get(SEED) for cell in cells}
+    return tuple(sorted(seed for seed in found if seed is not None))
+
+
+def _read(study: Study, rows: RowsByTable, profile: Profile) -> tuple[Artefact, Sequence[Claim]]:
+    """Return what a study draws, with a note of what deviates from the paper, and what it claims.
+
+    Raises:
+        UserError: The rows lack a column.
+    """
+    try:
+        drawn, claims = study.draw(rows), study.claims(rows)
+    except pl.exceptions.ColumnNotFoundError as error:
+        lacking = first_line(error).strip("\"'` ")
+        raise UserError(
+            f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study again"
+        ) from None
+    note = note_of(study, profile)
+    return replace(drawn, notes=[*drawn.notes, note]) if note else drawn, claims
+
+
+def _claims(
+    found: Sequence[Claim], cells: Mapping[str, Cell], store: Reader, complete: bool, judged: bool
+) -> list[Claim]:
+    """Return claims with what their verdicts depend on besides the estimates: completeness, seeds, cost."""
+
+    def own(check: Check) -> list[Cell]:
+        """Return the cells behind a check; all of the study's where the rows do not tell."""
+        known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
+        return [cells[cell] for cell in known if cell in cells] or list(cells.values())
+
+    def completed(check: Check) -> Check:
+        given = check.seeds == 1 and not any(cell.needs() for cell in own(check))
+        return replace(
+            check,
+            estimate=check.estimate if complete else None,
+            judged=judged,
+            over="images" if given and own(check) else "seeds",
+            seconds=seconds_per_seed(own(check), store, check.seeds),
+        )
+
+    return [
+        replace(
+            claim,
+            checks=[completed(check) for check in claim.checks],
+            seconds=seconds_per_seed(
+                [cell for check in claim.checks for cell in own(check)],
+                store,
+                min((check.seeds for check in claim.checks), default=0),
+            ),
+        )
+        for claim in found
+    ]
+
+
+def seconds_per_seed(cells: Sequence[Cell], store: Reader, seeds: int) -> float | None:
+    """Return the recorded core-seconds of cells and their trainings, divided by a number of training seeds."""
+    records = [store.record(cell) for cell in closure(cells, identity)]
+    if not records or not seeds:
+        return None
+    return sum(core_seconds(record) for record in records if record is not None) / seeds
+
+
+@dataclass(frozen=True)
+class Power:
+    """The power behind one check, in the unit of its estimate.
+
+    Attributes:
+        result: the study.
+        claim: the claim.
+        check: the check.
+        verdict: its verdict; None while cells are missing.
+        seeds: training seeds that were measured.
+        error: standard error of the estimate; None with fewer than two seeds, like all that follows.
+        by_seed: part of it that more training seeds make smaller; by_seed² + by_image² = error².
+        by_image: part of it that only more images make smaller.
+        decides: smallest true difference that is off zero with a probability of 80 %.
+        needed: seeds for a power of 80 % at the 95 % interval, if the difference seen is the true one, and at least as
+            many as a verdict takes; None if no number is enough.
+        minutes: core-minutes of that many seeds, with their trainings; None if unknown.
+    """
+
+    result: Result
+    claim: Claim
+    check: Check
+    verdict: Verdict | None
+    seeds: int
+    error: float | None = None
+    by_seed: float | None = None
+    by_image: float | None = None
+    decides: float | None = None
+    needed: int | None = None
+    minutes: float | None = None
+
+
+def powers(results: Sequence[Result]) -> list[Power]:
+    """Return the power behind every check of some studies."""
+    return [
+        _power(result, claim, check, verdict if result.done == result.total else None)
+        for result in results
+        for claim in result.claims
+        for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
+    ]
+
+
+def _power(result: Result, claim: Claim, check: Check, verdict: Verdict | None) -> Power:
+    spread = check.spread
+    if check.estimate is None or spread is None or spread.seeds < 2:
+        return Power(result, claim, check, verdict, check.seeds)
+    value = check.estimate.value
+    needed = seeds_until(lambda seeds: power_of(value, spread.at(seeds)) >= POWER, LEAST_SEEDS)
+    minutes = None if needed is None or check.seconds is None else needed * check.seconds / 60
+    return Power(
+        result,
+        claim,
+        check,
+        verdict,
+        spread.seeds,
+        spread.error,
+        math.sqrt(spread.by_seed),
+        math.sqrt(max(spread.variance - spread.by_seed, 0.0)),
+        smallest_difference(spread),
+        needed,
+        minutes,
+    )
+
+
+def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
+    """Return the rows of a study, by table.
+
+    Raises:
+        UserError: the name is not that of one study, or it has no such rows.
+    """
+    options = reading(options)
+    name, table = options.name, options.table
+    chosen = select(options.study)
+    if len(chosen.studies) > 1:
+        raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
+    rows = study_rows(chosen.cells, chosen.store)
+    if not rows:
+        raise UserError(
+            f"{name}: no rows in {options.study.place} under profile {options.profile}; "
+            f"{options.study.next_command('run')} makes them"
+        )
+    if table is not None and table not in rows:
+        raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")
+    if table is None and len(rows) > 1 and options.out is not None:
+        raise UserError(f"{name} has several tables: name one with --table: {', '.join(rows)}")
+    return {key: frame for key, frame in rows.items() if table in (None, key)}
+
+
+def shown_rows(frame: pl.DataFrame, width: int) -> str:
+    """Return the first and last rows with all columns, in tables of at most ``width`` characters if they can be.
+
+    What is the same in every row is named once.
+    """
+    same = [name for name in frame.columns if len(frame) > 1 and frame[name].n_unique() == 1]
+    said = ", ".join(f"{name} {frame[name][0]}" for name in same)
+    blocks: list[list[str]] = [[]]
+    for name in frame.columns:
+        if name in same:
+            continue
+        if blocks[-1] and len(_table(frame, [*blocks[-1], name]).splitlines()[0]) > width:
+            blocks.append([])
+        blocks[-1].append(name)
+    head = [f"the same in every row: {said}"] if same else []
+    return "\n".join([*head, *(_table(frame, block) for block in blocks)])
+
+
+def _table(frame: pl.DataFrame, columns: list[str]) -> str:
+    with pl.Config(
+        tbl_cols=-1, tbl_width_chars=1000, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True
+    ):
+        return str(frame.select(columns))
+
+
+def plain_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows for JSON; what is not a finite number is null, and binary columns are left out."""
+    return json.loads(frame.drop(selectors.binary()).write_json())
+
+
+def write_rows(frame: pl.DataFrame, out: Path) -> None:
+    """Write rows as CSV or Parquet.
+
+    Raises:
+        UserError: another suffix, or a column that a CSV cannot hold.
+    """
+    if out.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{out}: expected a name that ends in .csv or .parquet")
+    nested = [column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary]
+    if out.suffix == ".csv" and nested:
+        raise UserError(
+            f"{out}: column {nested[0]} does not fit a CSV; expected a name that ends in .parquet"
+        )
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(file)
+
+
+def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
+    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added.
+
+    Raises:
+        UserError: None of the cells is finished.
+    """
+    chosen, pack = select(options), Pack(options.to)
+    if not any(chosen.store.done(cell) for cell in chosen.cells):
+        raise UserError(
+            f"{options.place}: holds no finished cell of these studies; {options.next_command('run')} makes them"
+        )
+    for study in chosen.studies:
+        count = add_to_pack(
+            pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store
+        )
+        yield study.name, count
+
+
+def _command(options: StudyOptions, study: Study) -> str:
+    """Return the command that makes the cells of a study."""
+    files = (name for name in options.names if name.endswith(".py") and Path(name).stem == study.name)
+    return shlex.join(["antiphase", "study", "run", next(files, study.name), *options.words])
+
+
+def results_of(options: StudyOptions, partial: bool = False) -> list[Result]:
+    """Return what the store knows of the studies that the options name.
+
+    Args:
+        options: names, profile, seeds and store.
+        partial: whether claims keep estimates from the finished cells while others are missing.
+    """
+    found, chosen = [], select(options)
+    for study in chosen.studies:
+        found.append(result(study, chosen.profile, chosen.store, _command(options, study), partial))
+    return found

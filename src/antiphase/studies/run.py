@@ -1,20 +1,32 @@
 """Run cells: each once, by the first process that takes it, with each result on disk before the next cell starts."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal
+from typing import Any, Literal, final
 
-from antiphase.errors import Failures, UserError
+from antiphase.commands.loading import find_device
+from antiphase.commands.record import environment_record
+from antiphase.commands.run_folder import check_holder
+from antiphase.errors import Failures, UserError, first_line
 from antiphase.files import room
+from antiphase.processes import this_process
 from antiphase.progress import duration
-from antiphase.runs.record import environment_record
-from antiphase.studies.identity import identity
-from antiphase.studies.lab import Lab
-from antiphase.studies.plan import Plan, expected, make_plan
-from antiphase.studies.provenance import source_commit
-from antiphase.studies.spec import Cell
+from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.studies.context import Lab
+from antiphase.studies.options import RunOptions
+from antiphase.studies.pack import Pack
+from antiphase.studies.paper_settings import dry_run
+from antiphase.studies.plan import Plan, describe, expected, make_plan, select
+from antiphase.studies.results import training_seeds
+from antiphase.studies.spec import Cell, Profile, Study
+from antiphase.studies.store import Store, identity, source_commit
+from antiphase.terminal import say
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 _LONGEST = 200  # letters of a reason while the run goes on; the whole one is told at its end
@@ -178,3 +190,187 @@ def _together(lab: Lab, judge: Callable[[], Any]) -> Any:
     found = [judge() if lab.process.first else None]
     broadcast_object_list(found)
     return found[0]
+
+
+_GRACE_SECONDS = 20.0
+
+
+@final
+@dataclass(frozen=True)
+class Local:
+    """Local processes, each with a share of the cores and, if there are several GPUs, its own GPU.
+
+    Attributes:
+        here: the work of this process, which is one of the workers.
+    """
+
+    here: Callable[[], Any]
+
+    def __call__(self, command: Sequence[str], workers: int) -> None:
+        """Start all other workers, run as the last one, and wait for the others."""
+        import torch
+
+        cores = max(1, len(os.sched_getaffinity(0)) // workers)
+        gpus = torch.cuda.device_count()
+        seen = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
+        others = []
+        for number in range(1, workers):
+            threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(cores)}
+            device = {"CUDA_VISIBLE_DEVICES": seen[number % gpus]} if gpus > 1 else {}
+            others.append(subprocess.Popen(list(command), env={**os.environ, **threads, **device}))
+        try:
+            if workers > 1:
+                torch.set_num_threads(min(torch.get_num_threads(), cores))
+            self.here()
+            codes = [other.wait() for other in others]
+        except BaseException:
+            _stop(others)
+            raise
+        if any(codes):
+            raise UserError(f"a worker ended with code {max(codes)}; resume with the same command")
+
+
+def _stop(processes: Sequence[subprocess.Popen]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@final
+@dataclass(frozen=True)
+class Slurm:
+    """Cluster jobs, submitted with submitit.
+
+    Attributes:
+        folder: folder for submitit's files on a shared disk, usually that of the store.
+        settings: arguments of ``AutoExecutor.update_parameters``: ``timeout_min``, ``slurm_partition``, ….
+        cluster: ``"slurm"``, or ``"local"`` to run the jobs on this machine for testing.
+        wait: whether to return only when all jobs have finished.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    cluster: str = "slurm"
+    wait: bool = False
+
+    def __call__(self, command: Sequence[str], workers: int) -> None:
+        """Submit one job per worker."""
+        try:
+            import submitit
+        except ImportError:
+            raise UserError("--executor slurm needs submitit: pip install 'antiphase[slurm]'") from None
+        try:
+            executor = submitit.AutoExecutor(folder=self.folder, cluster=self.cluster)
+            executor.update_parameters(name="antiphase", **self.settings)
+            run = submitit.helpers.CommandFunction(list(command), verbose=False)
+            with executor.batch():
+                jobs = [executor.submit(run) for _ in range(workers)]
+        except (RuntimeError, NameError, ValueError, OSError) as error:
+            raise UserError(f"--executor slurm: {first_line(error)}") from None
+        say(
+            f"jobs {', '.join(job.job_id for job in jobs)}; follow them with antiphase study status", err=True
+        )
+        if self.wait:
+            for job in jobs:
+                job.result()
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse ``name=value`` settings; integers become numbers.
+
+    Raises:
+        UserError: A setting has no "=".
+
+    >>> parse_settings(["timeout_min=240", "slurm_partition=gpu"])
+    {'timeout_min': 240, 'slurm_partition': 'gpu'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise UserError(f"--slurm {text!r}: expected name=value, such as timeout_min=240")
+        found[name] = int(value) if value.lstrip("-").isdigit() else value
+    return found
+
+
+def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
+    """Run every missing cell of some studies; return how many there are, were missing and are missing now.
+
+    Args:
+        options: which studies, and where they run.
+        told: told what a dry run finds.
+        say: told what is to do, what goes on unless ``quiet``, and what is there in the end.
+
+    Raises:
+        UserError: an option does not suit the processes, or a cell fails.
+    """
+    if options.track:
+        from antiphase.training.tracking import check_trackers
+
+        check_trackers(options.track)
+    chosen, device, process = select(options), find_device(options.device), this_process()
+    cells = chosen.cells
+    store = Store(options.store, None if options.rows is None else Pack(options.rows))
+    if process.count > 1 and (options.jobs > 1 or options.executor == "slurm"):
+        raise UserError(
+            "--jobs and --executor are for one process; under torchrun the processes share every cell"
+        )
+    for study in chosen.studies if options.dry_run else ():
+        for line in dry_run(study, chosen.profile):
+            told(line)
+    check_holder(options.store, "study run")
+    plan = make_plan(cells, store)
+    if process.first:
+        for why in plan.damaged.values():
+            say(f"damaged: {why}")
+        say(describe(plan))
+        for study in chosen.studies:
+            if few := _too_few(study, chosen.profile):
+                say(few)
+    found = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
+    if options.dry_run or not plan.missing:
+        return found
+
+    def cell_said(line: str) -> None:
+        if process.first and not options.quiet:
+            say(line)
+
+    def here() -> None:
+        # elsewhere bars leave empty lines
+        bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
+        lab = Lab(store, device, options.batch_size, progress=bars, process=process, track=options.track)
+        run_cells(cells, lab, cell_said)
+
+    store.root.mkdir(parents=True, exist_ok=True)
+    command = _command(options)
+    if options.executor == "slurm":
+        Slurm(options.store / "slurm", parse_settings(options.slurm))(command, options.jobs)
+        return found
+    Local(here)([*command, "--quiet"], options.jobs)
+    after = make_plan(cells, store)
+    if process.first:
+        say(f"{len(after.cells)} cells are there; {options.next_command('report')} draws them")
+    return found | {"missing": len(after.missing)}
+
+
+def _too_few(study: Study, profile: Profile) -> str:
+    """Say how many training seeds a verdict takes if a study has fewer; released models have none."""
+    cells = study.cells(profile)
+    seeds = len(training_seeds(cells))
+    if profile.name == "smoke" or seeds >= LEAST_SEEDS or not any(cell.needs() for cell in cells):
+        return ""
+    has = f"{study.name} has {seeds} training seed{'s' * (seeds != 1)}"
+    return f"{has}; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
+
+
+def _command(options: RunOptions) -> list[str]:
+    """Return the command of one worker."""
+    command = [sys.executable, "-m", "antiphase", "study", "run", *options.names]
+    command += [*options.words, "--store", str(options.store), "--device", options.device]
+    command += ["--track", ",".join(options.track)] if options.track else []
+    command += ["--rows", str(options.rows)] if options.rows else []
+    return command + (["--batch-size", str(options.batch_size)] if options.batch_size else [])

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from antiphase.data.conceptual import TITLES
+from antiphase.data.shards import TITLES
 from antiphase.data.sources import SOURCES, source_of
 from antiphase.models.clip import bare_clip
-from antiphase.models.factories import build_vision, configure
-from antiphase.models.towers import attention_of
+from antiphase.models.transformer import attention_of
+from antiphase.models.vit import build_vision, configure
 from antiphase.studies.cells import TrainClip, TrainVit
 
 IN_SHORT = "in short"

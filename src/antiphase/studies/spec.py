@@ -1,7 +1,7 @@
 """Studies: cells under a profile, and the figures, tables and claims made from their rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, final
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Claim
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
+from antiphase.studies.figures import Artefact
 
 ProfileName = Literal["smoke", "laptop", "paper"]
 RowsByTable = Mapping[str, pl.DataFrame]
@@ -65,21 +65,22 @@ class Cell(ABC):
     lab.
     """
 
-    version: ClassVar[int]  # increase when the same fields give another result
+    version: ClassVar[int] = 1  # increase when the same fields give another result
+    kind: ClassVar[str] = ""
 
     @property
-    @abstractmethod
     def table(self) -> str:
         """Name of the table of its rows, and prefix of its folder."""
+        return self.kind
 
     @property
     @abstractmethod
     def label(self) -> str:
         """Description for progress messages."""
 
-    @abstractmethod
     def needs(self) -> tuple["Cell", ...]:
         """Return the cells that must be finished first."""
+        return ()
 
     def content(self) -> dict[str, str]:
         """Return further inputs that no field describes, such as the images in a folder."""
@@ -102,6 +103,10 @@ class Cell(ABC):
     @abstractmethod
     def work(self) -> float:
         """Estimate the number of floating-point operations, for the plan."""
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        """Yield what it would use, built without data: a name of its kind and a settings object or dictionary."""
+        yield from ()
 
     @abstractmethod
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:

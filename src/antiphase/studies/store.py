@@ -6,13 +6,19 @@ no clean-up, and several runs can share a store.
 """
 
 import contextlib
+import dataclasses
 import fcntl
+import inspect
 import json
 import os
+import re
 import shutil
+import subprocess
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +28,7 @@ from pydantic import BaseModel, ConfigDict
 from antiphase.errors import UserError
 from antiphase.files import PRIVATE, digest, write_json
 from antiphase.reading import read_json, read_rows
-from antiphase.runs.journal import write_frame
-from antiphase.studies.identity import described, identity
+from antiphase.store import write_frame
 
 DONE_FILE = "done.json"
 ROWS_FILE = "rows.parquet"
@@ -198,3 +203,84 @@ def _read(path: Path) -> dict[str, Any] | None:
         return read_json(path, _Record).model_dump()
     except UserError:
         return None
+
+
+_LENGTH = 16  # hexadecimal digits; a billion cells collide with probability 3 %
+
+
+def described(cell: Any) -> dict[str, Any]:
+    """Return class, version and non-default fields of a cell, ready for JSON.
+
+    Cells that it needs are replaced by their identities, so that changes propagate. Adding a field with a default does
+    not change the identity of existing cells.
+
+    Args:
+        cell: a dataclass with a class attribute ``version``; every field affects the result.
+    """
+    fields = {}
+    for one in dataclasses.fields(cell):
+        if one.metadata.get("identity") is False:  # labels and cost estimates
+            continue
+        value = getattr(cell, one.name)
+        default = one.default
+        if one.default_factory is not dataclasses.MISSING:
+            default = one.default_factory()
+        if default is dataclasses.MISSING or value != default:
+            fields[one.name] = _plain(value)
+    what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
+    content = cell.content() if hasattr(cell, "content") and callable(cell.content) else {}
+    return what | ({"content": content} if content else {})
+
+
+def identity(cell: Any) -> str:
+    """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON."""
+    return digest(json.dumps(described(cell), sort_keys=True, allow_nan=False))[:_LENGTH]
+
+
+@lru_cache
+def _source(function: Callable[..., Any]) -> str:
+    """Return the digest of a function's source, cached because its file may be edited during a run."""
+    return digest(textwrap.dedent(inspect.getsource(function)))[:_LENGTH]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"identity": identity(value)}
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if inspect.isfunction(value):  # a user's own function: its result may change with its source
+        return {"function": value.__name__, "source": _source(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UserError(
+        f"{value!r} in a cell: expected numbers, strings, tuples, dictionaries, functions or cells"
+    )
+
+
+def core_seconds(record: Mapping[str, Any]) -> float:
+    """Return the seconds of a cell times its threads; those of a GPU as they are.
+
+    >>> core_seconds({"seconds": 30.0, "hardware": "AMD EPYC 7B13, 2 threads"})
+    60.0
+    """
+    threads = re.search(r", (\d+) threads$", record["hardware"])
+    return record["seconds"] * (int(threads[1]) if threads else 1)
+
+
+@lru_cache
+def source_commit() -> str:
+    """Return the commit of the package's source, with ``+`` if files differ from it; empty outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+    return found.stdout.strip()

@@ -14,9 +14,10 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
-from antiphase.models.factories import build
-from antiphase.models.lambdas import mean_lambdas
+from antiphase.models.kinds import mean_lambdas
+from antiphase.models.vit import build
 from antiphase.precision import autocast
+from antiphase.processes import start_processes
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from antiphase.attention.backends import compiled
 from antiphase.attention.backends.chunked import CHUNKED
 from antiphase.attention.backends.compiled import NATIVE
-from antiphase.attention.backends.contract import Backend, Call, may_need_gradients
-from antiphase.attention.backends.eager import EAGER
+from antiphase.attention.backends.contract import Backend, Branches, Call, View, may_need_gradients, split
 from antiphase.attention.backends.norm import HeadNorm
-from antiphase.attention.backends.sdpa import SDPA
-from antiphase.attention.backends.views import Branches, View
+from antiphase.attention.maps import open_dead_rows, plain_combine, plain_maps
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
 
 BackendName = Literal["auto", "eager", "chunked", "native", "sdpa"]
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}
+
+
 _FEW, _VERY_FEW = 64, 32  # keys
 
 
@@ -131,3 +131,35 @@ def _check(
         and len({shape[:-2] for shape in shapes}) == 1
         and not (isinstance(lam, Tensor) and lam.ndim > 1)
     )
+
+
+def _eager(call: Call) -> Tensor:
+    queries, keys, v = split(call.view, call.sources)
+    maps = [plain_maps(q, k, call.mask) for q, k in zip(queries, keys, strict=True)]
+    combined = plain_combine(maps[0], maps[1], call.lam) if len(maps) > 1 else maps[0]
+    return call.finish(combined.to(v.dtype) @ v)
+
+
+EAGER = Backend("eager", _eager)
+
+
+def _sdpa(call: Call) -> Tensor:
+    queries, keys, v = call.parts
+    outs = [_fused(q, k, v, call.mask) for q, k in zip(queries, keys, strict=True)]
+    return call.finish(
+        plain_combine(outs[0], outs[1], call.lam).to(outs[0].dtype) if len(outs) > 1 else outs[0]
+    )
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Return softmax(q kᵀ/√width) v; masks as in :func:`~antiphase.attention.maps.softmax_maps`."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v)
+    bias, dead = open_dead_rows(mask, q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(dead, 0.0)
+
+
+SDPA = Backend("sdpa", _sdpa)
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, CHUNKED, NATIVE, SDPA)}

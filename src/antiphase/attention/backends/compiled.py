@@ -6,12 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.attention.backends.autograd import recomputed_attention
 from antiphase.attention.backends.chunked import chunked_gradients
-from antiphase.attention.backends.contract import Backend, Call, may_need_gradients
+from antiphase.attention.backends.contract import (
+    Backend,
+    Branches,
+    Call,
+    Parts,
+    may_need_gradients,
+    recomputed_attention,
+)
 from antiphase.attention.backends.native import kernels
 from antiphase.attention.backends.norm import HeadNorm
-from antiphase.attention.backends.views import Branches, Parts
 from antiphase.attention.maps import open_dead_rows
 from antiphase.attention.modes import plain_forward
 

@@ -1,12 +1,23 @@
-"""What a scheme of model specifications is, such as ``timm:`` in ``timm:vit_tiny_patch16_224``."""
+"""What a scheme of model specifications is, such as ``timm:`` in ``timm:vit_tiny_patch16_224``, and what they share."""
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from antiphase.errors import UserError, first_line, shown
+from antiphase.models.card import Model, ModelCard, with_card
+from antiphase.models.checkpoints import load_into, read_state
+from antiphase.models.kinds import attention_kind
+from antiphase.modules import advice, device_of
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+_SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
+_USUAL = 224  # of a model that takes any
 
 
 @dataclass(frozen=True)
@@ -27,20 +38,23 @@ class Wanted:
     seed: int = 0
     lambda_init: float | Literal["depth"] | None = None
 
-    @property
-    def drawn(self) -> int | None:
-        """The seed if the weights are random."""
-        return self.seed if self.random_weights else None
-
     def split(self) -> tuple[str, str]:
         """Return NAME and FILE of ``SCHEME:NAME@FILE``; FILE is empty if there is none."""
         name, _, file = self.name.partition("@")
         return name, file
 
+    def loaded(
+        self, model: Model, name: str, image_shape: ImageShape, num_classes: int = 0, **facts: Any
+    ) -> Model:
+        """Return the model in evaluation mode with its card; ``facts`` are more fields of it."""
+        seed = self.seed if self.random_weights else None
+        kind = attention_kind(model)
+        return with_card(model, ModelCard(name, self.spec, kind, seed, image_shape, num_classes, **facts))
+
 
 @dataclass(frozen=True)
 class Scheme:
-    """A kind of specification.
+    """A kind of specification, as registered in :data:`antiphase.registry.MODELS`.
 
     Attributes:
         form: how it is written.
@@ -61,3 +75,114 @@ def drawn_from(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def check_known(name: str, known: Sequence[str], lacks: str, lists: str) -> None:
+    """Refuse a name that is not known, such as ``lacks`` "timm has no model"; ``lists`` tells who lists them."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"did you mean {', '.join(near)}?" if near else lists
+        raise UserError(f"{lacks} {shown(name)}; {hint}")
+
+
+def build_to_fit(
+    make: Callable[..., nn.Module], file: str, *, positions: str, size: str, classes: str, channels: str = ""
+) -> nn.Module:
+    """Build a library's classifier with the sizes of a file of weights, and load them.
+
+    Args:
+        make: builds the model from keyword arguments; without any, with the library's own sizes.
+        file: the weights, as :func:`~antiphase.models.checkpoints.read_state` takes them.
+        positions: suffix of the name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
+        size: name of the argument of ``make`` for the side of the image in pixels.
+        classes: that for the number of classes.
+        channels: that for the number of channels; empty if there is none.
+    """
+    with torch.device("meta"):
+        own = make().state_dict()
+    state = read_state(file, own, sized=False)
+    sizes: dict[str, Any] = {}
+    head = [name for name, weight in own.items() if name.endswith(("weight", "bias")) and weight.ndim][-1]
+    first = next((name for name, weight in own.items() if weight.ndim == 4), "")
+    place = next((name for name in own if name.endswith(positions)), "")
+    if head in state and state[head].ndim:
+        sizes[classes] = len(state[head])
+    if channels and first in state and state[first].ndim == 4:
+        sizes[channels] = state[first].shape[1]
+    if place in state and first in own and state[place].shape != own[place].shape:
+        others = own[place].shape[-2] - int(own[place].shape[-2] ** 0.5) ** 2  # tokens that are no patches
+        sizes[size] = round(max(state[place].shape[-2] - others, 1) ** 0.5) * own[first].shape[-1]
+    model = make(**sizes)
+    load_into(model, state, file)
+    return model
+
+
+def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) -> tuple[ImageShape, int, bool]:
+    """Run a classifier to find its shape of images, its number of logits, and whether it takes images of other sizes.
+
+    If its own ``image_shape`` is None, the usual ones are tried, the smallest first.
+
+    Raises:
+        UserError: if the model fails on images of every shape that was tried, or does not return logits.
+    """
+    odd: UserError | None = None
+    failure: Exception | None = None
+    for shape in [image_shape] if image_shape else _shapes(model):
+        try:
+            count = _logits(model, shape, spec)
+        except UserError as error:
+            odd = odd or error
+        except Exception as error:
+            failure = failure or error
+        else:
+            channels, height, width = shape
+            if image_shape is None and _takes(model, (channels, 2 * height, 2 * width), count):
+                return (channels, _USUAL, _USUAL), count, True
+            return shape, count, False
+    if odd is not None or failure is None:
+        raise odd or UserError(f"{spec}: no usual size of images has whole patches")
+    tried = (
+        f"shape {image_shape}"
+        if image_shape
+        else f"{_SIDES[0]}×{_SIDES[0]} to {_SIDES[-1]}×{_SIDES[-1]} pixels"
+    )
+    other = "if it takes images of another shape, give the model an attribute image_shape = (channels, height, width)"
+    raise UserError(
+        f"{spec}: fails on images of {tried} ({type(failure).__name__}: {first_line(failure)}); "
+        f"{advice(model, torch.float32, failure) or other}"
+    ) from failure
+
+
+def _shapes(model: nn.Module) -> Iterator[ImageShape]:
+    """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2.
+
+    With a single patch, position embeddings for any number of tokens would fit.
+    """
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    channels = (3, 1) if first is None else (first.in_channels,)
+    patch = first.stride[0] if first is not None and first.stride == first.kernel_size else 1
+    for side in _SIDES:
+        if patch == 1 or (side % patch == 0 and side > patch):
+            yield from ((count, side, side) for count in channels)
+
+
+def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
+    """Return the number of logits for images of a shape; refuse an output that is something else."""
+    with torch.no_grad():
+        output: Any = model(torch.full((2, *shape), 0.5, device=device_of(model)))
+    described = f"a {type(output).__name__}"
+    if isinstance(output, Tensor):
+        if output.is_floating_point() and output.ndim == 2 and len(output) == 2 and output.shape[1]:
+            return output.shape[1]
+        described = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
+    raise UserError(
+        f"{spec}: returns {described} for images of shape {(2, *shape)}; expected logits, a tensor of shape (images, "
+        "classes)"
+    )
+
+
+def _takes(model: nn.Module, shape: ImageShape, count: int) -> bool:
+    try:
+        return _logits(model, shape, "") == count
+    except Exception:
+        return False

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from antiphase.evaluation.statistics import proportion
+from antiphase.statistics.intervals import proportion
 
 SCHEMA = Path(__file__).with_name("schema.json")
 BY_HAND = ("authors", "link", "venue", "additional_data")

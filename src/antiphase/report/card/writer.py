@@ -5,13 +5,13 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError
 from antiphase.files import write_json, write_text
 from antiphase.report.card.markdown import card_markdown
 from antiphase.report.card.model import BY_HAND, RobustnessCard
 from antiphase.report.card.reading import CARD, read_card
 from antiphase.report.runs.stored import StoredRun, read_json, read_run
-from antiphase.runs.folders import held_by
 
 _NOT_THE_AUDIT = ("out", "quiet", "batch_size", "independent")  # options that affect no number
 _ESTIMATE = ("value", "low", "high", "n")

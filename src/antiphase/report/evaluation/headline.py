@@ -1,7 +1,7 @@
 """The headline of an evaluation: the answer first, then its number with the interval, then the condition.
 
 The rule. Every difference on the page is read: of all tasks, data sets, settings and metrics of which more is better
-(``scores``), so not POPE's share of yes. Which are decided is told by :mod:`antiphase.evaluation.decisions`, corrected
+(``scores``), so not POPE's share of yes. Which are decided is told by :mod:`antiphase.statistics.decisions`, corrected
 for all of them. The title says on which side the decided ones lie, and quotes one of the more frequent side: the first
 that stands for its task, else the first on the page. Where none is decided, it quotes the first that stands for its
 task. The sentences below give the counts and the other decided differences.
@@ -15,12 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphase.evaluation.decisions import LEAST_SEEDS, decide
-from antiphase.evaluation.families import by_seed
-from antiphase.evaluation.statistics import Estimate
+from antiphase.evaluation.rates import by_seed
 from antiphase.evaluation.tasks import find_task
 from antiphase.report.evaluation.wording import heading
-from antiphase.report.style.wording import points_interval
+from antiphase.report.words import points_interval
+from antiphase.statistics.decisions import LEAST_SEEDS, decide
+from antiphase.statistics.intervals import Estimate
 
 Difference = Mapping[str, Any]
 

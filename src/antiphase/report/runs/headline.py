@@ -1,7 +1,7 @@
 """The headline of a report: the answer first, then its number with the interval, then the condition.
 
 A headline compares two models (or two families, averaged over their training seeds) under the first attack of the run,
-and quotes one ε. It depends on which differences are decided, see :mod:`antiphase.evaluation.decisions`:
+and quotes one ε. It depends on which differences are decided, see :mod:`antiphase.statistics.decisions`:
 
 - If some are, the title says on which side of zero they lie. The quoted ε is the one of them nearest to the middle of
   the list (the smaller of two), not the one with the largest difference.
@@ -18,10 +18,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.decisions import LEAST_SEEDS
-from antiphase.evaluation.statistics import as_share, mean_over_seeds
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.wording import (
+from antiphase.report.words import (
     attack_condition,
     attack_label,
     p_text,
@@ -29,6 +27,8 @@ from antiphase.report.style.wording import (
     percent_range,
     points_interval,
 )
+from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.statistics.intervals import as_share, mean_over_seeds
 
 
 @dataclass(frozen=True)

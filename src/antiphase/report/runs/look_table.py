@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from antiphase.evaluation.statistics import is_interval, jackknife, proportion
+from antiphase.statistics.intervals import is_interval, jackknife, proportion
 
 
 def mask_table(rows: Sequence[dict[str, Any]]) -> Table:

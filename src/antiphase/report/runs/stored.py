@@ -9,10 +9,19 @@ import polars as pl
 
 from antiphase import reading
 from antiphase.errors import UserError
-from antiphase.evaluation.decisions import with_decisions
-from antiphase.evaluation.families import by_seed, family_comparisons, family_results, over_images
-from antiphase.evaluation.rates import COMPARISON_SCHEMA, ROW_SCHEMA, clean_accuracy, compare, rates
-from antiphase.report.style.families import Family, families
+from antiphase.evaluation.rates import (
+    COMPARISON_SCHEMA,
+    ROW_SCHEMA,
+    by_seed,
+    clean_accuracy,
+    compare,
+    family_comparisons,
+    family_results,
+    over_images,
+    rates,
+    with_decisions,
+)
+from antiphase.report.figure import Family, families
 from antiphase.runs.gallery import AttackGallery, read_gallery
 
 _FIX = "expected the folder of a finished run"
@@ -35,7 +44,7 @@ class StoredRun:
 
     ``results``, ``accuracy`` and ``comparisons`` are the frames of ``antiphase.evaluation.rates``.
     ``mean_results`` and ``mean_comparisons`` average them over training seeds; they are empty if no family has several
-    seeds. Both comparisons have a column ``decided``: 1, −1 or 0, see :func:`~antiphase.evaluation.decisions.decide`.
+    seeds. Both comparisons have a column ``decided``: 1, −1 or 0, see :func:`~antiphase.statistics.decisions.decide`.
     ``norms`` holds minimal perturbations, for attacks that look for the nearest adversarial example; ``felled`` counts
     the images that each attack of an ensemble broke.
     """

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import BY_SEED, Panel
+from antiphase.studies.figures import BY_SEED, Panel
 
 LETTER = 0.075
 """Width of a letter in inches, at the size of ticks and legends."""

@@ -14,9 +14,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from PIL import Image
 
+from antiphase.report.figure import STYLE
 from antiphase.report.runs.look import paint
-from antiphase.report.style.figures import STYLE
-from antiphase.studies.artefact import Gallery, Picture
+from antiphase.studies.figures import Gallery, Picture
 
 PIXELS = 500_000
 """Largest number of pixels of all images of a page."""

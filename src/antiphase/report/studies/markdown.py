@@ -17,8 +17,8 @@ from antiphase.report.studies.wording import (
     verdict_note,
     with_interval,
 )
-from antiphase.studies.artefact import INTERVALS, Panel, Plot, Table
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import INTERVALS, Panel, Plot, Table
 from antiphase.studies.numbers import bracketed, written
 from antiphase.studies.results import Result
 

@@ -95,7 +95,7 @@ def published_digits(values: Iterable[float | None], percent: bool, least: int) 
 def estimate_text(check: Check) -> str:
     """Format the estimate of a check and its interval.
 
-    >>> from antiphase.evaluation.statistics import Estimate
+    >>> from antiphase.statistics.intervals import Estimate
     >>> estimate_text(Check("a − b", Estimate(0.0241, -0.0102, 0.0594, 300)))
     '+2.4 points [−1.0, 5.9]'
     """
@@ -113,7 +113,7 @@ def estimates_line(claim: Claim) -> str:
     A single check is told as a whole. Of many checks those that decide the verdict come first. If not all have the same
     verdict, each estimate is followed by its own.
 
-    >>> from antiphase.evaluation.crossed import CrossedEstimate, Spread
+    >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
     >>> def over_16_seeds(what, value):
     ...     found = CrossedEstimate(value, value - 0.02, value + 0.02, 300, Spread(16, 300, 0.01**2, 0.0, 0.0))
     ...     return Check(f"a − b at {what}", found)
@@ -173,7 +173,7 @@ def told_apart(texts: Sequence[str]) -> list[str]:
 def price(claim: Claim) -> str:
     """State what a verdict on an undecided claim is expected to take; empty for other claims, or if it is not known.
 
-    >>> from antiphase.evaluation.crossed import CrossedEstimate, Spread
+    >>> from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
     >>> estimate = CrossedEstimate(0.05, -0.01, 0.11, 300, Spread(3, 300, 0.0002, 0.0, 0.0))
     >>> price(Claim("", "", "", [Check("a − b", estimate)], seconds=60.0))
     '8 seeds, 8 core-minutes'
@@ -207,7 +207,7 @@ def verdict_note(claim: Claim) -> str:
 def tally(claims: Sequence[Claim]) -> str:
     """Count the verdicts.
 
-    >>> from antiphase.evaluation.statistics import Estimate
+    >>> from antiphase.statistics.intervals import Estimate
     >>> tally([Claim("", "", "", [Check("", None)]), Claim("", "", "", [Check("", Estimate(1.0, 0.5, 2.0, 9))])])
     '2 claims: 1 not run, 1 undecided, too few seeds'
     """

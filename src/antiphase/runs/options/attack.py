@@ -5,11 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from antiphase.errors import UserError
-from antiphase.registry import ATTACKS
-from antiphase.runs.evaluation_sources import is_pope
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import (
+from antiphase.commands.fields import (
     Against,
     BatchSize,
     Classes,
@@ -30,7 +26,10 @@ from antiphase.runs.options.fields import (
     Split,
     Suffix,
 )
-from antiphase.runs.options.read import given
+from antiphase.commands.options import Options, Typed, given
+from antiphase.errors import UserError
+from antiphase.registry import ATTACKS
+from antiphase.runs.evaluation_sources import is_pope
 
 Eps = Annotated[
     Numbers,

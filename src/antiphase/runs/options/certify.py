@@ -5,9 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from antiphase.precision import Precision
-from antiphase.runs.options.base import Options
-from antiphase.runs.options.fields import (
+from antiphase.commands.fields import (
     MOST_AT_ONCE,
     Classes,
     Data,
@@ -23,6 +21,8 @@ from antiphase.runs.options.fields import (
     Single,
     Split,
 )
+from antiphase.commands.options import Options
+from antiphase.precision import Precision
 
 
 class CertifyOptions(Options):

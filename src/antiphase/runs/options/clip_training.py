@@ -4,10 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from antiphase.errors import UserError
-from antiphase.registry import CLIPS
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import (
+from antiphase.commands.fields import (
     MOST_AT_ONCE,
     AutoPrecision,
     Checkpointing,
@@ -19,7 +16,9 @@ from antiphase.runs.options.fields import (
     Track,
     Words,
 )
-from antiphase.runs.options.read import given
+from antiphase.commands.options import Options, Typed, given
+from antiphase.errors import UserError
+from antiphase.registry import CLIPS
 
 
 class TrainClipOptions(Options):
@@ -117,7 +116,7 @@ class TrainClipOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
         if self.lambda_init is not None:
-            from antiphase.models.clip_factories import find_clip
+            from antiphase.models.clip import find_clip
 
             schedule = find_clip(self.model).schedule
             if schedule != "constant":

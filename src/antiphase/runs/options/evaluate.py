@@ -5,10 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from antiphase.precision import Precision
-from antiphase.registry import TASKS
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import (
+from antiphase.commands.fields import (
     MOST_AT_ONCE,
     Against,
     Device,
@@ -23,7 +20,9 @@ from antiphase.runs.options.fields import (
     Unicode,
     Words,
 )
-from antiphase.runs.options.read import at_least_one, directory, read_words
+from antiphase.commands.options import Options, Typed, at_least_one, directory, read_words
+from antiphase.precision import Precision
+from antiphase.registry import TASKS
 
 
 class EvaluateOptions(Options):

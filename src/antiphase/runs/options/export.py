@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from antiphase.commands.options import Options, Typed, directory
 from antiphase.errors import UserError
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.read import directory
 
 
 class ExportOptions(Options):

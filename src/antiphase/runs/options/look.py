@@ -5,9 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import Device, Model, Models, Quiet, RandomWeights, Unicode, Words
-from antiphase.runs.options.read import at_least_one
+from antiphase.commands.fields import Device, Model, Models, Quiet, RandomWeights, Unicode, Words
+from antiphase.commands.options import Options, Typed, at_least_one
 
 
 class LookOptions(Options):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import Directory, Quiet
+from antiphase.commands.fields import Directory, Quiet
+from antiphase.commands.options import Options, Typed
 
 
 class RerunOptions(Options):

@@ -4,11 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from antiphase.commands.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed, Track
+from antiphase.commands.options import Options, Typed, given
 from antiphase.errors import UserError
 from antiphase.registry import LAMBDAS, VITS
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import MOST_AT_ONCE, AutoPrecision, OptionalNumber, Out, Quiet, Seed, Track
-from antiphase.runs.options.read import given
 
 _MODEL_FIELDS = {
     "depth": "depth",
@@ -137,7 +136,7 @@ class TrainOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> "TrainOptions":
         if odd := sorted(_OF_LAMBDA & set(self.model_part)):
-            from antiphase.models.towers import attention_of, attention_spec
+            from antiphase.models.transformer import attention_of, attention_spec
 
             if not attention_spec(attention_of(self.model)).differential:
                 raise UserError(f"{odd[0]}: a {self.model} has no λ; leave it out or train a diffvit")

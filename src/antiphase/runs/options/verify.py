@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import Device, Directory, Quiet
+from antiphase.commands.fields import Device, Directory, Quiet
+from antiphase.commands.options import Options, Typed
 
 
 class VerifyOptions(Options):

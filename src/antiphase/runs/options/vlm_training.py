@@ -5,9 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from antiphase.errors import UserError
-from antiphase.runs.options.base import Options, Typed
-from antiphase.runs.options.fields import (
+from antiphase.commands.fields import (
     MOST_AT_ONCE,
     AutoPrecision,
     Checkpointing,
@@ -18,7 +16,8 @@ from antiphase.runs.options.fields import (
     Seed,
     Track,
 )
-from antiphase.runs.options.read import given
+from antiphase.commands.options import Options, Typed, given
+from antiphase.errors import UserError
 
 _OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
 

@@ -1,19 +1,20 @@
 """Attacking a vision-language model's answers to POPE's questions: a row for each ε, image and question."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 import polars as pl
 
-from antiphase.attacks.catalogue import passes_of
-from antiphase.data.pope import PopeSet
+from antiphase.attacks.catalogue import passes_of, settings_of
 from antiphase.errors import UserError
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.evaluation_sources import load_source
 from antiphase.studies.cells.models import Measurement
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.store import WORK_FOLDER
+from antiphase.vlm.pope import PopeSet
 
 _QUESTIONS = 12  # of an image that differ, about: for the plan alone
 
@@ -65,6 +66,15 @@ class AttackAnswers(Measurement):
         return AttackPlan(
             self.eps, attack=self.attack, settings=self.settings, seed=self.seed, batch_size=batch_size
         )
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        plan = self.plan()
+        yield (
+            "answers",
+            {"data": self.data, "suffix": self.suffix, "attack": plan.attack, "images": self.limit},
+        )
+        yield "answers", {"eps": plan.eps}
+        yield from (("answers", {"steps": settings_of(stage)["steps"]}) for stage in plan.ensemble.stages)
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Attack; the samplings that ask a question are joined by commas."""

@@ -1,23 +1,24 @@
 """One task of the evaluation suite on one model and one data set."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import polars as pl
 from torch import nn
 
 from antiphase.data.mmvp import MmvpSet
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, find_task
 from antiphase.models.image_towers import image_tower
+from antiphase.processes import Process
 from antiphase.runs.evaluate import warm
 from antiphase.runs.evaluation_sources import left_out, load_source
-from antiphase.runs.features import FeatureStore
-from antiphase.runs.processes import Process
 from antiphase.studies.cells.models import Measurement
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 
 FEATURES_FOLDER = "features"
 """Below the store's root: what several tasks of a model need of a data set."""
@@ -48,15 +49,11 @@ class Evaluate(Measurement):
         train_limit: at most this many training images.
     """
 
-    version: ClassVar[int] = 1
+    kind = "evaluate"
     task: str
     protocol: dict[str, Any] = field(default_factory=dict)
     limit: int | None = None
     train_limit: int | None = None
-
-    @property
-    def table(self) -> str:
-        return "evaluate"
 
     @property
     def label(self) -> str:
@@ -76,6 +73,16 @@ class Evaluate(Measurement):
         """Return the operations, about: features are taken once for all tasks, a probe is most of its work."""
         images = min(self.limit or 10**9, _IMAGES.get(self.data, 10_000))
         return self.model.forward_work() * images * find_task(self.task).passes
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        protocol = _protocol(self.protocol)
+        yield from super().facts()
+        yield (
+            self.task,
+            {name: getattr(protocol, name) for name in find_task(self.task).fields} | {"data": self.data},
+        )
+        if self.task == "zero-shot" and not protocol.templates:
+            yield self.task, {"templates": "the data's own, else 80 and 7"}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         """Measure; features that are in the store already are read."""

@@ -1,28 +1,28 @@
-"""The models of studies: how to load them, and which factors identify them."""
+"""The models of studies, and the measurement of one of them on one source of data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, final, get_args, runtime_checkable
+from typing import Any, Protocol, final, get_args, runtime_checkable
 
 import polars as pl
 from torch import nn
 
+from antiphase.commands.lineup import check_fit
+from antiphase.commands.loading import with_kind_found
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.class_names import in_model_order
-from antiphase.models.dual_encoders import RELEASED_FILE
 from antiphase.models.kinds import AttentionKind, attention_kind
+from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
-from antiphase.runs.loading import with_kind_found
-from antiphase.runs.record import check_fit
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
 
 FACTORS: dict[str, Any] = {
@@ -68,36 +68,21 @@ class Model(Protocol):
         ...
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """A model that is not trained here; see :func:`given`.
+class _Made:
+    """A model that is not trained here: its series, seed and other factors.
 
     Attributes:
-        spec: model specification for ``load_model``.
         series: name of its series in tables and figures.
-        seed: training seed, if there are several.
-        content: digest of its weights, for folders that may change.
-        forward: approximate operations per image.
-        extra: other factors.
-        note: what a reader has to know about it.
+        seed: training seed, or that of ``build``.
+        forward: approximate floating-point operations per image, for the plan.
+        extra: other factors, such as ``(("depth", 4),)``.
     """
 
-    version: ClassVar[int] = 1
-    spec: str
     series: str = aside("")
     seed: int = 0
-    content: str = ""
     forward: float = aside(5e7)
     extra: tuple[tuple[str, Any], ...] = aside(())
-    note: str = aside("")
-
-    @property
-    def label(self) -> str:
-        return self.spec
-
-    def load(self, lab: Lab) -> nn.Module:
-        return with_kind_found(load_model(self.spec))
 
     def factors(self) -> dict[str, Any]:
         return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
@@ -111,33 +96,47 @@ class Given:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class Given(_Made):
+    """A model that exists already; see :func:`given`.
+
+    Attributes:
+        spec: model specification for ``load_model``.
+        content: digest of its weights, for folders that may change.
+        note: what a reader has to know about it.
+    """
+
+    spec: str
+    content: str = ""
+    note: str = aside("")
+
+    @property
+    def label(self) -> str:
+        return self.spec
+
+    def load(self, lab: Lab) -> nn.Module:
+        return with_kind_found(load_model(self.spec))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Own(_Made):
     """A model of your own, from any function that returns one. Its cells run again when the function's source changes.
 
     Attributes:
         build: function from a seed to a module from images in [0, 1] to logits.
-        series: name of its series in tables and figures.
         image_shape: (channels, height, width).
         num_classes: number of logits.
-        seed: argument of ``build``.
         attention: ``"softmax"``, ``"differential"``, ``"none"`` or ``"unknown"``; detected by
             :func:`~antiphase.models.kinds.attention_kind` by default.
-        forward: approximate floating-point operations per image, for the plan.
-        extra: factors, such as ``(("depth", 4),)``.
 
     Raises:
         UserError: The kind of attention is unknown.
     """
 
-    version: ClassVar[int] = 1
     build: Callable[[int], nn.Module]
-    series: str = aside("")
     image_shape: tuple[int, int, int]
     num_classes: int
-    seed: int = 0
     attention: AttentionKind | None = None
-    forward: float = aside(5e7)
-    extra: tuple[tuple[str, Any], ...] = aside(())
 
     def __post_init__(self) -> None:
         kinds = get_args(AttentionKind)
@@ -151,19 +150,9 @@ class Own:
     def load(self, lab: Lab) -> nn.Module:
         model = self.build(self.seed)
         kind = self.attention or attention_kind(model)
-        with_card(
-            model, ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
-        )
+        card = ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
+        with_card(model, card)
         return model if self.attention else with_kind_found(model)
-
-    def factors(self) -> dict[str, Any]:
-        return {"series": self.series, "training_seed": self.seed, **dict(self.extra)}
-
-    def needed(self) -> tuple[Cell, ...]:
-        return ()
-
-    def forward_work(self) -> float:
-        return self.forward
 
 
 def given(
@@ -179,36 +168,11 @@ def given(
         note: what a reader has to know about it.
         **factors: values of ``FACTORS``, such as ``depth``.
     """
+    extra = tuple(sorted(factors.items()))
+    content = _content(spec)
     return Given(
-        spec=spec,
-        series=series,
-        seed=seed,
-        content=_content(spec),
-        forward=forward,
-        extra=tuple(sorted(factors.items())),
-        note=note,
+        spec=spec, series=series, seed=seed, content=content, forward=forward, extra=extra, note=note
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Cell):
-    """A measurement of one model on one source of data.
-
-    Attributes:
-        model: trained or given.
-        data: source of images or pairs.
-        split: part of the source.
-    """
-
-    model: Model
-    data: str
-    split: str = "test"
-
-    def needs(self) -> tuple[Cell, ...]:
-        return self.model.needed()
-
-    def factors(self) -> dict[str, Any]:
-        return self.model.factors() | {"data": self.data}
 
 
 def _content(spec: str) -> str:
@@ -241,36 +205,67 @@ def data_content(source: str, split: str) -> str:
 
 def image_content(source: str, split: str) -> dict[str, str]:
     """Return what a cell's ``content`` says of its images."""
-    found = data_content(source, split)
-    return {"data": found} if found else {}
+    fingerprint = data_content(source, split)
+    return {"data": fingerprint} if fingerprint else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Cell):
+    """A measurement of one model on one source of data.
+
+    Attributes:
+        model: trained or given.
+        data: source of images or pairs.
+        split: part of the source.
+    """
+
+    model: Model
+    data: str
+    split: str = "test"
+
+    @property
+    def label(self) -> str:
+        return f"{self.table} of {self.model.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        return self.model.needed()
+
+    def content(self) -> dict[str, str]:
+        return image_content(self.data, self.split)
+
+    def factors(self) -> dict[str, Any]:
+        return self.model.factors() | {"data": self.data}
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        yield from facts_of_given(self.model)
+
+    def ready(
+        self, lab: Lab, limit: int | None, image_size: int | None = None, prompt: str | None = None
+    ) -> tuple[nn.Module, ImageSet]:
+        """Return a classifier on the lab's device, and its images with the preprocessing of the model.
+
+        Raises:
+            UserError: Model and data do not fit.
+        """
+        loaded = lab.model(self.model)
+        size, channels = size_for([loaded])
+        images = lab.images(self.data, self.split, limit, image_size=image_size or size, channels=channels)
+        settle_size([loaded], images.image_shape)
+        images = with_own_pixels(images, [loaded])
+        classifier = bound(loaded, images, prompt)
+        images, _ = in_model_order([card_of(classifier)], images)
+        check_fit(card_of(classifier), images)
+        return classifier, images
+
+
+def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a measured model is, where it is not trained here."""
+    if isinstance(model, Given):
+        note = f"{model.spec}: {model.note}" if model.note else ""
+        yield "given", {"spec": model.spec, "note": note}
 
 
 def transformer_work(image_size: int, patch_size: int, dim: int, depth: int) -> float:
     """Estimate the floating-point operations of a vision transformer's forward pass per image."""
     tokens = (image_size // patch_size) ** 2 + 1
     return depth * tokens * dim * (24.0 * dim + 4.0 * tokens)
-
-
-def ready(
-    lab: Lab,
-    model: Model,
-    data: str,
-    split: str,
-    limit: int | None,
-    image_size: int | None = None,
-    prompt: str | None = None,
-) -> tuple[nn.Module, ImageSet]:
-    """Return a classifier on the lab's device, and its images with the preprocessing of the model.
-
-    Raises:
-        UserError: Model and data do not fit.
-    """
-    loaded = lab.model(model)
-    size, channels = size_for([loaded])
-    images = lab.images(data, split, limit, image_size=image_size or size, channels=channels)
-    settle_size([loaded], images.image_shape)
-    images = with_own_pixels(images, [loaded])
-    classifier = bound(loaded, images, prompt)
-    images, _ = in_model_order([card_of(classifier)], images)
-    check_fit(card_of(classifier), images)
-    return classifier, images

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import polars as pl
@@ -12,15 +12,15 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
 from antiphase.data import PairSet, load_pairs
-from antiphase.data.emoji_scenes import on_white
-from antiphase.data.preprocess import model_images
+from antiphase.data.emoji import on_white
+from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge, mask_average_precision, pointing_game
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.progress import progress_bar
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
 from antiphase.studies.cells.models import Measurement
-from antiphase.studies.lab import Lab
+from antiphase.studies.context import Lab
 
 COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-negative"
 ROW_SCHEMA = {
@@ -67,16 +67,12 @@ class Relevance(Measurement):
             attention.
     """
 
-    version: ClassVar[int] = 1
+    kind = "relevance"
     limit: int
     ask: Literal["caption", "class", "objects"] = "caption"
     texts: tuple[str, ...] = ()
     prompt: str = "{}"
     kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)
-
-    @property
-    def table(self) -> str:
-        return "relevance"
 
     @property
     def label(self) -> str:
@@ -90,15 +86,18 @@ class Relevance(Measurement):
         """Return what sets the model apart, and the queries for every image, if there are any."""
         return self.model.factors() | {"data": self.data, "asked": ", ".join(self.texts) or None}
 
+    @property
+    def _queries(self) -> int:
+        """Of an image: its two largest objects, or one text, or those for every image."""
+        return len(self.texts) or {"objects": 2}.get(self.ask, 1)
+
     def work(self) -> float:
         """Estimate the operations: a forward and a backward pass for each map."""
-        return (
-            4.0
-            * self.model.forward_work()
-            * self.limit
-            * len(self.kinds)
-            * max(len(self.texts), 2 if self.ask == "objects" else 1)
-        )
+        return 4.0 * self.model.forward_work() * self.limit * len(self.kinds) * self._queries
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        yield from super().facts()
+        yield "look", {"data": self.data, "images": self.limit, "queries": self._queries, "texts": self.texts}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         if odd := [kind for kind in self.kinds if kind not in METHODS]:

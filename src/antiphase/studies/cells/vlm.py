@@ -1,5 +1,6 @@
 """Training a vision-language model, one stage a cell. The trainer, seconds to import, is imported where it runs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -7,18 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import polars as pl
 from torch import nn
 
-from antiphase.data.conversations import load_conversations
+from antiphase.data.conversations import load_conversations, query_settings
 from antiphase.models.card import card_of, with_card
-from antiphase.models.vlm.prompt import Style
 from antiphase.models.zoo import load_model
-from antiphase.studies.cells.clip import TrainClip
-from antiphase.studies.cells.models import Given
-from antiphase.studies.lab import Lab
+from antiphase.studies.cells.models import Given, facts_of_given
+from antiphase.studies.cells.training import TrainClip
+from antiphase.studies.context import Lab
 from antiphase.studies.spec import Cell
+from antiphase.vlm.prompt import Style
 
 if TYPE_CHECKING:
-    from antiphase.models.vlm import VlmConfig
-    from antiphase.training.vlm_recipe import VlmRecipe
+    from antiphase.vlm import VlmConfig
+    from antiphase.vlm.recipe import VlmRecipe
 
 # for the plan alone: conversations of a source, weights of a language model, positions of a question with its image,
 # and forward passes worth a conversation by stage: a caption is short, and in stage 1 few weights need a gradient
@@ -41,10 +42,10 @@ class TrainVlm(Cell):
         data: source of conversations.
         seed: random seed of the projector and of the order of samples.
         language: language model, see ``load_language``; stage 2 has that of stage 1.
-        prompt: conversation format, see :class:`~antiphase.models.vlm.Prompt`; stage 2 has that of stage 1.
+        prompt: conversation format, see :class:`~antiphase.vlm.Prompt`; stage 2 has that of stage 1.
         preset: ``"diffclip"`` (recipe of the paper) or ``"emoji"`` (for a laptop).
         limit: at most this many conversations.
-        recipe: recipe settings that differ, see :class:`~antiphase.training.vlm_recipe.VlmRecipe`.
+        recipe: recipe settings that differ, see :class:`~antiphase.vlm.recipe.VlmRecipe`.
     """
 
     version: ClassVar[int] = 4  # to be raised with a preset that changes
@@ -105,7 +106,7 @@ class TrainVlm(Cell):
         Raises:
             UserError: A preset or setting is unknown.
         """
-        from antiphase.training.vlm_recipe import make_vlm_recipe
+        from antiphase.vlm.recipe import make_vlm_recipe
 
         fields = {"seed": self.seed, **self.recipe}
         return make_vlm_recipe(
@@ -118,11 +119,41 @@ class TrainVlm(Cell):
             **fields,
         )
 
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        from antiphase.vlm import VlmConfig
+        from antiphase.vlm.recipe import MERGE, SCHEDULE
+        from antiphase.vlm.towers import HIDDEN_STATE
+
+        style = {"language": self.language, "prompt": self.prompt or "chat"}
+        config = VlmConfig(
+            tower_spec="", tower={}, tower_sha256="", merge=MERGE[self.preset], language_sha256="", **style
+        )
+        recipe = self.make_recipe(config, "")
+        plain, _, query = self.data.partition("?")
+        name = plain.partition(":")[2].rpartition("/")[2] or plain
+        only = query_settings(query).get("only", "")
+        used = {
+            **dict(recipe),
+            "model": "",
+            "data": f"{name}, {only}" if only else name,
+            "schedule": SCHEDULE,
+        }
+        if self.stage == 2:
+            order = "those without an image, then drawn" if recipe.text_first else "drawn"
+            yield "tune", used | {"trained": "projector, language model", "order": order}
+            return
+        yield "align", used | style | {"trained": "projector", "hidden_state": HIDDEN_STATE}
+        yield "align", {"projector": config.projector}
+        yield from facts_of_given(self.start)
+        if isinstance(self.start, TrainClip):
+            image = self.start.make_recipe("").model.vision
+            yield "align", {"positions": (image.image_size // image.patch_size // config.merge) ** 2}
+
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""
-        from antiphase.runs.train_vlm import aligned, assemble
-        from antiphase.training.vlm import train_vlm
-        from antiphase.training.vlm_recipe import MERGE
+        from antiphase.vlm.checkpoint import aligned, assemble
+        from antiphase.vlm.recipe import MERGE
+        from antiphase.vlm.training import train_vlm
 
         data = load_conversations(self.data, stage=self.stage, limit=self.limit, seed=self.seed)
         if isinstance(self.start, TrainVlm):

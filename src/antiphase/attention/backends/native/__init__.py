@@ -2,12 +2,18 @@
 
 import functools
 import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from antiphase.attention.backends.native.build import CannotBuildError, library, missing
+from antiphase.files import digest, replacing
 
 
 @functools.cache
@@ -32,3 +38,110 @@ def kernels() -> Any | None:
         )
         return None
     return torch.ops.antiphase
+
+
+_SOURCES = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
+_MAIN = Path(__file__).with_name("kernels.cpp")
+_TORCH = Path(torch.__file__).parent
+# the name that torch gives these instructions, and what it builds its own kernels with
+_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-fopenmp",
+    "-DCPU_CAPABILITY=AVX512",
+    "-DCPU_CAPABILITY_AVX512",
+    "-mavx512f",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx512bw",
+    "-mfma",
+    "-mf16c",
+)
+_CPU = Path("/proc/cpuinfo")
+_SECONDS = 300
+
+
+class CannotBuildError(RuntimeError):
+    """The compiler did not build the kernels."""
+
+
+def missing() -> str | None:
+    """Return why the kernels cannot be built here, or None."""
+    if os.environ.get("ANTIPHASE_NATIVE") == "0":
+        return "ANTIPHASE_NATIVE=0"
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"they are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return f"they need AVX512, torch sees {torch.backends.cpu.get_cpu_capability()}"
+    if _compiler() is None:
+        return "no C++ compiler: neither g++ nor c++ is on the PATH, and CXX does not name one"
+    return None
+
+
+def library(folder: Path | None = None) -> Path:
+    """Return the compiled kernels, built if they are not in the folder yet; some ten seconds, once.
+
+    Args:
+        folder: where they are kept; else ``antiphase/native`` in XDG_CACHE_HOME, else in ``~/.cache``.
+
+    Raises:
+        CannotBuildError: if the compiler fails, or nothing can be written there.
+        OSError: if what the processor can do cannot be read.
+    """
+    folder = folder or _cache() / "antiphase" / "native"
+    compiler = _compiler()
+    if compiler is None:
+        raise CannotBuildError("no C++ compiler")
+    # bfloat16 rounded in one instruction
+    flags = [*_FLAGS, "-mavx512bf16"] if "avx512_bf16" in _CPU.read_text() else _FLAGS
+    sources = (source.read_bytes() for source in _SOURCES)
+    name = digest(*sources, torch.__version__, str(_TORCH), compiler, *flags)[:16]
+    path = folder / f"kernels-{name}.so"
+    if path.exists():
+        return path
+    logging.getLogger(__name__).info("building %s, once for this torch", path)
+    try:
+        with replacing(path) as temporary:
+            _compile([compiler, *flags], temporary)
+    except OSError as error:
+        raise CannotBuildError(
+            f"cannot write to {folder} ({error.strerror}); XDG_CACHE_HOME may name another"
+        ) from error
+    return path
+
+
+def _cache() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise CannotBuildError("no home directory; XDG_CACHE_HOME may name a folder") from error
+
+
+def _compile(compiler: list[str], into: Path) -> None:
+    command = [
+        *compiler,
+        f"-I{_TORCH / 'include'}",
+        str(_MAIN),
+        "-o",
+        str(into),
+        f"-L{_TORCH / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotBuildError(f"{compiler[0]} did not run to its end ({error})") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        raise CannotBuildError(
+            f"{compiler[0]} failed: {(lines or done.stderr.splitlines() or ['no message'])[0]}"
+        )
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "c++")))), None)

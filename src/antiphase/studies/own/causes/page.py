@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.statistics import Estimate, as_difference, as_share
-from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot, Table
+from antiphase.statistics.intervals import Estimate, as_difference, as_share
 from antiphase.studies.estimation import over
+from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.numbers import signed
 from antiphase.studies.own.causes.models import (
     CHANGED,

@@ -1,14 +1,14 @@
 """Parts of the difference in ASR between DiffViT and ViT, from stored rows: one value for each training seed and image.
 
 With s the indicator of an image that PGD breaks, and v the same standardised to the clean margins of both twins
-(:func:`~antiphase.evaluation.standardised.standardised`), the steps of the ladder ViT → norm and factor → λ frozen at 0
+(:func:`~antiphase.statistics.influence.standardised`), the steps of the ladder ViT → norm and factor → λ frozen at 0
 → DiffViT split the difference exactly:
 
     s_DiffViT − s_ViT = [(s − v)_DiffViT − (s − v)_ViT] + [v_norm − v_ViT] + [v_zero − v_norm] + [v_DiffViT − v_zero]
                          margins                           norm, factor      heads              subtraction
 
 The angle is a part of the last: with d the least perturbation that FAB finds for DiffViT and κ = ‖g‖₁ / ‖g°‖₁
-(:mod:`~antiphase.sensitivity.margin_gradients`), an image with d ≤ ε is broken; with the two maps' gradients at a right
+(:mod:`~antiphase.sensitivity.interventions`), an image with d ≤ ε is broken; with the two maps' gradients at a right
 angle it would be, to first order, if κ·d ≤ ε. Both indicators are standardised like v.
 """
 
@@ -17,9 +17,9 @@ import polars as pl
 from jaxtyping import Float
 
 from antiphase.errors import UserError
-from antiphase.evaluation.crossed import crossed_mean
-from antiphase.evaluation.standardised import STRATA, standardised
-from antiphase.evaluation.statistics import Estimate
+from antiphase.statistics.influence import STRATA, standardised
+from antiphase.statistics.intervals import Estimate
+from antiphase.statistics.seeds_by_images import crossed_mean
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.own.causes.models import (
     CHANGED,

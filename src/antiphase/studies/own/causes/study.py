@@ -28,7 +28,7 @@ from collections.abc import Callable
 import numpy as np
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.statistics import Estimate
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.own.causes.models import (
     BARE,

@@ -4,11 +4,11 @@ import numpy as np
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.data.conceptual import TITLES
-from antiphase.evaluation.pope import pope_values
-from antiphase.evaluation.pope_attack import answer_rates
+from antiphase.data.shards import TITLES
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.papers.diffclip.observed import clustered
+from antiphase.vlm.attack import answer_rates
+from antiphase.vlm.pope import pope_values
 
 _MODEL = ["pretraining", "series", SEED]
 _CLEAN = "clean"
@@ -16,7 +16,7 @@ FALSE_YES = "false yes"
 
 
 def scores(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each question and metric of :func:`~antiphase.evaluation.pope.pope_values`.
+    """Return a row for each question and metric of :func:`~antiphase.vlm.pope.pope_values`.
 
     The questions about an image are one sample.
 

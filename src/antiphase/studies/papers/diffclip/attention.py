@@ -28,11 +28,11 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from antiphase.data.conceptual import TITLES
-from antiphase.studies.artefact import Artefact, Gallery, Picture, Table
+from antiphase.data.shards import TITLES
 from antiphase.studies.cells.relevance import COMBINED, NEGATIVE, POSITIVE
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
+from antiphase.studies.figures import Artefact, Gallery, Picture, Table
 from antiphase.studies.papers.diffclip import bench
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 

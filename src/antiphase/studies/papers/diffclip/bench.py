@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from antiphase.data.conceptual import CC3M, CC12M, TITLES
-from antiphase.data.published import IMAGENET_SETS, PROBE_SETS
-from antiphase.studies.cells.clip import TrainClip
+from antiphase.data.expected_counts import IMAGENET_SETS, PROBE_SETS
+from antiphase.data.shards import CC3M, CC12M, TITLES
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
 from antiphase.studies.cells.relevance import Relevance
+from antiphase.studies.cells.training import TrainClip
 from antiphase.studies.papers.diffclip.released import given_models, listed
 from antiphase.studies.scale import IN_SHORT, clips_in_short
 from antiphase.studies.spec import Profile

@@ -29,8 +29,8 @@ are those of Figure 5.
 antiphase study run diffclip-figure-1 --profile laptop
 """
 
-from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.show import gains, published
 from antiphase.studies.papers.diffclip.six_tasks import TASKS, draw_tasks, six_tasks, task_cells

@@ -24,8 +24,8 @@ antiphase study run diffclip-figure-3 --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Plot
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact, Plot
 from antiphase.studies.papers.diffclip.bench import SHIFTED, bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations
 from antiphase.studies.papers.diffclip.show import bars, caption, estimated, gains, model_table, published

@@ -35,10 +35,10 @@ from typing import Literal
 import polars as pl
 
 from antiphase.data.mmvp import PAPER_PATTERNS
-from antiphase.evaluation.statistics import mcnemar_exact
-from antiphase.studies.artefact import Artefact, Panel, Plot
+from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import alike, observations
 from antiphase.studies.papers.diffclip.show import (

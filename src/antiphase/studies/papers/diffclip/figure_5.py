@@ -40,10 +40,10 @@ antiphase study run diffclip-figure-5 --profile laptop
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
-from antiphase.studies.artefact import Artefact
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SEED, difference
+from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.diffclip.bench import VARIANTS, bench, models, settings
 from antiphase.studies.papers.diffclip.observed import VALUE, averaged
 from antiphase.studies.papers.diffclip.show import gains, published

@@ -27,10 +27,10 @@ antiphase study run map-correlation --profile laptop
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import ESTIMATES, Artefact, Panel, Plot
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, over
+from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot
 from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
 from antiphase.studies.papers.diffclip.released import listed, released

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.data.conceptual import TITLES
-from antiphase.evaluation.summary import CLASSES_ALIKE
+from antiphase.data.shards import TITLES
+from antiphase.evaluation.metrics import CLASSES_ALIKE
 from antiphase.studies.estimation import SAMPLE, SEED
 
 VALUE = pl.col("value")
@@ -25,7 +25,7 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
 
     The task of retrieval becomes ``image retrieval`` (R@5 of captions that look for their image) and ``text
     retrieval``; a second prompt ensemble or objective becomes a task of its own. Zero-shot and probe count the classes
-    of :data:`~antiphase.evaluation.summary.CLASSES_ALIKE` alike; MMVP's pairs are left as they are. The captions of an
+    of :data:`~antiphase.evaluation.metrics.CLASSES_ALIKE` alike; MMVP's pairs are left as they are. The captions of an
     image are one sample, so are the rows of an image under several seeds; few-shot has one for each seed and episode.
 
     Args:

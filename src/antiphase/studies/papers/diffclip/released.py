@@ -9,14 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from antiphase.data.conceptual import CC3M, CC12M, TITLES
+from antiphase.data.shards import CC3M, CC12M, TITLES
 from antiphase.errors import UserError
-from antiphase.models.clip import ClipConfig
-from antiphase.models.clip_factories import find_clip
-from antiphase.models.dual_encoders import local_checkpoint
-from antiphase.models.released import config_of, read_released, stored_config
-from antiphase.models.schemes.dual import read_lambda_init
-from antiphase.models.towers import attention_spec
+from antiphase.models.clip import ClipConfig, find_clip
+from antiphase.models.schemes.diffclip import (
+    config_of,
+    local_checkpoint,
+    read_lambda_init,
+    read_released,
+    stored_config,
+)
+from antiphase.models.transformer import attention_spec
 from antiphase.studies.cells.models import Given, given, transformer_work
 from antiphase.studies.options import RELEASED
 from antiphase.studies.spec import Profile

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from antiphase.evaluation.statistics import Estimate
-from antiphase.studies.artefact import ESTIMATES, Panel, Table
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import SEED, difference, estimates, over
+from antiphase.studies.figures import ESTIMATES, Panel, Table
 from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE
 
 KEYS = ["task", "pretraining", "series", "data"]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.studies.artefact import ESTIMATES, Artefact, Plot
 from antiphase.studies.cells import Given, TrainClip
 from antiphase.studies.estimation import SEED
+from antiphase.studies.figures import ESTIMATES, Artefact, Plot
 from antiphase.studies.papers.diffclip.bench import SHIFTED, bench
 from antiphase.studies.papers.diffclip.observed import AVERAGE, averaged, observations
 from antiphase.studies.papers.diffclip.show import KEYS, apart, bars, caption, estimated, model_table

@@ -2,9 +2,9 @@
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import SEED
+from antiphase.studies.figures import Artefact, Table
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import AVERAGE, VALUE, averaged, observations, with_average
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, gains, model_table

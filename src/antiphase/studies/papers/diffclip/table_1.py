@@ -34,9 +34,9 @@ from dataclasses import replace
 
 import polars as pl
 
-from antiphase.data.published import PROBE_SETS
-from antiphase.studies.artefact import Artefact, Table
+from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact, Table
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
 from antiphase.studies.papers.diffclip.show import compared, estimated, gains, model_table, published

@@ -36,8 +36,8 @@ antiphase study run diffclip-table-2 --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact, Table
 from antiphase.studies.papers.diffclip.bench import bench, models, settings
 from antiphase.studies.papers.diffclip.observed import averaged, observations, with_average
 from antiphase.studies.papers.diffclip.show import estimated, gains, model_table, published

@@ -38,16 +38,16 @@ from dataclasses import replace
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.data.pope import SAMPLINGS
-from antiphase.evaluation.pope_attack import ALL
-from antiphase.studies.artefact import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.estimation import estimates, over
+from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Panel, Plot, Table
 from antiphase.studies.papers.diffclip.answered import hallucinations, rises, scores
 from antiphase.studies.papers.diffclip.observed import VALUE
 from antiphase.studies.papers.diffclip.show import KEYS, estimated, gains, model_table, published
 from antiphase.studies.papers.diffclip.vlm_bench import bench, models, settings
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.vlm.attack import ALL
+from antiphase.vlm.pope import SAMPLINGS
 
 PAPER = published(__doc__)
 PRINTED = ("accuracy", "precision", "recall")

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from antiphase.budgets import eps_label
-from antiphase.models.vlm.prompt import Style
 from antiphase.studies.cells.answers import AttackAnswers
-from antiphase.studies.cells.clip import TrainClip
 from antiphase.studies.cells.evaluate import Evaluate
 from antiphase.studies.cells.models import Given
+from antiphase.studies.cells.training import TrainClip
 from antiphase.studies.cells.vlm import TrainVlm
 from antiphase.studies.papers.diffclip import bench as towers
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Profile
+from antiphase.vlm.prompt import Style
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over, peak, share_above, trend
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.show import against, table_of
 
 AT = (1 / 255, 4 / 255)

@@ -7,9 +7,9 @@ import polars as pl
 
 from antiphase.data.sources import source_of
 from antiphase.models.zeroshot import PAPER_TEMPLATE
-from antiphase.studies.artefact import Table
 from antiphase.studies.cells import Accuracy, Attack, Given, TrainClip
 from antiphase.studies.estimation import CORRECT, estimates
+from antiphase.studies.figures import Table
 from antiphase.studies.papers.diffclip.bench import settings as diffclip_settings
 from antiphase.studies.papers.diffclip.released import listed
 from antiphase.studies.papers.robustness.bench import attacks_said, bench, pgd_said

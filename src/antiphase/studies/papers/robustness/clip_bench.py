@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from antiphase.models.clip_factories import find_clip
+from antiphase.models.clip import find_clip
 from antiphase.studies.cells import Given, Sense
-from antiphase.studies.cells.clip import TrainClip
+from antiphase.studies.cells.training import TrainClip
 from antiphase.studies.papers.diffclip import bench as diffclip
 from antiphase.studies.papers.diffclip.released import listed, released
 from antiphase.studies.papers.robustness.bench import bench

@@ -3,8 +3,8 @@
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.evaluation.statistics import Estimate
 from antiphase.sensitivity.depth import crossover
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference
 from antiphase.studies.papers.robustness.layer_values import PERTURBATIONS
 from antiphase.studies.papers.robustness.show import against

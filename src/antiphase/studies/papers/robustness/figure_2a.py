@@ -15,9 +15,9 @@ antiphase study run figure-2a --profile laptop
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import ASR, CORRECT, estimates, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import eps_table, more_fragile
 from antiphase.studies.scale import titled

@@ -17,9 +17,9 @@ antiphase study run figure-2b --profile laptop
 """
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import EPS, all_cells
 from antiphase.studies.papers.robustness.clip_attacks import (
     MANY_CLASSES,

@@ -13,9 +13,9 @@ antiphase study run figure-2c --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

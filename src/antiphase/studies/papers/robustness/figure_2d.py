@@ -18,9 +18,9 @@ antiphase study run figure-2d --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import all_cells
 from antiphase.studies.papers.robustness.clip_attacks import (
     MANY_CLASSES,

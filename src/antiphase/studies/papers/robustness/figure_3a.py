@@ -16,8 +16,8 @@ largest depth.
 antiphase study run figure-3a --profile laptop
 """
 
-from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.by_depth import asr_claims, draw_asr
 from antiphase.studies.papers.robustness.show import each_data

@@ -13,8 +13,8 @@ one from before August 2020; ``laptop`` gives each of them a fifth of its steps,
 antiphase study run figure-3b --profile laptop
 """
 
-from antiphase.studies.artefact import Artefact
 from antiphase.studies.claims import Claim
+from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.by_depth import AT, asr_claims, draw_asr
 from antiphase.studies.papers.robustness.show import each_data

@@ -19,9 +19,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from antiphase.studies.artefact import BY_SEED, Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import estimates, over, trend
+from antiphase.studies.figures import BY_SEED, Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import each_data, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

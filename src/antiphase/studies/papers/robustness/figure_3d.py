@@ -17,9 +17,9 @@ antiphase study run figure-3d --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import estimates, over, trend
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import bench, settings, twins
 from antiphase.studies.papers.robustness.show import against, each_data, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

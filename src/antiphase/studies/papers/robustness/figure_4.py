@@ -19,9 +19,9 @@ antiphase study run figure-4 --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, estimates, mean, over
+from antiphase.studies.figures import Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
 from antiphase.studies.papers.robustness.figure_3d import (

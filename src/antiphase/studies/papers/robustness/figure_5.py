@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import estimates, over, share_above
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
 from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
 from antiphase.studies.papers.robustness.show import apart, each_data, table_of

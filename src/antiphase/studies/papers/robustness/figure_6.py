@@ -25,9 +25,9 @@ from typing import Any
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import Artefact, Panel, Plot
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, difference, estimates, over
+from antiphase.studies.figures import Artefact, Panel, Plot
 from antiphase.studies.papers.robustness.bench import EPS, all_cells, bench, twins
 from antiphase.studies.papers.robustness.by_depth import asr_claims, draw_asr
 from antiphase.studies.papers.robustness.clip_attacks import clip_attack, lineup

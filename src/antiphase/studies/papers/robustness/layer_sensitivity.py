@@ -28,9 +28,9 @@ antiphase study run layer-sensitivity --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import BY_SEED, Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import Kind, difference, estimates, mean, over, trend
+from antiphase.studies.figures import BY_SEED, Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.layer_values import (
     ESTIMATORS,

@@ -4,9 +4,9 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.evaluation.statistics import mean_over_seeds
-from antiphase.studies.artefact import BY_SEED, ESTIMATES
+from antiphase.statistics.intervals import mean_over_seeds
 from antiphase.studies.estimation import SAMPLE, SEED
+from antiphase.studies.figures import BY_SEED, ESTIMATES
 from antiphase.studies.spec import RowsByTable
 
 LAYER = ["data", "depth", SEED, "layer"]

@@ -3,9 +3,9 @@
 import polars as pl
 import torch
 
-from antiphase.evaluation.statistics import linearised
-from antiphase.evaluation.twins import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
-from antiphase.sensitivity.certificates import estimated_radius
+from antiphase.sensitivity.theorem_ratios import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
+from antiphase.sensitivity.theory import estimated_radius
+from antiphase.statistics.intervals import linearised
 from antiphase.studies.estimation import SAMPLE, SEED
 from antiphase.studies.spec import RowsByTable
 

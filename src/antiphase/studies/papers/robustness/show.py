@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import ESTIMATES, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, difference
+from antiphase.studies.figures import ESTIMATES, Table
 
 
 def eps_table(found: pl.DataFrame, title: str, name: str, paper: pl.DataFrame | None = None) -> Table:

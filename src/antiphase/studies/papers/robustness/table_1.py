@@ -20,9 +20,9 @@ antiphase study run table-1 --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, CORRECT, estimates, over, peak, trend
+from antiphase.studies.figures import Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

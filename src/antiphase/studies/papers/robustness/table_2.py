@@ -21,10 +21,10 @@ antiphase study run table-2 --profile laptop
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import Artefact, Table
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, estimates
+from antiphase.studies.figures import Artefact, Table
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import against, more_fragile, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

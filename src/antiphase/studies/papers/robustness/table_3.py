@@ -25,9 +25,9 @@ antiphase study run table-3 --profile laptop
 import polars as pl
 
 from antiphase.budgets import eps_label
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import ASR, CORRECT, estimates, over, trend
+from antiphase.studies.figures import Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import KINDS, SMALL, all_cells, bench, settings
 from antiphase.studies.papers.robustness.show import apart, table_of
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study

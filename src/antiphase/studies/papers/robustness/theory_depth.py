@@ -10,7 +10,7 @@ the layer's local Lipschitz constant. Here the two factors are estimated indepen
 - α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖ of the perturbation that reaches layer d: the change with the subtraction over
   the change without it. The paper does not define α. This is 1 without subtraction and |1 − λ| for noise that both maps
   share, as the text has it; the alternative, relative to branches that change independently, is below 1 also where the
-  subtraction enlarges the change. See :mod:`antiphase.sensitivity.cancellation`.
+  subtraction enlarges the change. See :mod:`antiphase.sensitivity.depth`.
 - L(d) = ‖J‖₂ of block d at the clean tokens, by power iteration. The subtraction is part of the block, so that α·L
   counts it twice, as the paper does.
 
@@ -39,9 +39,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import difference, estimates, mean, over
+from antiphase.studies.figures import Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.depth_values import (
     ALPHA,

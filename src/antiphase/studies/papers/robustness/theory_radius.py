@@ -31,10 +31,10 @@ antiphase study run theory-radius --profile laptop
 
 import polars as pl
 
-from antiphase.studies.artefact import Artefact, Panel, Plot, Table
 from antiphase.studies.cells import Radius
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import difference, estimates, mean, over
+from antiphase.studies.figures import Artefact, Panel, Plot, Table
 from antiphase.studies.papers.robustness.bench import all_cells, bench, settings, twins
 from antiphase.studies.papers.robustness.radius_values import (
     CORRECTED,

@@ -1,0 +1,255 @@
+"""What every model of options shares: validation whose errors are one line, and how the command line shows a field."""
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, ValidationInfo, field_validator
+
+from antiphase.errors import UserError, invalid, shown
+
+
+@dataclass(frozen=True)
+class Typed:
+    """How the command line shows a field where its type and name do not say it.
+
+    Attributes:
+        argument: whether it is given by position.
+        flags: names of the option in place of ``--field-name``.
+        metavar: word for the value in the help text.
+        text: turns a default into the text that one would type; the field's validator reads such text.
+        check: turns text into the value, and raises ValueError if it cannot.
+        choices: the valid values of a field of strings that has no ``Literal`` type.
+    """
+
+    argument: bool = False
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    text: Callable[[Any], str] | None = None
+    check: Callable[[Any], Any] | None = None
+    choices: Collection[str] | None = None
+
+
+_MOST = 10**15  # of an integer whose field has no bound of its own: longer numbers overflow
+_STORED: ContextVar[frozenset[str]] = ContextVar("stored", default=frozenset())  # names of fields from a file
+
+
+class Options(BaseModel):
+    """The options of a command: its command line, its Python function and its stored record read this model.
+
+    A field's description is its help text, its bounds are checked in all three.
+
+    Raises:
+        UserError: an unknown option, a missing one, or a value that is not valid.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    left_out: ClassVar[tuple[str, ...]] = ()  # inherited fields that the command line does not offer
+
+    @classmethod
+    def from_file(cls, stored: Mapping[str, Any], /, **values: Any) -> Self:
+        """Return options of which some were read from a file, which may hold some that have no use here."""
+        token = _STORED.set(frozenset(stored) - frozenset(values))
+        try:
+            return cls(**{**stored, **values})
+        finally:
+            _STORED.reset(token)
+
+    def typed(self, name: str) -> bool:
+        """Whether the caller gave a field, and no file did."""
+        return name in self.model_fields_set - self._stored
+
+    _stored: frozenset[str] = PrivateAttr(default_factory=_STORED.get)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _first_mistake(error, type(self)) from None
+
+    @field_validator("*")
+    @classmethod
+    def _check_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:  # an optional field that was not given
+            return value
+        markers = cls.model_fields[info.field_name or ""].metadata
+        if isinstance(value, int) and value > _MOST and not any(hasattr(marker, "le") for marker in markers):
+            raise UserError(f"{info.field_name} {shown(value)}: expected an integer of at most {_MOST}")
+        for marker in markers:
+            if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
+                raise UserError(
+                    f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}"
+                )
+        return value
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields for JSON; a model made from them equals this one."""
+        return self.model_dump(mode="json")
+
+
+def _first_mistake(error: ValidationError, options: type[Options]) -> UserError:
+    found = error.errors(include_url=False)[0]
+    if found["type"] == "extra_forbidden":
+        return UserError(f"option {found['loc'][0]!r}: expected one of {', '.join(options.model_fields)}")
+    return invalid(error)
+
+
+_NUMBER = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE
+)  # e999999999 takes minutes
+
+_MOST_PARTS = 256  # of a path: pathlib makes them one within the other
+_SETTING = re.compile(r"\w+\s*=")
+
+
+def parse_eps(text: str, name: str = "eps") -> tuple[float, ...]:
+    """Return the numbers of a comma-separated list; ``1/255`` is a number.
+
+    Raises:
+        UserError: naming the option and the part that is not a finite number.
+
+    >>> parse_eps("0.5/255, 0.25")
+    (0.00196078431372549, 0.25)
+    """
+    return tuple(_number(part, name) for part in text.split(","))
+
+
+def _number(part: str, name: str = "eps") -> float:
+    above, slash, below = (word.strip() for word in part.partition("/"))
+    try:
+        if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
+            return float(Fraction(above) / Fraction(below if slash else 1))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        pass
+    raise UserError(f"{name} {shown(part.strip())}: expected a finite number or a fraction such as 1/255")
+
+
+def read_eps(value: Any, info: ValidationInfo) -> Any:
+    """Read numbers from text, alone or in a sequence; leave numbers as they are."""
+    if isinstance(value, str):
+        return parse_eps(value, info.field_name or "eps")
+    if isinstance(value, int | float):
+        return (value,)
+    if not isinstance(value, Iterable):
+        return value
+    name = info.field_name or "eps"
+    if not isinstance(value, Iterable):
+        raise UserError(f"{name} {shown(value)}: expected one or more numbers, such as 8/255")
+    return tuple(_number(part, name) if isinstance(part, str) else part for part in value)
+
+
+def each_once(numbers: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    """Return the numbers.
+
+    Raises:
+        UserError: one of them is given twice.
+    """
+    for at, number in enumerate(numbers):
+        if number in numbers[:at]:
+            raise UserError(f"{info.field_name} {eps_text(number)}: given twice; give each number once")
+    return numbers
+
+
+def read_one_eps(value: Any, info: ValidationInfo) -> Any:
+    """Read one number from text; leave a number as it is.
+
+    Raises:
+        ValueError: the text is a list of numbers.
+    """
+    if not isinstance(value, str):
+        return value
+    numbers = parse_eps(value, info.field_name or "eps")
+    if len(numbers) != 1:
+        raise ValueError("expected one number, such as 8/255")
+    return numbers[0]
+
+
+def eps_text(value: float | Sequence[float]) -> str:
+    """Return numbers as one would type them.
+
+    >>> eps_text((0.5 / 255, 8 / 255, 0.3))
+    '0.5/255,8/255,0.3'
+    """
+    if not isinstance(value, int | float):
+        return ",".join(map(eps_text, value))
+    text = f"{value * 255:g}/255"
+    return text if len(text) < 8 and _number(text) == value else repr(value)
+
+
+def read_words(value: Any) -> Any:
+    """Split a comma-separated list; leave other sequences as they are, and None as no words.
+
+    >>> read_words("probe, few-shot"), read_words(None)
+    (('probe', 'few-shot'), ())
+    """
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return () if value is None else value
+
+
+def read_models(value: Any) -> Any:
+    """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a question mark.
+
+    >>> read_models("python:net.py:build?depth=4,width=8, timm:resnet18")
+    ('python:net.py:build?depth=4,width=8', 'timm:resnet18')
+    """
+    if not isinstance(found := read_words(value), Sequence):
+        return found
+    words: list[str] = []
+    for word in found:
+        if isinstance(value, str) and words and "?" in words[-1] and _SETTING.match(word):
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return tuple(words)
+
+
+def at_least_one(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not words:
+        raise ValueError("expected at least one")
+    return words
+
+
+def directory(value: str | Path) -> Path:
+    """Return the path of a directory, whether it exists or not.
+
+    Raises:
+        ValueError: it is no path, or a file.
+    """
+    if not isinstance(value, str | Path):
+        raise ValueError("expected the path of a directory")
+    if not str(value).strip() or "\0" in str(value):
+        raise ValueError(f"{str(value)!r} is no path; expected a directory")
+    if os.path.isfile(value):  # never raises, unlike Path.is_file
+        raise ValueError(f"{str(value)!r} is a file; expected a directory")
+    if len(Path(value).parts) > _MOST_PARTS:
+        raise ValueError(f"has {len(Path(value).parts):,} parts; expected at most {_MOST_PARTS}")
+    return Path(in_unicode(str(value)))
+
+
+def in_unicode(text: str) -> str:
+    """Return the text.
+
+    Raises:
+        ValueError: it has bytes that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{shown(text)} is not UTF-8; expected text in UTF-8") from None
+    return text
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}

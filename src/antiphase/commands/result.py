@@ -1,0 +1,354 @@
+"""The result of a command: the files of its run, held in memory, and what is drawn and compared from them."""
+
+import base64
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from antiphase.arguments import validated
+from antiphase.commands import COMMANDS, find_command
+from antiphase.commands.run_folder import held_by, run_folder
+from antiphase.errors import UserError, shown
+from antiphase.files import replacing
+from antiphase.reading import as_json, as_json_lines, as_rows
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+    from antiphase.report.page import Headline, Section
+    from antiphase.report.table import Table
+
+WEIGHTS = "model.safetensors"
+_HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
+_NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
+_MOST_ROWS = 24  # of a table in a notebook
+RUN_KEYS = (
+    "command",
+    "settings",
+    "data",
+    "data_fingerprint",
+    "n",
+    "seconds",
+    "hardware",
+    "versions",
+    "warnings",
+)
+
+
+def _as_lines(content: bytes, name: str) -> "pl.DataFrame":
+    import polars as pl  # takes time to import
+
+    return pl.DataFrame(as_json_lines(content, name))
+
+
+_READERS = {".parquet": as_rows, ".jsonl": _as_lines}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """What a command measured. Each command has a subclass, with what its results do not share.
+
+    Attributes:
+        kind: name of the command.
+        files: content of each file of the run: rows, summary, record. What only serves to resume is not among them.
+        directory: where the run is stored; None if it is held in memory only.
+    """
+
+    kind: str
+    files: Mapping[str, bytes]
+    directory: Path | None = None
+
+    main_table: ClassVar[str] = "rows"
+    needs: ClassVar[tuple[str, ...]] = ("summary.json", "run.json")  # a finished run has them
+    keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
+    settings_title: ClassVar[str] = "Measurement"
+    measures: ClassVar[str] = ""  # what, where the command's name does not say it
+
+    def headlines(self) -> "list[Headline]":
+        """Return what the run shows; the first is the title of its page."""
+        raise NotImplementedError
+
+    def sections(self) -> "list[Section]":
+        """Return the sections of the page: figures and tables."""
+        raise NotImplementedError
+
+    def differences(self, other: Self) -> "pl.DataFrame":
+        """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
+        raise NotImplementedError
+
+    def console(self) -> list[Any]:
+        """Return what the command prints of its result."""
+        from rich.text import Text
+
+        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        return [*titles, *(table.console() for section in self.sections() for table in section.tables)]
+
+    def write_report(self, folder: Path) -> Path:
+        """Write the page into the directory of the run, and return its path."""
+        from antiphase.report.page import write_page
+
+        path = folder / "report.html"
+        write_page(path, self.record, self.headlines(), self.sections(), settings=self.settings_title)
+        return path
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes]) -> "type[Result]":
+        """Return the class for these files, where a command makes runs of several kinds."""
+        return cls
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the report, as in ``summary.json``."""
+        return self.read_json("summary.json", self.keys)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Settings, versions, hardware and warnings, as in ``run.json``."""
+        return self.read_json("run.json", RUN_KEYS if "summary.json" in self.needs else ())
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons to doubt the numbers."""
+        return list(self.record.get("warnings", [])) if "run.json" in self.files else []
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables that :meth:`frame` returns."""
+        return [Path(name).stem for name in self.files if Path(name).suffix in _READERS]
+
+    def frame(self, table: str | None = None) -> "pl.DataFrame":
+        """Return the stored rows, one per image, layer, epoch and so on; ``.to_pandas()`` needs pandas and pyarrow.
+
+        Args:
+            table: one of ``tables``; the main one if not given.
+
+        Raises:
+            UserError: there is no such table.
+        """
+        names = self.tables
+        name = table or (self.main_table if self.main_table in names else names[0])
+        for suffix, reader in _READERS.items():
+            if name + suffix in self.files:
+                return reader(self.files[name + suffix], name + suffix)
+        raise UserError(f"table {shown(name)}: expected one of {', '.join(names)}")
+
+    def plot(self) -> "Figure":
+        """Draw the first figure of the report."""
+        from antiphase.report.figure import as_png
+
+        figure = self.figure()
+        # a notebook shows a figure by itself only if pyplot made it
+        figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
+        return figure
+
+    def figure(self) -> "Figure":
+        """Return the first figure of the report."""
+        return next(plot.figure for section in self.sections() for plot in section.plots)
+
+    def compare(self, other: "Result") -> "pl.DataFrame":
+        """Return how the models of this result differ from those of another, paired in their order.
+
+        The differences are paired: this result minus the other on the same images, with 95 % intervals.
+
+        Args:
+            other: of the same kind, on the same images, with as many models.
+
+        Raises:
+            UserError: the two do not fit each other, or hold nothing that can be paired.
+        """
+        if not isinstance(other, Result):
+            raise UserError(
+                f"compare: got a {type(other).__name__}; expected a result of antiphase.{self.kind}"
+            )
+        if type(self) is not type(other):
+            kinds = (" of ".join(filter(None, (result.kind, result.measures))) for result in (self, other))
+            raise UserError(f"compare: a result of {' and one of '.join(kinds)}; expected the same kind")
+        return self.differences(other)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the run with its report into a directory, as the command does, and return its path.
+
+        Raises:
+            UserError: the directory cannot be written or holds the run of another command.
+        """
+        out = Path(directory)
+        with run_folder(out, self.kind):
+            for name, content in self.files.items():
+                with replacing(out / name) as temporary:
+                    temporary.write_bytes(content)
+            weights = None if self.directory is None else self.directory / WEIGHTS
+            if weights is not None and weights.exists() and weights != out.resolve() / WEIGHTS:
+                with replacing(out / WEIGHTS) as temporary:
+                    shutil.copyfile(weights, temporary)
+            self.write_report(out)
+        return out
+
+    def line(self) -> str:
+        """Return the result in a few words."""
+        return self.headlines()[0].title
+
+    def __repr__(self) -> str:
+        return f"<antiphase {self.kind}: {self.line()}>"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(repr(self)[1:-1], self.warnings, self.figure(), self.all_tables())
+
+    def all_tables(self) -> "list[Table]":
+        """Return the tables of the page."""
+        sections = self.sections()
+        return [
+            table
+            for section in sections
+            for table in (*section.tables, *(table for panel in section.panels for table in panel.tables))
+        ]
+
+    def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the content of a JSON file of the run.
+
+        Raises:
+            UserError: there is no such file, or it cannot be read or lacks a key.
+        """
+        if name not in self.files:
+            raise UserError(
+                f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
+            )
+        content = as_json(self.files[name], name)
+        if missing := [key for key in keys if key not in content]:
+            raise UserError(
+                f"{name} has no {missing[0]!r}: expected the file of a finished run; run it again"
+            )
+        return content
+
+    @contextmanager
+    def unpacked(self) -> Iterator[Path]:
+        """Yield a temporary directory with the files, for what reads directories."""
+        with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
+            for file, content in self.files.items():
+                if file != WEIGHTS:
+                    (Path(name) / file).write_bytes(content)
+            yield Path(name)
+
+
+def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
+    """Read the files of a run directory.
+
+    Args:
+        directory: of the run.
+        command: that made it.
+        stored: whether the directory stays, so that a model's weights need not be held in memory.
+
+    Raises:
+        UserError: a file is missing: the run is not finished.
+    """
+    files = {
+        path.name: path.read_bytes()
+        for pattern in _HELD
+        for path in sorted(directory.glob(pattern))
+        if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
+    }
+    kind = find_command(command).result_type().of_files(files)
+    if missing := [name for name in kind.needs if name not in files]:
+        raise UserError(
+            f"{directory}: has no {missing[0]}; the run is not finished: repeat its command to resume"
+        )
+    return kind(command, files, directory.resolve() if stored else None)
+
+
+@validated
+def open_result(directory: str | Path) -> Result:
+    """Read the directory of a run: of any command, or of :meth:`Result.save`.
+
+    A store of studies, or rows that ``antiphase study pack`` made, give the finished studies under the profile that has
+    the most finished cells; where no study is finished, those that were begun.
+
+    Raises:
+        UserError: the directory is missing, holds no run, or the run is not finished.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
+    kind = held_by(folder)
+    if kind == "study run" or (folder / "cells.parquet").exists():
+        from antiphase.api.studied import open_studies
+
+        return open_studies(folder)
+    known = [name for name in COMMANDS if find_command(name).result]
+    if kind not in known:
+        raise UserError(
+            f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(known)}"
+        )
+    return read_result(folder, kind)
+
+
+def listed(models: Sequence[Mapping[str, Any]]) -> str:
+    """Name the models of a summary.
+
+    >>> listed([{"name": name} for name in "abcd"])
+    'a, b and 2 more'
+    """
+    names = [model["name"] for model in models]
+    more = f" and {len(names) - 2} more" if len(names) > 3 else ""
+    return ", ".join(names[:2] if more else names) + more
+
+
+def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
+    """Return the models of two results as pairs, in their order.
+
+    Raises:
+        UserError: they differ in number, or were measured on different images.
+    """
+    mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
+    if len(mine) != len(theirs):
+        raise UserError(f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results")
+    data = [result.record["data_fingerprint"] for result in (one, two)]
+    if data[0] != data[1]:
+        names = [result.record["data"] for result in (one, two)]
+        raise UserError(
+            f"compare: different images, {names[0]} and {names[1]}; expected the same data, split and limit"
+        )
+    return list(zip(mine, theirs, strict=True))
+
+
+def combined_rows(
+    one: Result, two: Result, table: str | None = None
+) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
+    """Return the rows of both under names that differ, and the paired models under these names."""
+    import polars as pl
+
+    pairs = paired_models(one, two)
+    taken = {name for name, _ in pairs}
+    renamed = {name: f"{name} (other)" if name in taken else name for _, name in pairs}
+    theirs = two.frame(table).with_columns(pl.col("model").replace(renamed))
+    return pl.concat([one.frame(table), theirs]), [(name, renamed[other]) for name, other in pairs]
+
+
+def notebook_html(line: str, warnings: Sequence[str], figure: "Figure", tables: "Sequence[Table]") -> str:
+    """Return HTML that stands alone: no script, no style sheet, nothing from the network."""
+    from antiphase.report.figure import as_svg
+
+    picture = base64.b64encode(as_svg(figure).encode()).decode()
+    source = f"data:image/svg+xml;base64,{picture}"
+    image = f'<img style="max-width:100%;background:white" alt="{escape(line)}" src="{source}">'
+    doubts = [f"<p>Warning: {escape(warning)}</p>" for warning in warnings]
+    return "\n".join([f"<p><b>{escape(line)}</b></p>", *doubts, image, *map(_notebook_table, tables)])
+
+
+def _notebook_table(table: "Table") -> str:
+    heads = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = ""
+    for row in table.rows[:_MOST_ROWS]:
+        cells = ("<br><small>".join(map(escape, (field.text, *field.notes))) for field in row)
+        rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    left = len(table.rows) - _MOST_ROWS
+    more = f"<p>{left} more rows: see frame()</p>" if left > 0 else ""
+    return (
+        f'<div style="overflow-x:auto"><table><caption style="text-align:left">{escape(table.title)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
+    )

@@ -1,0 +1,188 @@
+"""Files that lie within another file: in an uncompressed tar file, or in the rows of a Parquet file.
+
+They are addressed by paths such as ``test/0.tar/s0000001.webp`` and ``test.parquet/17``.
+"""
+
+import errno
+import functools
+import io
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from webdataset.tariterators import base_plus_ext
+
+from antiphase.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    import polars as pl
+
+T = TypeVar("T")
+IMAGE_COLUMNS = ("image", "img")
+IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
+CAPTION_SUFFIX = "txt"
+TAR_BLOCK = 512  # bytes
+_ROWS = 128  # of a Parquet file that are read at a time
+_LOCK = threading.Lock()  # threads that decode neighbouring images would read the same rows
+
+
+class Member(NamedTuple):
+    """Position of a file's bytes in a tar file."""
+
+    offset: int
+    size: int
+
+
+def regular(path: Path) -> Path:
+    """Return a path; UserError if it is a pipe or a device, which would be waited for."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is a pipe or a device; expected a file")
+    return path
+
+
+def openable(path: Path) -> Path | io.BytesIO:
+    """Return ``path``, or the bytes of the file if ``path`` points into another file.
+
+    Raises:
+        UserError: if the tar file is damaged, or the path is a pipe.
+        OSError: if it has no such file.
+    """
+    whole, place = _inside(path)
+    if place is None:
+        return regular(path)
+    if isinstance(place, Member):
+        with whole.open("rb") as file:
+            file.seek(place.offset)
+            return io.BytesIO(file.read(place.size))
+    with _LOCK:
+        block = _cells(str(whole), whole.stat().st_mtime_ns, place // _ROWS)
+    cell = block[place % _ROWS]
+    if cell is None:
+        raise OSError("the row has a path in place of an image; expected its bytes")
+    return io.BytesIO(cell)
+
+
+def file_size(path: Path) -> int:
+    """Return the size in bytes of a file, possibly within another file; OSError if it is missing."""
+    whole, place = _inside(path)
+    if place is None:
+        return path.stat().st_size
+    if isinstance(place, Member):
+        return place.size
+    with _LOCK:
+        return _cell_sizes(str(whole), whole.stat().st_mtime_ns)[place]
+
+
+def changed(path: Path) -> int:
+    """Return the modification time of a file or the one it lies in, in nanoseconds; OSError if it is missing."""
+    return _inside(path)[0].stat().st_mtime_ns
+
+
+def _inside(path: Path) -> tuple[Path, Member | int | None]:
+    """Return the file that is on disk, and what the path means in it: a member, a row, or None for all of it."""
+    if path.parent.suffix == ".parquet" and path.name.isdecimal():
+        if not path.parent.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+        return path.parent, int(path.name)
+    before, sign, name = path.as_posix().rpartition(".tar/")
+    tar = Path(f"{before}.tar")
+    if not sign or not tar.is_file():
+        return path, None
+    member = read_index(tar).get(name)
+    if member is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return tar, member
+
+
+def read_index(tar: Path) -> dict[str, Member]:
+    """Return the position of each regular file in a tar file, in order; reads only headers, cached per process.
+
+    Raises:
+        UserError: if the tar file is unreadable, compressed, truncated or damaged.
+    """
+    try:
+        status = tar.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise tarfile.ReadError("it is no regular file")
+        return _index(str(tar), status.st_size, status.st_mtime_ns)
+    except (OSError, tarfile.TarError) as error:
+        reason = one_line(error)
+        raise UserError(
+            f"{tar} is not a complete, uncompressed tar file ({reason}): download it again"
+        ) from error
+
+
+@functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order
+def _index(path: str, size: int, changed: int) -> dict[str, Member]:
+    """Read the headers; size and modification time only key the cache."""
+    with tarfile.open(path, "r:") as archive:
+        members = {
+            member.name.removeprefix("./"): Member(member.offset_data, member.size)
+            for member in archive
+            if member.isreg()
+        }
+        end = archive.offset
+    with open(path, "rb") as file:
+        file.seek(end)
+        # tarfile takes a damaged header for the end of the file, so check the zero block
+        if file.read(TAR_BLOCK) != bytes(TAR_BLOCK):
+            raise tarfile.ReadError("it is truncated or damaged")
+    return members
+
+
+def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the names of a tar file's members by key and suffix, as webdataset does, also for keys that have dots.
+
+    >>> members_by_key(["a/1.jpg", "a/1.txt", "b.v2.jpg", "b.v2.TXT"])
+    {'a/1': {'jpg': 'a/1.jpg', 'txt': 'a/1.txt'}, 'b.v2': {'jpg': 'b.v2.jpg', 'txt': 'b.v2.TXT'}}
+    """
+    members: dict[str, dict[str, str]] = {}
+    for name in names:
+        key, suffix = base_plus_ext(name)
+        if key is not None and suffix is not None:
+            members.setdefault(key, {})[suffix.lower()] = name
+    return {key: kinds for first, own in members.items() for key, kinds in split_dotted(first, own).items()}
+
+
+def split_dotted(key: str, members: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Return members by their whole keys, where webdataset took ``0001.jpg`` of ``v1.0001.jpg`` for the suffix."""
+    if members.keys() & {*IMAGE_SUFFIXES, CAPTION_SUFFIX, "cls", "json"}:
+        return {key: dict(members)}
+    whole: dict[str, dict[str, T]] = {}
+    for suffix, member in members.items():
+        rest, dot, last = suffix.rpartition(".")
+        whole.setdefault(f"{key}{dot}{rest}", {})[last] = member
+    return whole
+
+
+@functools.lru_cache(maxsize=8)
+def _cells(path: str, changed: int, block: int) -> list[bytes | None]:
+    """Read a block of rows; the time of modification only keys the cache."""
+    rows = scan(path).slice(block * _ROWS, _ROWS)
+    return rows.select(_encoded(rows)).collect().to_series().to_list()
+
+
+@functools.lru_cache(maxsize=256)
+def _cell_sizes(path: str, changed: int) -> list[int]:
+    rows = scan(path)
+    return rows.select(_encoded(rows).bin.size().fill_null(0)).collect().to_series().to_list()
+
+
+def scan(path: str | Path) -> "pl.LazyFrame":
+    """Return a lazy frame of one Parquet file."""
+    import polars as pl  # slow to import
+
+    return pl.scan_parquet(path, glob=False)
+
+
+def _encoded(rows: "pl.LazyFrame") -> "pl.Expr":
+    import polars as pl
+
+    schema = rows.collect_schema()
+    column = next(name for name in IMAGE_COLUMNS if name in schema)
+    image = pl.col(column)
+    return image if schema[column] == pl.Binary else image.struct.field("bytes")

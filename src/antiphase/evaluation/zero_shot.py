@@ -1,0 +1,176 @@
+"""Zero-shot classification by class prompts, from an ensemble of templates or the data's own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import polars as pl
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from antiphase.arguments import NOT_EMPTY, validated
+from antiphase.data.expected_counts import IMAGENET_SETS
+from antiphase.data.imagenets import class_words
+from antiphase.errors import UserError
+from antiphase.evaluation.metrics import (
+    Metric,
+    accuracies,
+    accuracy_stands_for,
+    classification_rows,
+    observed,
+)
+from antiphase.evaluation.tasks import (
+    EvaluationTask,
+    Features,
+    Groups,
+    Protocol,
+    Source,
+    has_labels,
+    labelled,
+)
+from antiphase.files import digest
+
+OWN = "own"
+ENSEMBLES = (OWN, "80", "7", "1")
+"""The data's own texts, OpenAI's 80 templates for ImageNet, SLIP's seven of them, and ``'a photo of a {}.'``."""
+
+_ROWS = 4096  # images whose scores are held at a time
+_TOP = 5
+
+
+@validated
+def class_prompts(
+    ensemble: str, class_names: Annotated[Sequence[str], NOT_EMPTY], own: Sequence[Sequence[str]] | None
+) -> tuple[tuple[str, ...], ...]:
+    """Return every text of each class.
+
+    Sources: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
+    Section 3.1.4 and their notebook; N. Mu et al., *SLIP*, ECCV 2022.
+
+    Args:
+        ensemble: one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates.
+        class_names: names to insert into the templates, as words (:func:`~antiphase.data.imagenets.class_words`).
+        own: texts of the data set for each class.
+
+    Raises:
+        UserError: The ensemble is unknown, a template has no ``{}``, or the data set has no texts.
+
+    >>> class_prompts("an emoji of {}", ["mug"], None)
+    (('an emoji of mug',),)
+    """
+    if ensemble == OWN:
+        if own is None:
+            raise UserError("templates own: the data set has no texts; expected 80, 7, 1 or a file")
+        return tuple(tuple(texts) for texts in own)
+    if ensemble in ("80", "7"):
+        from open_clip.zero_shot_metadata import (  # seconds
+            OPENAI_IMAGENET_TEMPLATES,
+            SIMPLE_IMAGENET_TEMPLATES,
+        )
+
+        templates = OPENAI_IMAGENET_TEMPLATES if ensemble == "80" else SIMPLE_IMAGENET_TEMPLATES
+        return tuple(tuple(template(name) for template in templates) for name in class_words(class_names))
+    lines = ["a photo of a {}."] if ensemble == "1" else _templates(ensemble)
+    return tuple(tuple(line.replace("{}", name) for line in lines) for name in class_words(class_names))
+
+
+def _templates(ensemble: str) -> list[str]:
+    """Return the templates of a text or a file, each with a place for the name."""
+    if "{}" in ensemble:
+        origin, lines = "--prompt", ensemble.splitlines()
+    else:
+        origin = Path(ensemble).expanduser()
+        try:
+            lines = [line.strip() for line in origin.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError):
+            raise UserError(
+                f"templates {ensemble!r}: expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable "
+                "file"
+            ) from None
+    if not lines:
+        raise UserError(
+            f"{origin} has no templates: expected one per line, with {{}} in place of the class name"
+        )
+    for number, line in enumerate(lines, 1):
+        if "{}" not in line:
+            raise UserError(
+                f"{origin}: template {number}, {line!r}: expected {{}} in place of the class name"
+            )
+    return lines
+
+
+def zero_shot_rows(
+    images: Float[Tensor, "n embed"],
+    classes: Float[Tensor, "embed classes"],
+    labels: Int64[Tensor, " n"],
+    ids: Int64[Tensor, " n"],
+    setting: str = "",
+) -> pl.DataFrame:
+    """Return a row for each image, classified by the cosines of unit vectors."""
+    parts = zip(images.split(_ROWS), labels.split(_ROWS), ids.split(_ROWS), strict=True)
+    return pl.concat([classification_rows(part @ classes, *about, setting) for part, *about in parts])
+
+
+def _ensembles(source: Source, protocol: Protocol) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the texts of each class by the name of their ensemble."""
+    test, _ = labelled(source.test)
+    names = protocol.templates or ((OWN,) if test.prompts is not None else ("80", "7"))
+    return {name: class_prompts(name, test.class_names, test.prompts) for name in names}
+
+
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+    test, labels = labelled(source.test)
+    images = store.project(model, store.image_features(model, test))
+    return pl.concat(
+        [
+            zero_shot_rows(
+                images,
+                store.class_vectors(model, prompts, f"{name} prompts of {test.name}"),
+                labels,
+                test.ids,
+                name,
+            )
+            for name, prompts in _ensembles(source, protocol).items()
+        ]
+    )
+
+
+def _resolved(source: Source, protocol: Protocol) -> dict[str, Any]:
+    prompts = _ensembles(source, protocol)
+    return {"prompts": {name: digest(*map("\x1f".join, texts)) for name, texts in prompts.items()}}
+
+
+def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
+    first, per_class = accuracies(setting, rows)
+    if rows["group"].n_unique() <= _TOP:
+        return [first, per_class]
+    return [first, Metric(setting, f"top-{_TOP}", observed(rows, pl.col("rank") < _TOP)), per_class]
+
+
+def _heading(setting: str, metric: str) -> str:
+    """Name a number by its prompts, of which several templates are named by the first.
+
+    >>> _heading("80", "top-1"), _heading("an emoji of {}", "top-1")
+    ('80 prompts, top-1', '“an emoji of {}” prompts, top-1')
+    """
+    first, _, rest = setting.partition("\n")
+    short = f"“{first}”" + (" and others" if rest else "") if "{}" in setting else setting
+    return f"{short} prompts, {metric}"
+
+
+TASK = EvaluationTask(
+    name="zero-shot",
+    title="Zero-shot",
+    summary="classification by the cosine to class prompts",
+    notes="An image belongs to the class whose mean prompt vector is nearest. Per class is the mean over the "
+    "classes’ accuracies, each of which counts alike.",
+    serves=has_labels,
+    measure=_measure,
+    metrics=_metrics,
+    heading=_heading,
+    stands_for=accuracy_stands_for,
+    resolved=_resolved,
+    resolves=("templates",),
+    reads_text=True,
+    paper_data=IMAGENET_SETS,
+)

@@ -1,0 +1,192 @@
+"""Families of models that differ only in their training seed: each has one colour and one mean."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from antiphase.budgets import eps_label
+from antiphase.evaluation.rates import by_seed
+from antiphase.report.words import attack_label
+
+# Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
+# report.
+_FIRST = {"softmax": "#0072B2", "differential": "#D55E00"}
+_FURTHER = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one architecture and recipe, trained with different seeds."""
+
+    name: str
+    color: str
+    models: tuple[str, ...]
+
+
+def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
+    """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour.
+
+    >>> models = [{"name": f"vit-{seed}", "attention": "softmax", "seed": seed} for seed in (0, 1)]
+    >>> families(models)
+    [Family(name='vit', color='#0072B2', models=('vit-0', 'vit-1'))]
+    """
+    attention = {model["name"]: model["attention"] for model in models}
+    first, further = dict(_FIRST), list(_FURTHER)
+    found = []
+    for name, members in by_seed(models).items():
+        color = first.pop(attention[members[0]], None) or further[0]
+        if color == further[0]:
+            further.append(further.pop(0))  # reuse colours if there are more families
+        found.append(Family(name, color, tuple(members)))
+    return found
+
+
+def seed_counts(groups: Sequence[Family]) -> str:
+    """Return the number of training seeds per family, as a number or range; empty if all have one.
+
+    >>> seed_counts([Family("a", "", ("a-0", "a-1")), Family("b", "", ("b-0", "b-1", "b-2")), Family("c", "", ("c",))])
+    '2 to 3'
+    """
+    counts = [len(family.models) for family in groups if len(family.models) > 1]
+    if not counts:
+        return ""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib
+    "font.size": 9.0,
+    "axes.edgecolor": "#8a8a86",
+    "axes.labelcolor": "#33353a",
+    "axes.linewidth": 0.8,
+    "text.color": "#33353a",
+    "xtick.color": "#55575c",
+    "ytick.color": "#55575c",
+    "svg.hashsalt": "antiphase",  # makes the ids in a file reproducible
+}
+MARKERS = "osD^vP"
+_AXIS = {"asr": "attack success rate (%)", "robust_accuracy": "robust accuracy (%)"}
+
+
+def dress(axes: Axes, along: Literal["x", "y"] = "y") -> None:
+    """Draw grid lines for the values on one axis, below the data, and no frame at the top and the right."""
+    axes.grid(axis=along, color="#e4e3de", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def rate_figure(results: pl.DataFrame, means: pl.DataFrame, groups: Sequence[Family], metric: str) -> Figure:
+    """Draw a rate over ε with its 95 % intervals, one panel for each attack and norm.
+
+    A single model is a line with its Wilson band. A family of several is a thin line for each seed and a thick one for
+    their mean, with Student's t band over the seeds.
+
+    Args:
+        results: The frame of ``antiphase.evaluation.rates.rates``.
+        means: The frame of ``antiphase.evaluation.rates.family_results``.
+        groups: The families, in drawing order.
+        metric: "asr" or "robust_accuracy".
+    """
+    results, means = (frame.filter(pl.col("metric") == metric) for frame in (results, means))
+    panels = results.select("attack", "norm").unique(maintain_order=True).rows()
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.0, 3.6 * len(panels)), layout="constrained")
+        FigureCanvasAgg(figure)
+        for place, (attack, norm) in enumerate(panels, start=1):
+            axes = figure.add_subplot(len(panels), 1, place)
+            here = (pl.col("attack") == attack) & (pl.col("norm") == norm)
+            for family, marker in zip(groups, MARKERS * len(groups), strict=False):
+                _draw_family(axes, family, marker, results.filter(here), means.filter(here))
+            _dress(axes, results.filter(here)["eps"].unique().sort().to_list())
+            axes.set_title(attack_label(attack, norm), loc="left", fontsize=9.5, parse_math=False)
+            axes.set_ylabel(_AXIS[metric])
+            legend = axes.legend(frameon=False, loc="best", fontsize=8.5)
+            for text, family in zip(legend.get_texts(), groups, strict=True):
+                text.set(text=legend_label(family), parse_math=False)
+    return figure
+
+
+def as_svg(figure: Figure) -> str:
+    """Return the figure as an SVG document, the same bytes for the same figure."""
+    buffer = io.StringIO()
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata=no_metadata)
+    return buffer.getvalue()
+
+
+def inline_svg(svg: str, name: str, description: str) -> str:
+    """Prepare an SVG document for embedding in a page: without prologue, with unique ids, scalable and labelled.
+
+    Args:
+        svg: An SVG document of ``as_svg``.
+        name: A name unique on the page; letters, digits, "-" and "_".
+        description: Text for screen readers, without quotes or markup.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
+    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    return body.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return the figure as PNG at 200 dots per inch, on white."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=200)
+    return buffer.getvalue()
+
+
+def as_pdf(figure: Figure) -> bytes:
+    """Return the figure as PDF, without a date."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    return buffer.getvalue()
+
+
+def _draw_family(axes: Axes, family: Family, marker: str, results: pl.DataFrame, means: pl.DataFrame) -> None:
+    members = [results.filter(pl.col("model") == model).sort("eps") for model in family.models]
+    if len(members) == 1:
+        shown = members[0]
+    else:
+        for member in members:
+            axes.plot(member["eps"], 100 * member["value"], color=family.color, lw=0.8, alpha=0.55)
+        shown = means.filter(pl.col("family") == family.name).sort("eps")
+    low, high = 100 * shown["low"].clip(0, 1), 100 * shown["high"].clip(0, 1)
+    line = {"color": family.color, "lw": 1.9}
+    axes.plot(shown["eps"], 100 * shown["value"], marker, ls="-", ms=4.5, label="family", **line)
+    if len(shown) > 1:
+        axes.fill_between(shown["eps"], low, high, color=family.color, alpha=0.16, lw=0)
+    else:  # a band needs at least two ε
+        axes.vlines(shown["eps"], low, high, **line)
+
+
+def legend_label(family: Family) -> str:
+    """Return the legend label of a family, shortened if it is long."""
+    name = family.name if len(family.name) <= 36 else f"{family.name[:10]}…{family.name[-25:]}"
+    return name if len(family.models) == 1 else f"{name}, mean of {len(family.models)} seeds"
+
+
+def _dress(axes: Axes, eps: Sequence[float]) -> None:
+    if eps[0] > 0:
+        axes.set_xscale("log", base=2)
+        if len(eps) == 1:
+            axes.set_xlim(eps[0] / 2, eps[0] * 2)
+    fractions = [eps_label(e) for e in eps]
+    of_255 = all(fraction.endswith("/255") for fraction in fractions)
+    labels = [fraction.removesuffix("/255") if of_255 else fraction for fraction in fractions]
+    axes.set_xticks(eps, labels)
+    axes.minorticks_off()
+    axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
+    axes.set_ylim(0, 100)
+    dress(axes)

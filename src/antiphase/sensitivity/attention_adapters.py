@@ -1,0 +1,300 @@
+"""Adapters that split attention modules of antiphase, timm, torch and transformers into maps and the rest."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from antiphase.arguments import validated
+from antiphase.attention import DifferentialAttention, SoftmaxAttention
+from antiphase.attention.lambdas import lambda_at, lambda_of
+from antiphase.errors import UserError
+from antiphase.sensitivity.detection import detected_layer, is_detected
+from antiphase.sensitivity.layers import Branch, Call, Layer, Turn, is_cross
+
+Adapter = Callable[[Any, Call], Layer]
+
+# timm's blocks with attention beside the MLP: the submodules that receive the attention's tokens and its output
+_BLOCKS = {
+    f"timm.models.vision_transformer.{name}": ("in_proj", "ls")
+    for name in ("ParallelScalingBlock", "DiffParallelScalingBlock")
+}
+
+
+@validated
+def register(module: type | str, adapter: Adapter | None) -> None:
+    """Register an adapter for a class of attention modules.
+
+    The output of the adapter's layer is compared with the module's own output at every call.
+
+    Args:
+        module: the class, or its full name if its library may not be installed.
+        adapter: function of (module, call) that returns a :class:`~antiphase.sensitivity.Layer`; None to
+            ignore such modules.
+
+    >>> class Pooling(nn.Module): ...
+    >>> register(Pooling, None)
+    """
+    _ADAPTERS[module] = adapter
+
+
+def find_adapter(module: nn.Module) -> Adapter | Literal["unknown"] | None:
+    """Return the adapter of a module; None if the module is ignored, ``"unknown"`` if it has no adapter."""
+    if (key := _registered(module)) is not None:
+        return _ADAPTERS[key]
+    if _has_our_parts(module):
+        return _by_parts
+    if is_detected(module) and not any(_registered(part) is not None for part in module.modules()):
+        return detected_layer
+    linear = (isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
+    return guessed if all(linear) and hasattr(module, "head_dim") else "unknown"
+
+
+def is_known(module: nn.Module) -> bool:
+    """Return whether a module has an adapter, or is to be ignored."""
+    return not isinstance(find_adapter(module), str)
+
+
+def block_ends(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """Return the submodules of a block that receive its attention's tokens and output; None for other modules.
+
+    They exclude the norm, the residual path and the layer scale, as for attention that is a module of its own.
+    """
+    names = next((_BLOCKS[name] for name in _class_names(block) if name in _BLOCKS), None)
+    return None if names is None else (block.get_submodule(names[0]), block.get_submodule(names[1]))
+
+
+def _class_names(module: nn.Module) -> list[str]:
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
+
+
+def _registered(module: nn.Module) -> type | str | None:
+    """Return the key of a module's adapter, by the nearest of its classes that has one."""
+    pairs = zip(type(module).__mro__, _class_names(module), strict=True)
+    return next((key for pair in pairs for key in pair if key in _ADAPTERS), None)
+
+
+def _projected(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, counts: Sequence[int]
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return the projected tokens and the matrix of each head, for queries, keys and values with so many heads."""
+    return tuple(
+        (
+            F.linear(x, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2),
+            weight.unflatten(0, (heads, -1)),
+        )
+        for weight, bias, heads in zip(weights, biases or (None,) * 3, counts, strict=True)
+    )
+
+
+def _qkv(module: Any, x: Tensor, maps: int, values: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    biases = None if module.qkv.bias is None else module.qkv.bias.chunk(3)
+    return _projected(x, module.qkv.weight.chunk(3), biases, (maps, maps, values))
+
+
+def _merge(heads: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch tokens dim"]:
+    return heads.transpose(1, 2).flatten(2)
+
+
+def _additive(
+    mask: Tensor | None, like: Tensor, causal: bool = False, forbids: bool = False
+) -> Tensor | None:
+    """Return a mask to add to the scores; ``forbids``: whether True in a boolean mask forbids attention."""
+    if mask is None:
+        if not causal:
+            return None
+        count = like.shape[1]
+        mask, forbids = torch.ones(count, count, dtype=torch.bool, device=like.device).tril(), False
+    if mask.dtype == torch.bool:
+        closed = mask if forbids else ~mask
+        return torch.zeros_like(closed, dtype=like.dtype).masked_fill(closed, -math.inf)
+    return mask.to(like.dtype)
+
+
+def _pair(both: Branch, positive: slice, negative: slice) -> tuple[Branch, Branch]:
+    """Split the heads of a branch into A1's and A2's."""
+    one, two = (
+        replace(both, q=both.q[:, part], k=both.k[:, part], to_q=both.to_q[part], to_k=both.to_k[part])
+        for part in (positive, negative)
+    )
+    return one, two
+
+
+_ALTERNATING = slice(None, None, 2), slice(1, None, 2)
+
+
+def _layer(
+    call: Call,
+    branches: tuple[Branch, Branch] | Branch,
+    values: Tensor,
+    finish: Callable[[Tensor], Tensor],
+    lam: Tensor | None = None,
+) -> Layer:
+    """Return a layer whose values are multiplied by the map; ``finish`` receives the product."""
+    positive, negative = branches if isinstance(branches, tuple) else (branches, None)
+    tokens = call.tokens
+    return Layer(
+        call.name, tokens, positive, negative, lam, lambda a: finish(a @ values), call.tangent, values
+    )
+
+
+def _softmax(module: SoftmaxAttention, call: Call) -> Layer:
+    (q, to_q), (k, to_k), (v, _) = _qkv(module, call.tokens, module.num_heads, module.num_heads)
+    branch = Branch(q, k, to_q, to_k, mask=_additive(call.given(0, "mask"), call.tokens))
+    return _layer(call, branch, v, lambda heads: module.proj(_merge(heads)))
+
+
+def _differential(module: DifferentialAttention, call: Call) -> Layer:
+    x, heads = call.tokens, module.num_diff_heads
+    (q, to_q), (k, to_k), (v, _) = _qkv(module, x, 2 * heads, heads)
+    both = Branch(q, k, to_q, to_k, mask=_additive(call.given(0, "mask"), x))
+    return _layer(call, _pair(both, *_ALTERNATING), v, module.finish, lambda_at(module.lam, x))
+
+
+def _has_our_parts(module: Any) -> bool:
+    """Return whether a module has the parts of :class:`~antiphase.attention.DifferentialAttention`."""
+    methods = all(callable(getattr(type(module), name, None)) for name in ("parts", "finish"))
+    return methods and isinstance(getattr(module, "qkv", None), nn.Linear) and lambda_of(module) is not None
+
+
+def _by_parts(module: Any, call: Call) -> Layer:
+    """Split a variant of differential attention that projects by ``qkv`` and splits by ``parts``."""
+    x = call.tokens
+    queries, keys, v = module.parts(module.qkv(x))
+    to_queries, to_keys, _ = module.parts(module.qkv.weight.mT[None])  # rows of the matrix, as tokens
+    mask = _additive(call.given(0, "mask"), x)
+    positive, negative = (
+        Branch(q, k, to_q[0].mT, to_k[0].mT, mask=mask)
+        for q, k, to_q, to_k in zip(queries, keys, to_queries, to_keys, strict=True)
+    )
+    return _layer(call, (positive, negative), v, module.finish, lambda_at(module.lam, x))
+
+
+def _timm(module: Any, call: Call) -> Layer:
+    """Split timm's attention, differential or not, a module or beside an MLP, which ``finish`` then includes."""
+    x, heads = call.tokens, module.num_heads
+    differential, parallel = hasattr(module, "lambda_init"), hasattr(module, "in_proj")
+    maps = 2 * heads if differential else heads
+    if parallel:
+        to_mlp, *weights = module.in_proj.weight.split(module.in_split)
+        bias = module.in_proj.bias
+        mlp_bias, *biases = (None,) * 4 if bias is None else bias.split(module.in_split)
+        projected = _projected(x, weights, biases, (maps, maps, heads))
+    else:
+        projected = _qkv(module, x, maps, heads)
+    (q, to_q), (k, to_k), (v, _) = projected
+    mask = _additive(call.given(0, "attn_mask"), x, bool(call.given(1, "is_causal")))
+    norms = (None if isinstance(norm, nn.Identity) else norm for norm in (module.q_norm, module.k_norm))
+    branch = Branch(q, k, to_q, to_k, module.scale, mask, *norms)
+
+    def finish(heads: Tensor) -> Tensor:
+        if differential:
+            heads = module.sub_norm(heads) * (1.0 - module.lambda_init)
+        merged = _merge(heads)
+        if parallel:
+            bias = mlp_bias if module.mlp_bias is None else module.mlp_bias
+            mlp = module.mlp_act(F.linear(x, to_mlp, bias))
+            if module.out_proj is None:
+                return module.attn_out_proj(merged) + module.mlp_out_proj(mlp)
+            return module.out_proj(torch.cat([merged, mlp], -1))
+        merged = module.norm(merged) if hasattr(module, "norm") else merged
+        gate = getattr(module, "gate", None)
+        return module.proj(merged if gate is None else merged * gate(x).sigmoid())
+
+    if not differential:
+        return _layer(call, branch, v, finish)
+    return _layer(call, _pair(branch, *_ALTERNATING), v, finish, module._compute_lambda().to(x.dtype))
+
+
+def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
+    if is_cross(call):
+        raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
+    if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
+        raise UserError(
+            f"{call.name}: expected keys and values as wide as the queries, without bias_k or add_zero_attn"
+        )
+    tangent = None if call.tangent is None else call.batch_first(call.tangent)
+    x, heads = call.batch_first(call.tokens), module.num_heads
+    biases = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    (q, to_q), (k, to_k), (v, _) = _projected(x, module.in_proj_weight.chunk(3), biases, (heads,) * 3)
+    mask = _additive(call.given(4, "attn_mask"), x, forbids=True)
+    if mask is not None and mask.ndim == 3:
+        mask = mask.unflatten(0, (-1, heads))
+    padding = _additive(call.given(2, "key_padding_mask"), x, forbids=True)
+    if padding is not None:
+        mask = padding[:, None, None] if mask is None else mask + padding[:, None, None]
+    branch = Branch(q, k, to_q, to_k, mask=mask)
+    return _layer(
+        replace(call, tokens=x, tangent=tangent), branch, v, lambda heads: module.out_proj(_merge(heads))
+    )
+
+
+def _grouped(module: Any, call: Call) -> tuple[Branch, Tensor, nn.Module]:
+    """Return the branch of all query heads, the values of all key heads, and the output projection."""
+    x, layers = call.tokens, (module.q_proj, module.k_proj, module.v_proj)
+    counts = [layer.out_features // module.head_dim for layer in layers]
+    weights, biases = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias"))
+    (q, to_q), (k, to_k), (v, _) = _projected(x, weights, biases, counts)
+    groups = q.shape[1] // k.shape[1]
+    k, to_k = k.repeat_interleave(groups, 1), to_k.repeat_interleave(groups, 0)
+    causal = call.kwargs.get("is_causal", getattr(module, "is_causal", False))
+    mask = _additive(call.given(1, "attention_mask"), x, bool(causal))
+    turns = (_rotary(call, getattr(module, name, None)) for name in ("q_norm", "k_norm"))
+    scale = getattr(module, "scaling", None) or module.scale
+    output = module.o_proj if hasattr(module, "o_proj") else module.out_proj
+    return Branch(q, k, to_q, to_k, scale, mask, *turns), v, output
+
+
+def _rotary(call: Call, norm: nn.Module | None) -> Turn | None:
+    """Return the map applied to queries or keys: a norm, then rotary positions (J. Su et al., RoFormer, 2021)."""
+    positions = call.given(0, "position_embeddings")
+    if not isinstance(positions, tuple):
+        return norm
+    cos, sin = (part[:, None] for part in positions)
+
+    def turn(x: Tensor) -> Tensor:
+        x = x if norm is None else norm(x)
+        one, two = x.chunk(2, -1)
+        return x * cos + torch.cat([-two, one], -1) * sin
+
+    return turn
+
+
+def guessed(module: Any, call: Call) -> Layer:
+    """Split an unregistered module with ``q_proj``, ``k_proj`` and ``v_proj`` as attention of transformers."""
+    branch, v, output = _grouped(module, call)
+    values = v.repeat_interleave(branch.heads // v.shape[1], 1)
+    return _layer(call, branch, values, lambda heads: output(_merge(heads)))
+
+
+def _diff_llama(module: Any, call: Call) -> Layer:
+    """Heads h and h + H/2 are the two branches; both read the values of key heads j and j + J/2."""
+    both, v, output = _grouped(module, call)
+    half = both.heads // 2
+    one, two = v.chunk(2, 1)
+    values = torch.cat([one, two], -1).repeat_interleave(half // one.shape[1], 1)
+    lam = (module.lambda_q1 * module.lambda_k1).sum(dtype=torch.float32).exp()
+    lam = lam - (module.lambda_q2 * module.lambda_k2).sum(dtype=torch.float32).exp() + module.lambda_init
+
+    def finish(heads: Tensor) -> Tensor:
+        return output(_merge((1.0 - module.lambda_init) * module.groupnorm(heads)))
+
+    return _layer(
+        call, _pair(both, slice(half), slice(half, None)), values, finish, lam.to(call.tokens.dtype)
+    )
+
+
+_ADAPTERS: dict[type | str, Adapter | None] = {
+    SoftmaxAttention: _softmax,
+    DifferentialAttention: _differential,
+    "timm.layers.attention.Attention": _timm,
+    "timm.layers.diff_attention.DiffAttention": _timm,
+    **dict.fromkeys(_BLOCKS, _timm),
+    "torch.nn.modules.activation.MultiheadAttention": _torch,
+    "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": _diff_llama,
+}

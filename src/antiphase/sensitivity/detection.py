@@ -1,0 +1,505 @@
+"""Attention found by what a module does: softmax maps of pairs of tokens, and weighted differences of them.
+
+A module counts as attention if it computes softmax rows A and, whatever its layout,
+
+- the scores are of pairs: changing token k changes log A_ij for i ≠ k only at j = k, up to the row's normalisation,
+  and changes row k; a softmax of which this is not true is no map;
+- the values are of tokens: with A fixed, changing token k changes output i ≠ k only if A_ik ≠ 0;
+- output i depends on row i of A only.
+
+Softmax calls with equal maps are one map. The attention is differential if each of its maps is a minuend or a
+subtrahend, and each minuend A1 has one subtrahend A2 with ∂y/∂A2 = −Σ λ·∂y/∂A1 over the minuends of A2, with the same λ
+for all samples, tokens and a second input. Several minuends may share one subtrahend. It is standard if nothing is
+subtracted and the slopes ∂y/∂A of all maps are linearly independent; any other module is not recognised.
+"""
+
+import math
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from antiphase.errors import first_line
+from antiphase.sensitivity.layers import Call, Layer, Maps, TracedBranch, gradients, leaf, same_tensor
+
+_PROBES = 8  # random cotangents of the output
+_DEPENDENT = 1e-3  # relative size of what is left of slopes that are a combination of others
+_SHARE = 1e-4  # of the largest λ of a subtrahend; what is smaller is rounding
+_SCALES = (1.0, 0.3, 0.1)  # of the tokens: maps may be too peaked to see all scores
+_LAMBDA = 1e-3  # relative difference of one λ at two inputs
+_MINUS, _MINUS_REVERSED = {"sub", "__sub__", "sub_", "__isub__", "subtract"}, {"rsub", "__rsub__"}
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a module was found to be.
+
+    Attributes:
+        positive: numbers of the maps that are A1, by head.
+        negative: numbers of the maps that are A2, by head; empty for standard attention.
+        lam: λ of each head; None for standard attention.
+        groups: see :class:`Replay`.
+        stamp: state of the parameters.
+    """
+
+    positive: tuple[int, ...]
+    negative: tuple[int, ...]
+    lam: Tensor | None
+    groups: tuple[int, ...]
+    stamp: Any
+
+
+_DETECTED: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDictionary()
+
+
+class NotAttention(Exception):
+    """A module is not recognised as attention; the message says why."""
+
+
+def is_detected(module: nn.Module) -> bool:
+    """Return whether a module was found to be attention."""
+    return module in _DETECTED
+
+
+def is_differential(module: nn.Module) -> bool:
+    """Return whether a module was found to be differential attention."""
+    return module in _DETECTED and bool(_DETECTED[module].negative)
+
+
+def remember(module: nn.Module, detection: Detection) -> None:
+    """Remember that a module is attention."""
+    _DETECTED[module] = detection
+
+
+def detect(call: Call) -> None:
+    """Examine a module at one of its calls, and remember what it is.
+
+    Raises:
+        NotAttention: if it is not recognised.
+    """
+    _DETECTED.pop(call.module, None)
+    remember(call.module, examine(call))
+
+
+def detected_layer(module: nn.Module, call: Call) -> Layer:
+    """Split a module that was found to be attention; the adapter of such modules."""
+    if _DETECTED[module].stamp != _stamp(module):  # weights changed, and λ with them
+        try:
+            detect(replace(call, tokens=call.tokens.detach()))
+        except NotAttention as reason:
+            raise ValueError(
+                f"its weights changed, and it no longer works like attention: {reason}"
+            ) from None
+    detection = _DETECTED[module]
+    positive, negative = list(detection.positive), list(detection.negative)
+    run = Replay(call, detection.groups)
+    order = [*positive, *sorted(set(negative))]
+    back = [order.index(number) for number in range(len(order))]
+
+    def finish(combined: Tensor) -> Tensor:
+        zeros = combined.new_zeros(len(combined), len(order) - len(positive), *combined.shape[2:])
+        return run(call.tokens, torch.cat([combined, zeros], 1)[:, back]).output
+
+    one, two = (
+        TracedBranch(lambda x, numbers=numbers: run(x).maps[:, numbers], call.tokens)
+        for numbers in (positive, negative)
+    )
+    lam = None if detection.lam is None else detection.lam.to(call.tokens)
+    return Layer(call.name, call.tokens, one, two if negative else None, lam, finish, call.tangent)
+
+
+def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
+    """Return whether a call of torch is a softmax over the last axis whose last two axes have the same length."""
+    if getattr(func, "__name__", "") != "softmax" or not isinstance(output, Tensor) or output.ndim < 3:
+        return False
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return axis in (-1, output.ndim - 1) and output.shape[-1] == output.shape[-2]
+
+
+def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+    """Return minuend and subtrahend if a call of torch, not made yet, subtracts one tensor from another."""
+    name = getattr(func, "__name__", "")
+    if name not in _MINUS | _MINUS_REVERSED or not all(isinstance(side, Tensor) for side in args[:2]):
+        return None
+    one, two = args[:2] if name in _MINUS else args[1::-1]
+    return (one.clone() if name in ("sub_", "__isub__") else one), two
+
+
+class _Run(TorchFunctionMode):
+    """One run of a module, of which each softmax map of (batch · maps) × tokens × tokens is noted or replaced.
+
+    Attributes:
+        output: first tensor that the module returned.
+        maps: its softmax maps in the order of computation, those of one softmax in the order of its leading axes.
+        differences: both sides of each subtraction.
+        square: what else has the shape of a map in its last two axes.
+    """
+
+    output: Tensor
+    maps: Maps
+
+    def __init__(self, batch: int, replacements: Maps | None, groups: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self.batch, self.replacements, self.groups = batch, replacements, groups
+        self.parts: list[Tensor] = []
+        self.differences: list[tuple[Tensor, Tensor]] = []
+        self.square: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if (sides := subtraction(func, args)) is not None:
+            self.differences.append(sides)
+        output = func(*args, **kwargs)
+        if softmax_rows(func, args, kwargs, output):
+            return self._replaced(output)
+        if isinstance(output, Tensor) and output.ndim > 2 and output.shape[-1] == output.shape[-2]:
+            self.square.append(output)
+        return output
+
+    def _replaced(self, computed: Tensor) -> Tensor:
+        """Note a map, and return it or its replacement."""
+        flat = computed.reshape(self.batch, -1, *computed.shape[-2:])
+        first = sum(part.shape[1] for part in self.parts)
+        self.parts.append(flat)
+        if self.replacements is None:
+            return computed
+        places = slice(first, first + flat.shape[1])
+        numbers = list(range(places.start, places.stop) if self.groups is None else self.groups[places])
+        replaced = self.replacements[:, numbers].to(computed.dtype)
+        if -1 in numbers:
+            kept = torch.tensor(numbers, device=computed.device) < 0
+            replaced = torch.where(kept[:, None, None], flat, replaced)
+        return replaced.reshape(computed.shape)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Compute softmax(s·q·kᵀ + mask)·v in steps, so that the map can be seen."""
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return self._replaced(scores.softmax(-1)) @ value
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Run the module of a call again on other tokens, which also replace arguments that are the same tokens.
+
+    Attributes:
+        call: the call.
+        groups: for each softmax map its number among those that differ; −1: it is not part of the attention. None: all
+            differ.
+    """
+
+    call: Call
+    groups: tuple[int, ...] | None = None
+
+    def __call__(self, x: Tensor, maps: Maps | None = None) -> _Run:
+        """Return what the module does on tokens x, with ``maps`` in place of its own."""
+
+        def moved(value: Any) -> Any:
+            return x if isinstance(value, Tensor) and same_tensor(value, self.call.tokens) else value
+
+        args = map(moved, self.call.args)
+        kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
+        with _Run(len(x), maps, self.groups) as run:
+            output = self.call.module(x, *args, **kwargs)
+        run.output = output[0] if isinstance(output, tuple) else output
+        run.maps = torch.cat(run.parts, 1)
+        if self.groups is not None:
+            run.maps = run.maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]
+        return run
+
+
+@gradients(enabled=False)
+def examine(call: Call) -> Detection:
+    """Return what the maps of a called module are.
+
+    Raises:
+        NotAttention: if it is not recognised.
+    """
+    try:
+        return _examined(call)
+    except (torch.OutOfMemoryError, NotAttention):
+        raise
+    except Exception as error:  # a module may fail on other tokens than its own in any way
+        reason = f"it cannot be run again with other tokens or maps ({first_line(error)})"
+        raise NotAttention(reason) from error
+
+
+def _examined(call: Call) -> Detection:
+    x = call.tokens.detach()
+    if x.ndim != 3 or not x.is_floating_point() or x.shape[1] < 3:
+        raise NotAttention("it is not given tokens of shape (batch, 3 or more, channels)")
+    run = Replay(call)
+    plain = run(x)
+    if plain.output.ndim != 3 or plain.output.shape[:2] != x.shape[:2] or plain.maps.shape[-1] != x.shape[1]:
+        raise NotAttention("its maps or its output are not of its tokens")
+    if not (_agree(plain.output, call.output) and _agree(run(x, plain.maps).output, call.output)):
+        raise NotAttention("it gives another output when it is run again")
+    generator = torch.Generator().manual_seed(0)
+    step = torch.randn(x.shape[2], generator=generator).to(x) * x.std() / 2
+    paired = torch.stack([_scores_are_of_pairs(run, scale * x, scale * step) for scale in _SCALES]).any(0)
+    if not paired.any():
+        raise NotAttention("its softmax rows are not scores of pairs of tokens")
+    groups = _groups(plain.maps, paired.tolist())
+    run = Replay(call, groups)
+    plain = run(x)
+    if not _values_are_of_tokens(run, x, plain.maps, step):
+        raise NotAttention(
+            "its output at a token is not a sum of values weighted by that token's row of the maps"
+        )
+    grams, sides = _slopes(call, groups, x)
+    total = grams.sum((0, 1))
+    if not grams.isfinite().all() or (total.diagonal() <= 1e-12 * total.max()).any():
+        raise NotAttention("its output does not depend on one of its maps")
+    small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
+    positive, negative = _signs(sides, groups)
+    stamp = _stamp(call.module)
+    if not negative:
+        if _dependent(grams, small):
+            raise NotAttention("several of its maps weigh the same values")
+        if not _values_are_averaged(run, x, plain.maps):
+            raise NotAttention("its output is not an average of values")
+        return Detection(tuple(range(len(total))), (), None, groups, stamp)
+    if len(positive) + len(negative) < len(total):
+        raise NotAttention("it subtracts only some of its maps")
+    if _lowest(total[positive][:, positive]) <= small**2:
+        raise NotAttention("several of its maps weigh the same values")
+    weights = _weights(total, positive, negative, small)
+    if weights is None:
+        if _dependent(grams, small):
+            raise NotAttention("λ, the weight of the map that is subtracted, differs from token to token")
+        raise NotAttention("what it subtracts is not a weighted map of the same values")
+    shares = weights.abs() > _SHARE * weights.abs().amax(0)
+    if (shares.sum(1) != 1).any():
+        raise NotAttention("it subtracts several maps from one")
+    other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
+    again = _weights(_slopes(call, groups, other)[0].sum((0, 1)), positive, negative, small)
+    if again is None or not ((weights - again).abs() <= _LAMBDA * weights.abs())[shares].all():
+        raise NotAttention("λ, the weight of the map that is subtracted, differs from input to input")
+    lam = weights[shares].to(x.dtype)
+    subtrahends = [negative[number] for number in shares.int().argmax(1).tolist()]
+    if not _only_difference_counts(run, x, plain, positive, subtrahends, lam):
+        raise NotAttention("its output depends on more than the difference of its maps")
+    return Detection(tuple(positive), tuple(subtrahends), lam, groups, stamp)
+
+
+def _stamp(module: nn.Module) -> Any:
+    return tuple((id(one), one.data_ptr(), one._version) for one in module.parameters())
+
+
+def _agree(one: Tensor, two: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding."""
+    tolerance = 20 * torch.finfo(one.dtype).eps ** 0.75 * float(two.abs().max())
+    return bool((one - two).abs().max() <= tolerance)
+
+
+def _moved(x: Tensor, token: int, step: Tensor) -> Tensor:
+    """Return the tokens with one token of the first sample changed."""
+    x = x.clone()
+    x[0, token] += step
+    return x
+
+
+def _small(x: Tensor) -> float:
+    """Return the size of a rounding error relative to the values that it comes from."""
+    return 50 * torch.finfo(x.dtype).eps
+
+
+def _uniform(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> Tensor:
+    """Change token k: log A_ij of other queries may change only at j = k, up to a constant, and row k has to."""
+    token = x.shape[1] // 2
+    plain, moved = run(x).maps, run(_moved(x, token, step)).maps
+    if len(x) > 1 and not _agree(moved[1:], plain[1:]):
+        return torch.zeros(plain.shape[1], dtype=torch.bool, device=x.device)
+    before, after = plain[0].double(), moved[0].double()
+    valid = (before > 1e-30) & (after > 1e-30)
+    change = torch.where(valid, after.clamp_min(1e-40).log() - before.clamp_min(1e-40).log(), 0.0)
+    others = torch.arange(x.shape[1], device=x.device) != token
+    counted = valid & others
+    mean = (change * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp_min(1)
+    change = ((change - mean) * valid).abs()  # log A is known up to a constant of each row
+    elsewhere = change[:, others][..., others].amax((1, 2))
+    to_key, of_query = change[:, others, token].amax(1), change[:, token][:, others].amax(1)
+    small = max(1e-2 * float(to_key.max()), _small(x))
+    return (elsewhere <= small) & (to_key > 10 * elsewhere + _small(x)) & (of_query > _small(x))
+
+
+def _values_are_of_tokens(run: Replay, x: Tensor, like: Maps, step: Tensor) -> bool:
+    """Fix maps in which one other token alone attends to token k, and change token k, then that row of the maps."""
+    token = x.shape[1] // 2
+    reader = (token + 1) % x.shape[1]
+    maps = _uniform(like, seed=1) + 0.1
+    maps[:, :, :, token] = 0
+    maps[:, :, reader, token] = maps[:, :, reader].sum(-1)
+    maps /= maps.sum(-1, keepdim=True)
+    fixed = run(x, maps).output
+    small = _small(x) * float(fixed.abs().max())
+
+    def only(output: Tensor, *rows: int) -> bool:
+        """Return whether of the outputs only these differ, and the reader's does."""
+        change = (output - fixed).abs().amax(-1)
+        allowed = torch.zeros_like(change, dtype=torch.bool)
+        allowed[0, list(rows)] = True
+        least = float(change[0, reader])
+        return least > small and bool((change[~allowed] <= 1e-2 * least + small).all())
+
+    other = maps.clone()
+    other[0, :, reader] = maps[0, :, reader].roll(1, -1)
+    moved = run(_moved(x, token, step), maps).output
+    return only(moved, reader, token) and only(run(x, other).output, reader)
+
+
+def _values_are_averaged(run: Replay, x: Tensor, maps: Maps) -> bool:
+    """Move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is."""
+    one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
+    x = x.clone()
+    x[:, two] = x[:, one]
+    moved = maps.clone()
+    moved[..., two] += maps[..., one] * 0.7
+    moved[..., one] *= 0.3
+    before = run(x, maps).output
+    return _agree(run(x, moved).output, before)
+
+
+def _only_difference_counts(
+    run: Replay, x: Tensor, plain: _Run, positive: list[int], negative: list[int], lam: Tensor
+) -> bool:
+    """Add E to A2 and λ·E to A1, which leaves A1 − λ·A2 as it is."""
+    error = _uniform(plain.maps, seed=4) / plain.maps.shape[-1]
+    moved = plain.maps.clone()
+    moved[:, positive] += lam[:, None, None] * error[:, negative]
+    alone = run(x, moved).output
+    for number in set(negative):
+        moved[:, number] += error[:, number]
+    change = (alone - plain.output).abs().max()
+    return bool((run(x, moved).output - plain.output).abs().max() <= 1e-2 * change)
+
+
+def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
+    """Number the maps of pairs so that equal ones share a number; −1 for the others."""
+    tolerance = min(torch.finfo(maps.dtype).eps, torch.finfo(torch.float32).eps) ** 0.75
+    kept: list[Tensor] = []
+    numbers: list[int] = []
+    for one, is_map in zip(maps[:2].unbind(1), paired, strict=True):
+        equal = [bool((one - other).abs().max() <= tolerance * one.max()) for other in kept]
+        if is_map and not any(equal):
+            kept.append(one)
+            equal.append(True)
+        numbers.append(equal.index(True) if is_map else -1)
+    return tuple(numbers)
+
+
+def _slopes(call: Call, groups: tuple[int, ...], x: Tensor) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
+    """Return Σ_u ⟨∂(u·y)/∂A_g, ∂(u·y)/∂A_h⟩ of the rows of all maps, over random u, and what is subtracted from what.
+
+    The former has the shape (batch, queries, maps, maps). The latter are pairs of the numbers of maps before equal ones
+    are joined: those that the minuend depends on, and those that the subtrahend does. Where no subtraction is written,
+    weights below zero are.
+    """
+    single = Replay(call)
+    numbers = torch.tensor(groups, device=x.device)
+    used, count = numbers >= 0, max(groups) + 1
+    with gradients(enabled=True):
+        maps = leaf(single(x).maps)
+        run = single(x, maps)
+        generator = torch.Generator().manual_seed(2)
+        grams = x.new_zeros(*x.shape[:2], count, count, dtype=torch.float64)
+        for _ in range(_PROBES):
+            u = torch.randn(run.output.shape, generator=generator).to(run.output)
+            (slopes,) = torch.autograd.grad(run.output, maps, u, retain_graph=True)
+            joined = slopes.new_zeros(len(x), count, *maps.shape[2:]).double()
+            joined.index_add_(1, numbers[used], slopes[:, used].double())
+            grams += torch.einsum("bgij,bhij->bigh", joined, joined)
+        sides = [(_read(one, maps), _read(two, maps)) for one, two in run.differences]
+        written = [(left, right) for left, right in sides if left - right and right - left]
+        return grams, written or [_weighted(tensor, maps) for tensor in run.square]
+
+
+def _slope(tensor: Tensor, maps: Maps, u: Tensor) -> Tensor | None:
+    if not tensor.requires_grad:
+        return None
+    return torch.autograd.grad(tensor, maps, u, retain_graph=True, allow_unused=True)[0]
+
+
+def _numbers(chosen: Tensor) -> set[int]:
+    return set(chosen.nonzero().flatten().tolist())
+
+
+def _read(tensor: Tensor, maps: Maps) -> set[int]:
+    """Return the numbers of the maps that a tensor depends on."""
+    u = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)).to(tensor)
+    slope = _slope(tensor, maps, u)
+    return set() if slope is None else _numbers(slope.abs().amax((0, 2, 3)) > 0)
+
+
+def _weighted(square: Tensor, maps: Maps) -> tuple[set[int], set[int]]:
+    """Return the maps that enter a tensor of their shape with a positive and with a negative weight."""
+    slope = _slope(square, maps, torch.ones_like(square)) if square.shape[-1] == maps.shape[-1] else None
+    if slope is None:
+        return set(), set()
+    low, high = slope.amin((0, 2, 3)), slope.amax((0, 2, 3))
+    weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
+    return _numbers(weight & (high > 0)), _numbers(weight & (high < 0))
+
+
+def _signs(sides: list[tuple[set[int], set[int]]], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return which maps are minuends and which subtrahends."""
+    positive, negative = set[int](), set[int]()
+    for left, right in sides:
+        one, two = ({groups[at] for at in side} - {-1} for side in (left - right, right - left))
+        if one and two:
+            positive |= one
+            negative |= two
+    if positive & negative:
+        raise NotAttention("it subtracts a map from itself, or a difference from a map")
+    return sorted(positive), sorted(negative)
+
+
+def _lowest(grams: Tensor) -> Tensor:
+    """Return the smallest eigenvalue of each matrix of inner products, of vectors scaled to length 1."""
+    length = grams.diagonal(dim1=-2, dim2=-1).sqrt()
+    return torch.linalg.eigvalsh(grams / (length[..., None] * length[..., None, :]))[..., 0]
+
+
+def _dependent(grams: Tensor, small: float) -> bool:
+    """Return whether at every query the slopes of the maps are linearly dependent."""
+    used = (grams.diagonal(dim1=-2, dim2=-1) > 0).all(
+        -1
+    )  # a query whose output counts for nothing says nothing
+    return grams.shape[-1] > 1 and bool(used.any() and (_lowest(grams[used]) <= small**2).all())
+
+
+def _weights(gram: Tensor, positive: list[int], negative: list[int], small: float) -> Tensor | None:
+    """Solve ∂y/∂A2 = −Σ λ·∂y/∂A1 for λ, of shape (minuends, subtrahends); None if it has no solution."""
+    both = gram[positive][:, negative]
+    weights = -torch.linalg.solve(gram[positive][:, positive], both)
+    square = gram.diagonal()[negative]
+    return weights if (square + (weights * both).sum(0) <= small**2 * square).all() else None

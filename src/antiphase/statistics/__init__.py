@@ -1,0 +1,1 @@
+"""Intervals, tests, seeds × images, clusters and power: pure functions of arrays."""

@@ -1,0 +1,173 @@
+"""Means over training seeds and images that are crossed: every model was measured on the same images. And their power.
+
+With x = μ + seed + sample + residual, the variance of the grand mean is σ_seed²/k + σ_sample²/n + σ_residual²/(kn).
+
+Source: F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin
+2:110–114 (1946); the two-way random-effects model.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy import optimize, stats
+
+from antiphase.statistics.decisions import LEVEL
+from antiphase.statistics.intervals import Estimate, student_t
+
+POWER = 0.8
+"""Probability with which a difference is to be found."""
+MOST_SEEDS = 1000
+_LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The variance of a mean over k seeds and n samples, and what it is made of.
+
+    Attributes:
+        seeds: k.
+        n: number of samples.
+        by_seed: S, the variance of the seeds' means divided by k; 0 with one seed.
+        by_sample: I, the variance of the samples' means divided by n.
+        rest: R, the variance of the residuals divided by kn; 0 with one seed.
+    """
+
+    seeds: int
+    n: int
+    by_seed: float
+    by_sample: float
+    rest: float
+
+    @property
+    def variance(self) -> float:
+        """s² = S + I − R, at least the larger of S and I."""
+        return max(self.by_seed + self.by_sample - self.rest, self.by_seed, self.by_sample)
+
+    @property
+    def error(self) -> float:
+        """The standard error s."""
+        return math.sqrt(self.variance)
+
+    @property
+    def degrees(self) -> float:
+        """Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/(n − 1)); n − 1 with one seed."""
+        if self.seeds == 1:
+            return self.n - 1.0
+        return self.variance**2 / (self.by_seed**2 / (self.seeds - 1) + self.by_sample**2 / (self.n - 1))
+
+    def at(self, seeds: int) -> "Spread":
+        """Return the spread that another number of seeds is expected to have on the same samples."""
+        scale = self.seeds / seeds
+        rest = self.rest * scale
+        by_sample = max(self.by_sample - self.rest, 0.0) + rest
+        return Spread(seeds, self.n, self.by_seed * scale, by_sample, rest)
+
+
+@dataclass(frozen=True)
+class CrossedEstimate(Estimate):
+    """An estimate over crossed seeds and samples.
+
+    Attributes:
+        spread: its variance; None if there is one sample.
+        cells: identities of the cells whose rows it is made from, if known.
+    """
+
+    spread: Spread | None = None
+    cells: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def seeds(self) -> int:
+        """Number of training seeds; 0 if there is one sample."""
+        return 0 if self.spread is None else self.spread.seeds
+
+
+def crossed_mean(values: Float[np.ndarray, "seeds samples"]) -> CrossedEstimate:
+    """Estimate the mean over crossed seeds and samples of hits, or differences of hits, within [−1, 1].
+
+    The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
+    equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply a
+    rate of 0. With one seed the interval is over the samples only.
+
+    Raises:
+        ValueError: There are no values, or one is not finite.
+
+    >>> crossed_mean(np.array([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]])).value
+    0.625
+    """
+    k, n = values.shape
+    if not values.size or not np.isfinite(values).all():
+        raise ValueError(f"{k} seeds × {n} samples: expected at least one of each, and finite values")
+    mean = float(values.mean())
+    if n == 1:
+        return CrossedEstimate(mean, -math.inf, math.inf, 1)
+    by_seed, by_sample = values.mean(1), values.mean(0)
+    samples = float(by_sample.var(ddof=1))
+    samples = (samples if samples > 1e-12 else (n + 1) / (n + 2) ** 2) / n
+    spread = Spread(1, n, 0.0, samples, 0.0)
+    if k > 1:
+        rest = values - by_seed[:, None] - by_sample[None] + mean
+        rest = float(np.square(rest).sum()) / ((k - 1) * (n - 1)) / (k * n)
+        spread = Spread(k, n, float(by_seed.var(ddof=1)) / k, samples, rest)
+    half = student_t(spread.degrees) * spread.error
+    return CrossedEstimate(mean, mean - half, mean + half, n, spread)
+
+
+def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> float:
+    """Return the probability that a true difference is found off 0 on its side, at a one-sided level.
+
+    P(T > t₁₋ₗ) for T noncentral t with |difference|/s and the degrees of freedom of the spread. The default level l is
+    that of the 95 % interval.
+
+    Source: J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988), section 2.
+
+    >>> spread = Spread(16, 1000, 1.0, 0.0, 0.0)
+    >>> round(power_of(3.0, spread), 2), round(power_of(0.0, spread), 3)
+    (0.8, 0.025)
+    """
+    if not spread.error:
+        return 1.0 if difference else 0.0
+    shift, critical = abs(difference) / spread.error, stats.t.ppf(1 - level, spread.degrees)
+    return 1.0 if shift > _LARGE else float(stats.nct.sf(float(critical), spread.degrees, shift))
+
+
+def smallest_difference(spread: Spread) -> float:
+    """Return the smallest true difference that is found with a probability of ``POWER``."""
+    if not spread.error:
+        return 0.0
+    end = (student_t(spread.degrees) + 5.0) * spread.error  # even a power of .999 needs less
+    while power_of(end, spread) < POWER:
+        end *= 2
+    size: Any = optimize.brentq(lambda size: power_of(float(size), spread) - POWER, 0.0, end)
+    return float(size)
+
+
+def power_within(difference: float, margin: float, spread: Spread) -> float:
+    """Return the probability that the whole 95 % interval lies within ±margin, for a true difference.
+
+    P(|m̂| < margin − t₀.₉₇₅·s), m̂ normal around the difference.
+    """
+    if not spread.error:
+        return float(abs(difference) < margin)
+    room, shift = margin / spread.error - student_t(spread.degrees), difference / spread.error
+    return max(0.0, float(stats.norm.cdf(room - shift) - stats.norm.cdf(-room - shift)))
+
+
+def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
+    """Return the smallest number of seeds, at least ``least``, that is enough; None if ``MOST_SEEDS`` are not.
+
+    ``enough`` holds for every larger number as well.
+
+    >>> seeds_until(lambda seeds: seeds >= 20), seeds_until(lambda seeds: False), seeds_until(lambda seeds: True, 8)
+    (20, None, 8)
+    """
+    if not enough(MOST_SEEDS):
+        return None
+    low, high = least - 1, MOST_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

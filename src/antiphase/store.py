@@ -1,0 +1,216 @@
+"""Rows stored on disk as they are made, so that a killed measurement can resume."""
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import polars as pl
+
+from antiphase.errors import UserError
+from antiphase.files import digest, replacing, write_json
+from antiphase.processes import Process
+from antiphase.reading import read_json, read_rows
+
+_NAME = re.compile(r"[0-9]+-[0-9]+(-[0-9a-f]{16})?\.parquet")  # writer, number, digest
+_DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")
+_AGAIN = "delete it and its rows are made again"
+_FLUSH_SECONDS = 2.0  # how much work a kill may cost
+
+
+class Journal:
+    """The rows of one cell, in numbered Parquet files of a folder, each whole or absent.
+
+    Args:
+        directory: folder of this cell alone, made if missing.
+        schema: of the rows.
+        writer: number of this process among those that write here.
+    """
+
+    def __init__(self, directory: Path, schema: Mapping[str, Any], writer: int = 0) -> None:
+        self.directory, self.schema, self.writer = directory, schema, writer
+        self.pending: list[pl.DataFrame] = []
+        self.flushed = time.monotonic()
+        numbers = [path.stem.split("-")[:2] for path in self._files()]
+        self.next = max((int(number) for who, number in numbers if int(who) == writer), default=0) + 1
+
+    def rows(self) -> pl.DataFrame:
+        """Return every row on disk.
+
+        Raises:
+            UserError: naming a file that cannot be read, or holds other rows.
+        """
+        frames = [pl.DataFrame(schema=self.schema)]
+        for path in self._files():
+            frame = read_frame(path)
+            if dict(frame.schema) != dict(frames[0].schema):
+                raise UserError(
+                    f"{path}: has rows of {_described(frame)}, expected {_described(frames[0])}; {_AGAIN}"
+                )
+            frames.append(frame)
+        return pl.concat(frames).unique(maintain_order=True)  # a kill while compacting leaves rows twice
+
+    def append(self, rows: pl.DataFrame) -> None:
+        """Take rows; they reach the disk within about two seconds or at the next :meth:`flush`."""
+        self.pending.append(rows)
+        if time.monotonic() - self.flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending as one file."""
+        if self.pending:
+            write_cell(self.directory / f"{self.writer}-{self.next:06d}", pl.concat(self.pending))
+            self.next += 1
+            self.pending = []
+        self.flushed = time.monotonic()
+
+    def compact(self, rows: pl.DataFrame) -> None:
+        """Replace the files by one that holds all the rows."""
+        old = self._files()
+        self.pending = [rows]
+        self.flush()
+        for path in old:
+            path.unlink()
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Add warnings to those that this process left with its rows."""
+        file = self.directory / f"warnings-{self.writer}.json"
+        known = _read_warnings(file) if file.exists() else []
+        write_json(file, list(dict.fromkeys([*known, *warnings])))
+
+    def warnings(self) -> list[str]:
+        """Return the warnings that all processes left with their rows.
+
+        Raises:
+            UserError: a file of warnings is damaged.
+        """
+        files = sorted(self.directory.glob("warnings-[0-9]*.json"))
+        return [warning for file in files for warning in _read_warnings(file)]
+
+    def _files(self) -> list[Path]:
+        """Return the files of rows; whatever else lies in the folder is not ours."""
+        return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """Return the rows of one file of a cell; the digest in its name, which those of before had not, is checked.
+
+    Raises:
+        UserError: it cannot be read, or is damaged.
+    """
+    found = _DIGEST.search(path.name)
+    return read_rows(path, _AGAIN, found[1] if found else "")
+
+
+def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
+    """Write rows to one file, whole or not at all."""
+    with replacing(path) as temporary, temporary.open("wb") as file:  # polars takes no name that is not UTF-8
+        frame.write_parquet(file, **how)
+
+
+def write_cell(stem: Path, frame: pl.DataFrame) -> None:
+    """Write rows to ``STEM-DIGEST.parquet``, whole or not at all, where the digest is that of its bytes."""
+    content = io.BytesIO()
+    frame.write_parquet(content)
+    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
+    with replacing(stem.with_name(f"{stem.name}-{digest}.parquet")) as temporary:
+        temporary.write_bytes(content.getvalue())
+
+
+def _read_warnings(file: Path) -> list[str]:
+    return read_json(file, list[str], f"delete {file.parent} and its images are attacked again")
+
+
+def _described(frame: pl.DataFrame) -> str:
+    return ", ".join(f"{column} {kind}" for column, kind in frame.schema.items())
+
+
+_SLICE_BYTES = 2**28  # of images in memory at once
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
+    """Return what is not stored yet, once every process has looked."""
+    found = [item for item in wanted if not stored(item)]
+    process.wait()  # nobody writes before everybody has read
+    return found
+
+
+def slice_size(shape: tuple[int, int, int]) -> int:
+    """Return how many images of this shape are loaded at once."""
+    return max(1, _SLICE_BYTES // (4 * math.prod(shape)))
+
+
+class Cache(Generic[Key]):
+    """Rows in cells of a run directory, completed by all its processes together.
+
+    A cell is a folder named by the hash of what its rows depend on. Every process opens the cache, appends rows
+    within :meth:`filling` and calls :meth:`collect`.
+
+    Args:
+        out: run directory; the cells lie under ``cells/``.
+        cells: what the rows of each cell depend on, by a key for the cell.
+        schema: of the rows; the column ``sample`` tells which sample a row belongs to.
+        wanted: the key of the cell and the sample, for each sample wanted.
+        process: this process; it makes its share of what is missing.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        cells: Mapping[Key, Mapping[str, Any]],
+        schema: Mapping[str, Any],
+        wanted: Sequence[tuple[Key, int]],
+        process: Process,
+    ) -> None:
+        self.wanted, self.process, self.warnings = wanted, process, dict[str, None]()
+        self.journals: dict[Key, Journal] = {}
+        stored: set[tuple[Key, int]] = set()
+        for key, what in cells.items():
+            name = digest(json.dumps(what, sort_keys=True))[:16]
+            self.journals[key] = Journal(out / "cells" / name, schema, process.rank)
+            stored |= {(key, sample) for sample in self.journals[key].rows()["sample"]}
+        self.missing = missing(range(len(wanted)), lambda at: wanted[at] in stored, process)
+        self.mine = process.share(self.missing)
+
+    @contextlib.contextmanager
+    def filling(self, size: int) -> Iterator[Iterator[list[int]]]:
+        """Yield the positions in ``wanted`` that this process makes, ``size`` at a time.
+
+        Appended rows reach the disk after each part, and whatever stops the work.
+        """
+
+        def parts() -> Iterator[list[int]]:
+            for start in range(0, len(self.mine), size):
+                yield self.mine[start : start + size]
+                self._flush()
+
+        try:
+            yield parts()
+        finally:
+            self._flush()
+
+    def collect(self) -> dict[Key, pl.DataFrame]:
+        """Return the rows that all processes stored, by cell, and note their ``warnings``; leave one file a cell."""
+        self.process.wait()
+        rows = {key: journal.rows() for key, journal in self.journals.items()}
+        for journal in self.journals.values():
+            self.warnings.update(dict.fromkeys(journal.warnings()))
+        self.process.wait()  # nobody tidies up before everybody has read
+        if self.process.first:
+            for key in {self.wanted[at][0] for at in self.missing}:
+                self.journals[key].compact(rows[key])
+        self.process.wait()  # nobody reads again while files are deleted
+        return rows
+
+    def _flush(self) -> None:
+        for journal in self.journals.values():
+            journal.flush()

@@ -1,0 +1,297 @@
+"""Measurements of one classifier on images: accuracy, attacks, margins, radii and sensitivity."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import polars as pl
+import torch
+import torch.nn.functional as F
+
+from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settings_of
+from antiphase.attacks.engine.oracle import Oracle
+from antiphase.attacks.result import AttackResult
+from antiphase.attacks.sweep import Nesting
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import BATCH_SIZE, sense
+from antiphase.runs.attack import AGAIN, AttackPlan, measure
+from antiphase.runs.radii import measure_radii
+from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
+from antiphase.studies.cells.models import Measurement
+from antiphase.studies.context import Lab
+from antiphase.studies.store import WORK_FOLDER
+
+# forward passes an image (and layer), about
+_PASSES = {"alignment": 60, "alignment-perturbed": 200, "lipschitz": 250, "depth": 150, "branches": 130}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Measurement):
+    """Predict in float32, with one row per image.
+
+    Attributes:
+        limit: at most this many images.
+    """
+
+    kind = "accuracy"
+    limit: int | None = None
+
+    def work(self) -> float:
+        return self.model.forward_work() * (self.limit or 10_000)
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        model, data = self.ready(lab, self.limit)
+        oracle = Oracle(model)
+        predictions = [oracle.predict(images.to(oracle.device)).cpu() for _, images, _ in data.batches(256)]
+        columns = {"sample": data.ids, "label": data.labels, "prediction": torch.cat(predictions)}
+        return pl.DataFrame({name: values.numpy() for name, values in columns.items()})
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Attack(Measurement):
+    """One attack on one model over several ε, with one row per ε and image.
+
+    Attributes:
+        eps: budgets, in units of the [0, 1] pixel.
+        limit: at most this many images, the same for every model.
+        image_size: for image files.
+        attack: a name of the catalogue, or a function of your own with the signature of
+            :func:`antiphase.attacks.pgd`; when its text changes, the cell is another.
+        settings: its keyword arguments.
+        norm: of the budgets.
+        nested: how samples carry over from one ε to the next, see :func:`antiphase.attacks.sweep`.
+        seed: of the attack's draws.
+        precision: of the search; verdicts are float32.
+        prompt: template of a dual encoder's class prompts.
+    """
+
+    kind = "attack"
+    eps: tuple[float, ...]
+    limit: int | None = None
+    image_size: int | None = None
+    attack: str | Callable[..., AttackResult] = "pgd"
+    settings: dict[str, Any] = field(default_factory=dict)
+    norm: str = "linf"
+    nested: Nesting = "up"
+    seed: int = 0
+    precision: str = "float32"
+    prompt: str | None = None
+
+    @property
+    def label(self) -> str:
+        settings = " ".join(f"{name} {value}" for name, value in self.settings.items())
+        return f"{self.name} {settings} on {self.model.label}".replace("  ", " ")
+
+    @property
+    def name(self) -> str:
+        return self.attack if isinstance(self.attack, str) else self.attack.__name__
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where they lie in a folder, and what its precision has come to mean."""
+        means: dict[str, str] = {}
+        if self.precision != "float32":
+            means["precision"] = self.precision + AGAIN
+        if isinstance(self.attack, str):  # earlier rows were made without what the attack chooses itself
+            chosen = find_spec(self.attack).implied(self.settings).keys() - self.settings.keys()
+            means |= dict.fromkeys(sorted(chosen), "chosen")
+        return means | super().content()
+
+    def factors(self) -> dict[str, Any]:
+        """Return what sets the model apart, and the attack's settings that studies vary."""
+        asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
+        return self.model.factors() | asked | {"data": self.data}
+
+    def work(self) -> float:
+        """Return the operations of the attack if it broke no image."""
+        plan = self.plan()
+        budgets = 1 if plan.minimal else len(self.eps)
+        return 2.1 * self.model.forward_work() * (self.limit or 10_000) * passes_of(plan.ensemble) * budgets
+
+    def plan(self, batch_size: int | None = None) -> AttackPlan:
+        """Return the plan that ``measure`` takes.
+
+        Raises:
+            UserError: for an invalid budget, attack or setting.
+        """
+        if not isinstance(self.attack, str):
+            add_attack(self.name, self.attack)
+        return AttackPlan(
+            self.eps,
+            self.norm,
+            self.name,
+            self.settings,
+            self.nested,
+            self.seed,
+            self.precision,  # type: ignore[arg-type]
+            batch_size=batch_size,
+        )
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        plan = self.plan()
+        yield from super().facts()
+        yield "attack", {"data": self.data, "images": self.limit, "prompt": self.prompt, "name": plan.attack}
+        yield "attack", {name: getattr(plan, name) for name in ("norm", "nested", "seed", "eps")}
+        for stage in plan.ensemble.stages:
+            yield "attack", {"stages": stage.name, **settings_of(stage)}
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        model, images = self.ready(lab, self.limit, self.image_size, self.prompt)
+        rows, warnings = measure(
+            self.model.label,
+            model,
+            images,
+            self.plan(lab.batch_size),
+            folder / WORK_FOLDER,
+            process=lab.process,
+            progress=lab.progress,
+        )
+        lab.warnings += warnings
+        return rows
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Margin(Measurement):
+    """Margins, gradients and losses on clean images, see :mod:`antiphase.sensitivity.interventions`.
+
+    Attributes:
+        limit: at most this many images.
+        gradients: whether to measure the gradients; otherwise their columns are null.
+    """
+
+    limit: int | None = None
+    gradients: bool = True
+
+    @property
+    def table(self) -> str:
+        return "margin" if self.split == "test" else f"margin-{self.split}"
+
+    @property
+    def shipped_bits(self) -> int:
+        return 12 if self.split == "test" else 8
+
+    @property
+    def unshipped(self) -> tuple[str, ...]:
+        """Of training images only the loss is used, and of it the mean."""
+        return () if self.split == "test" else Margins._fields
+
+    @property
+    def label(self) -> str:
+        return f"margins of {self.model.label}, {self.split} images"
+
+    def work(self) -> float:
+        """Return the operations of the passes: four with a gradient, in float64, are worth ten."""
+        return (10 if self.gradients else 1) * self.model.forward_work() * (self.limit or 10_000)
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Measure margins and gradients in float64, losses in float32."""
+        model, data = self.ready(lab, self.limit)
+        measure = MarginGradients(model) if self.gradients else None
+        margins: list[Margins] = []
+        losses: list[torch.Tensor] = []
+        for _, images, labels in data.batches(250):
+            images, labels = images.to(lab.device), labels.to(lab.device)
+            with torch.no_grad():
+                logits = model(images)
+            losses.append(F.cross_entropy(logits, labels, reduction="none").double())
+            margins.append(measure(images) if measure else margins_of(logits))
+        columns = {"sample": data.ids, "label": data.labels, "loss": torch.cat(losses)}
+        for name, values in zip(Margins._fields, zip(*margins, strict=True), strict=True):
+            columns[name] = torch.full((len(data),), torch.nan) if values[0] is None else torch.cat(values)
+        frame = pl.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
+        return frame.with_columns(pl.col(pl.Float32, pl.Float64).cast(pl.Float64).fill_nan(None))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Radius(Measurement):
+    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B); see :mod:`antiphase.runs.radii`.
+
+    Attributes:
+        limit: at most this many images.
+        steps: steps of power iteration.
+        seed: random seed of its start.
+    """
+
+    kind = "radius"
+    limit: int
+    steps: int = 20
+    seed: int = 0
+
+    def work(self) -> float:
+        return self.model.forward_work() * self.limit * 6.0 * (self.steps + 1)  # two backward passes a step
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        """Measure every image that a killed run left out."""
+        model, images = self.ready(lab, self.limit)
+        return measure_radii(
+            self.model.label,
+            model,
+            images,
+            folder / WORK_FOLDER,
+            steps=self.steps,
+            seed=self.seed,
+            process=lab.process,
+            batch_size=lab.batch_size or BATCH_SIZE,
+            progress=lab.progress,
+        )
+
+
+_RENAMED = {"eps": "radius", "travel": "eps"}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sense(Measurement):
+    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
+
+    Attributes:
+        part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
+        limit: at most this many images.
+        settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
+    """
+
+    part: str
+    limit: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        return self.part
+
+    @property
+    def shipped_bits(self) -> int:
+        return 12
+
+    def work(self) -> float:
+        """Return the operations, about; Lipschitz constants are estimated of every layer."""
+        layers = (self.model.factors().get("depth") or 12) if self.part == "lipschitz" else 1
+        return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * layers
+
+    def options(self) -> SenseOptions:
+        """Return the options of ``antiphase sense``; stored cells have other names for two of them.
+
+        Raises:
+            UserError: a setting is unknown or out of range.
+        """
+        settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
+        stored = {"lipschitz_limit": self.limit, **settings}
+        return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        options = self.options()
+        stored = {option: name for name, option in _RENAMED.items()}
+        names = ("probes", "radius", "samples", "steps", "points", "eps", "lipschitz_limit", "seed")
+        yield from super().facts()
+        yield "sense", {"part": self.part, "data": self.data, "images": self.limit}
+        yield "sense", {stored.get(name, name): getattr(options, name) for name in names}
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        model, images = self.ready(lab, self.limit)
+        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
+        out = folder / WORK_FOLDER
+        rows = sense(self.model.label, model, images, options, out, limit=self.limit, process=lab.process)
+        return rows[self.part]

@@ -1,0 +1,383 @@
+"""Trainings of ViTs and CLIPs, and models made from them: untrained, or intervened on at test time.
+
+Trainers that take seconds to import are imported where they run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import polars as pl
+import torch
+from pydantic import ValidationError
+from torch import nn
+from webdataset.shardlists import expand_urls
+
+from antiphase.budgets import eps_label
+from antiphase.data import load_data, load_pairs
+from antiphase.data.sources import source_of
+from antiphase.errors import UserError, invalid
+from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.clip import PRESETS as CLIP_PRESETS
+from antiphase.models.clip import ClipConfig, bare_clip, build_clip, find_clip
+from antiphase.models.kinds import attention_kind
+from antiphase.models.transformer import AttentionSpec, attention_of, attention_spec
+from antiphase.models.vit import PRESETS as VIT_PRESETS
+from antiphase.models.vit import VitConfig, build_vision, configure
+from antiphase.models.zoo import load_model
+from antiphase.sensitivity.interventions import (
+    Branch,
+    mean_negatives,
+    replace_negative,
+    scale_lambda,
+    stop_gradient,
+    uniform_like,
+)
+from antiphase.studies.cells.models import aside, image_content, transformer_work
+from antiphase.studies.context import Lab
+from antiphase.studies.spec import Cell
+from antiphase.training import make_recipe, train_classifier
+from antiphase.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from antiphase.training.clip_recipe import ClipRecipe
+
+# for the plan alone: training images where only reading tells, size and epochs of a preset, pairs of a set and a shard
+_TRAIN_IMAGES = 100_000
+_CLIPS = {"diffclip": ("b16", 40), "openmoji": ("small", 12)}
+_PAIRS = {
+    "openmoji": 3_400,
+    "noto-emoji": 3_400,
+    "emoji-objects": 6_000,
+    "coco": 82_783,
+    "coco-karpathy": 113_287,
+    "flickr30k": 29_000,
+}
+_SHARD = 7_000
+_AVERAGED = 1000  # training images that A2 is averaged over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Cell):
+    """A training, whose folder holds a model.
+
+    Attributes:
+        data: source with a train split.
+        seed: random seed of the weights and the order of samples.
+        limit: at most this many training images or pairs.
+        sizes: model settings that differ from the preset.
+        recipe: recipe settings that differ from its defaults.
+    """
+
+    kind = "train"
+    data: str
+    seed: int = 0
+    limit: int | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+
+    def needed(self) -> tuple[Cell, ...]:
+        return (self,)
+
+    def load(self, lab: Lab) -> nn.Module:
+        model = load_model(str(lab.store.folder(self)))
+        return with_card(model, replace(card_of(model), name=self.label, seed=self.seed))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainVit(Training):
+    """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
+
+    Attributes:
+        model: a key of ``antiphase.registry.VITS``, such as ``"diffvit"``.
+        image_size: size of images from files, in pixels.
+        sizes: ``depth``, ``dim``, ``lambda_init``, ….
+        recipe: fields of :class:`~antiphase.training.recipe.Recipe`: ``epochs``, ``schedule``, ….
+        adversary: settings of adversarial training, including ``eps``; empty for natural training.
+
+    Raises:
+        UserError: The model is unknown, or the adversary has no ε.
+    """
+
+    model: str
+    image_size: int | None = None
+    adversary: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        attention_of(self.model)  # refuses a model that does not exist
+        if self.adversary and "eps" not in self.adversary:
+            raise UserError(f"adversary {self.adversary}: expected a field eps, such as 1/255")
+
+    @property
+    def _attention(self) -> AttentionSpec:
+        return attention_spec(attention_of(self.model))
+
+    @property
+    def series(self) -> str:
+        return self._attention.label
+
+    @property
+    def label(self) -> str:
+        words = [self.series, f"depth {self.depth}"]
+        words += [f"λ {self.sizes['lambda_init']:g}"] if "lambda_init" in self.sizes else []
+        words += [f"λ by {self._schedule}"] if self._schedule != "constant" else []
+        words += [f"trained at ε {eps_label(float(self.adversary.get('eps', 0)))}"] if self.adversary else []
+        return " ".join([*words, f"seed {self.seed}"])
+
+    @property
+    def depth(self) -> int:
+        return int(self._size("depth", 1))
+
+    def _size(self, name: str, default: int) -> int:
+        return int(self.sizes.get(name, VIT_PRESETS.get(self.pixels, {}).get(name, default)))
+
+    @property
+    def pixels(self) -> int:
+        """Height and width of its images."""
+        return self.image_size or source_of(self.data).image_size
+
+    @property
+    def _schedule(self) -> str:
+        return str(self.sizes.get("lambda_schedule", "constant"))
+
+    def content(self) -> dict[str, str]:
+        return image_content(self.data, "train")
+
+    def factors(self) -> dict[str, Any]:
+        differential = self._attention.differential
+        return {
+            "series": self.series,
+            "trained_on": self.data,
+            "depth": self.depth,
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if differential else None,
+            "lambda_schedule": self._schedule if differential else None,
+            "train_eps": float(self.adversary.get("eps", 0.0)),
+            "training_seed": self.seed,
+        }
+
+    def forward_work(self) -> float:
+        return transformer_work(self.pixels, self._size("patch_size", 16), self._size("dim", 768), self.depth)
+
+    def work(self) -> float:
+        """Return the operations of the training: three forward passes' worth for each image and step."""
+        images = min(self.limit or 10**9, source_of(self.data).train_images or _TRAIN_IMAGES)
+        inner = {"pgd": int(self.adversary.get("steps", 3)), "fast": 1, "free": 0}
+        passes = 1 + (inner.get(self.adversary.get("variant", "pgd"), 3) if self.adversary else 0)
+        return 3.0 * self.forward_work() * images * int(self.recipe.get("epochs", 100)) * passes
+
+    def config(self) -> VitConfig:
+        """Return its sizes. A folder's classes are counted when it is read; until then the head has one logit."""
+        source = source_of(self.data)
+        sizes = {"in_channels": source.channels, "num_classes": source.classes or 1, **self.sizes}
+        return configure(attention_of(self.model), self.pixels, sizes)
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        count_parameters(self.config())
+        fields: dict[str, Any] = {"model": self.config(), "data": self.data, "data_fingerprint": ""}
+        fields |= {"seed": self.seed, **self.recipe}
+        try:
+            yield "train", Recipe.model_validate(fields | self._hostile())
+        except ValidationError as error:
+            raise invalid(error, f"{self.label}: ") from None
+
+    def _hostile(self) -> dict[str, Any]:
+        return {"adversarial": self.adversary} if self.adversary else {}
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
+        """Train, resuming from the state of a killed run."""
+        of, said = {"image_size": self.image_size}, {"progress": lab.progress}
+        train = load_data(self.data, split="train", limit=self.limit, **of, **said)
+        held_out = load_data(self.data, split="test", **of, **said)
+        fields = dict(self.recipe) | self._hostile()
+        recipe = make_recipe(self.model, train, self.sizes, data=self.data, seed=self.seed, **fields)
+        train_classifier(recipe, train, held_out, folder, trackers=lab.track, **said)
+        return None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainClip(Training):
+    """A CLIP or one of its differential variants, trained contrastively (DiffCLIP, Section 4.1).
+
+    Attributes:
+        variant: a key of ``antiphase.registry.CLIPS``, such as ``"diffclip-depth"`` (DiffCLIP*).
+        preset: ``"diffclip"`` (size and recipe of the paper) or ``"openmoji"`` (for a laptop).
+        sizes: see ``configure_clip``.
+        recipe: fields of :class:`~antiphase.training.clip_recipe.ClipRecipe`.
+    """
+
+    variant: str
+    preset: str = "diffclip"
+
+    @property
+    def series(self) -> str:
+        return find_clip(self.variant).label
+
+    @property
+    def label(self) -> str:
+        return f"{self.series} on {self.data} seed {self.seed}"
+
+    def content(self) -> dict[str, str]:
+        """Return what its data are, where a file or a folder lists them; shards go by their names."""
+        listed = ":" in self.data and not self.data.startswith("shards:")
+        return {"data": _listed(self.data)} if listed else {}
+
+    def factors(self) -> dict[str, Any]:
+        schedule = find_clip(self.variant).schedule
+        return {
+            "series": self.series,
+            "trained_on": self.data,
+            "depth": self._size("vision", "depth"),
+            "lambda_init": float(self.sizes.get("lambda_init", 0.8)) if schedule else None,
+            "lambda_schedule": schedule,
+            "train_eps": 0.0,
+            "training_seed": self.seed,
+        }
+
+    def _size(self, tower: str, name: str) -> int:
+        preset, _ = _CLIPS.get(self.preset, ("b16", 0))
+        return int(self.sizes.get(tower, {}).get(name, CLIP_PRESETS[preset][tower][name]))
+
+    def forward_work(self) -> float:
+        names = ("image_size", "patch_size", "dim", "depth")
+        return transformer_work(*(self._size("vision", name) for name in names))
+
+    def work(self) -> float:
+        """Return the operations of the training: three forward passes' worth for each image and its caption."""
+        shards = self.data.startswith("shards:")
+        pairs = _shard_count(self.data) * _SHARD if shards else _PAIRS.get(self.data, 100_000)
+        caption = 16 * 24.0 * self._size("text", "depth") * self._size("text", "dim") ** 2  # of 16 tokens
+        epochs = int(self.recipe.get("epochs", _CLIPS.get(self.preset, ("", 1))[1]))
+        return 3.0 * (self.forward_work() + caption) * min(self.limit or pairs, pairs) * epochs
+
+    def make_recipe(self, fingerprint: str) -> "ClipRecipe":
+        """Return the recipe of the training on pairs of this fingerprint.
+
+        Raises:
+            UserError: A variant, preset or setting is unknown.
+        """
+        from antiphase.training.clip_recipe import make_clip_recipe
+
+        fields = {"seed": self.seed, **self.recipe}
+        return make_clip_recipe(self.variant, self.preset, self.data, fingerprint, self.sizes, **fields)
+
+    def facts(self) -> Iterator[tuple[str, Any]]:
+        recipe = self.make_recipe("")
+        name = self.data.partition(":")[2].partition("/")[0] or self.data
+        yield "clip", recipe.model_copy(update={"data": name})
+        yield "clip", {"parameters": count_parameters(recipe.model)}
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
+        """Train, resuming from the state of a killed run; the lab's batch size is that of a GradCache chunk."""
+        from antiphase.training.contrastive import train_clip
+
+        pairs = load_pairs(self.data, split="train", limit=self.limit, progress=lab.progress)
+        recipe = self.make_recipe(pairs.fingerprint())
+        train_clip(recipe, pairs, folder, part=lab.batch_size, trackers=lab.track, progress=lab.progress)
+        return None
+
+
+@lru_cache
+def _listed(source: str) -> str:
+    return load_pairs(source, split="train", progress=False).fingerprint()[:16]
+
+
+def _shard_count(source: str) -> int:
+    return sum(len(expand_urls(pattern)) for pattern in source.partition(":")[2].split("::"))
+
+
+@lru_cache
+def count_parameters(config: VitConfig | ClipConfig) -> int:
+    """Return the number of parameters of a model, built without drawing weights: its shapes are checked."""
+    with torch.device("meta"):
+        model = bare_clip(config) if isinstance(config, ClipConfig) else build_vision(config)
+    return sum(weights.numel() for weights in model.parameters())
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Untrained:
+    """A CLIP with the weights that its training starts from; the training is not run for it.
+
+    Attributes:
+        of: the training.
+    """
+
+    of: TrainClip
+
+    @property
+    def label(self) -> str:
+        return f"{self.of.label}, untrained"
+
+    def load(self, lab: Lab) -> nn.Module:
+        recipe = self.of.make_recipe("")
+        model = build_clip(recipe.model, recipe.seed)
+        kind = attention_kind(model)
+        return with_card(model, ModelCard(self.label, self.label, kind, recipe.seed, model.image_shape, 0))
+
+    def factors(self) -> dict[str, Any]:
+        """Return those of the training; the series says that there was none."""
+        return self.of.factors() | {"series": f"{self.of.series}, untrained"}
+
+    def needed(self) -> tuple[Cell, ...]:
+        return ()
+
+    def forward_work(self) -> float:
+        return self.of.forward_work()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A trained model under a name of its own, with or without an intervention on its attention at test time.
+
+    Attributes:
+        model: its training.
+        series: name of its series in tables and figures.
+        lam: factor of λ.
+        negative: A2 as trained (``"own"``), its mean over 1,000 training images, or uniform attention.
+        stopped: maps that pass no gradient to the attacker; verdicts are the trained model's.
+
+    Raises:
+        UserError: ``negative`` is unknown, or A2 is replaced and its gradient stopped.
+    """
+
+    model: TrainVit
+    series: str = aside("")
+    lam: float = 1.0
+    negative: Literal["own", "mean", "uniform"] = "own"
+    stopped: tuple[Branch, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.negative not in ("own", "mean", "uniform"):
+            raise UserError(f"negative {self.negative!r}: expected own, mean or uniform")
+        if self.negative != "own" and self.stopped:
+            raise UserError(f"negative {self.negative!r} with a stopped gradient: expected one of the two")
+
+    @property
+    def label(self) -> str:
+        return f"{self.series or self.model.series} seed {self.model.seed}"
+
+    def load(self, lab: Lab) -> nn.Module:
+        model = self.model.load(lab)
+        if self.lam != 1.0:
+            scale_lambda(model, self.lam)
+        if self.negative != "own":
+            images = lab.images(self.model.data, "train", _AVERAGED, image_size=self.model.pixels)
+            means = mean_negatives(model, (batch for _, batch, _ in images.batches(256)))
+            replace_negative(model, means if self.negative == "mean" else uniform_like(means))
+        if self.stopped:
+            stop_gradient(model, self.stopped)
+        return with_card(model, replace(card_of(model), name=self.label))
+
+    def factors(self) -> dict[str, Any]:
+        return self.model.factors() | {"series": self.series or self.model.series}
+
+    def needed(self) -> tuple[Cell, ...]:
+        return (self.model,)
+
+    def forward_work(self) -> float:
+        return self.model.forward_work()

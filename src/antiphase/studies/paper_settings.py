@@ -1,0 +1,220 @@
+"""The papers' printed settings and numbers, ``papers/*.toml``, and the check of a study against them.
+
+A dry run builds what every cell would use, without data and without training, and compares it with the paper's text.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+from pydantic import BaseModel
+
+from antiphase.studies.spec import Cell, Profile, Study, closure
+from antiphase.studies.store import identity
+
+Verdict = Literal["same", "declared deviation", "differs"]
+Facts = dict[str, tuple[Any, ...]]
+PAPERS = Path(__file__).parent / "papers"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting of a study, as its paper's text prints it; the fields are those of the TOML files.
+
+    Attributes:
+        name: name of the setting, see :func:`gather`.
+        paper: the paper's values over all cells of the study; empty if the paper prints none.
+        ours: our values if they deviate from the paper's or if it prints none; None if they are the same.
+    """
+
+    name: str
+    paper: tuple[Any, ...]
+    ours: tuple[Any, ...] | None = None
+    source: str = ""
+    quote: str = ""
+    exact: bool = True
+    repository: str = ""
+    why: str = ""
+
+    def verdict(self, values: tuple[Any, ...]) -> Verdict:
+        """Compare the values in a study with the paper's and with the declared ones.
+
+        >>> line = Line("train.seeds", (1,), ours=(3,), why="for an interval")
+        >>> line.verdict((1,)), line.verdict((3,)), line.verdict((2,))
+        ('same', 'declared deviation', 'differs')
+        """
+        if self.paper and self._covers(self.paper, values):
+            return "same"
+        return "declared deviation" if self.ours and self._covers(self.ours, values) else "differs"
+
+    def _covers(self, expected: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+        theirs, ours = ({_rounded(value) for value in some} for some in (expected, values))
+        return theirs == ours if self.exact else theirs <= ours
+
+
+def _rounded(value: Any) -> Any:
+    return round(float(value), 9) if isinstance(value, int | float) else value
+
+
+def in_words(values: tuple[Any, ...]) -> str:
+    """Return the values of a setting for a reader.
+
+    >>> in_words((0.5, 1, "pgd"))
+    '0.5, 1, pgd'
+    """
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+
+
+@lru_cache
+def _read(paper: str) -> dict[str, Any]:
+    return tomllib.loads((PAPERS / f"{paper}.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache
+def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
+    """Return the lines of every study of ``"robustness"`` or ``"diffclip"``; other groups have none."""
+    if not (PAPERS / f"{paper}.toml").exists():
+        return {}
+    settings = _read(paper)["setting"]
+    every = dict.fromkeys(
+        name for block in settings if block["studies"] != "all" for name in block["studies"]
+    )
+    lines: dict[str, list[Line]] = {}
+    for block in settings:
+        paper_values, ours = (_flat(block.get(whose, {})) for whose in ("paper", "ours"))
+        more = {
+            name: block[name] for name in ("source", "quote", "exact", "repository", "why") if name in block
+        }
+        for name in dict.fromkeys([*paper_values, *ours]):
+            line = Line(name, paper_values.get(name, ()), ours.get(name), **more)
+            for study in every if block["studies"] == "all" else block["studies"]:
+                lines.setdefault(study, []).append(line)
+    return {study: tuple(some) for study, some in lines.items()}
+
+
+def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Name values by kind and name; a list has several, and a list in it is a tuple."""
+    return {
+        f"{kind}.{name}": tuple(
+            tuple(one) if isinstance(one, list) else one
+            for one in (value if isinstance(value, list) else [value])
+        )
+        for kind, names in kinds.items()
+        for name, value in names.items()
+    }
+
+
+def printed_numbers(paper: str, study: str) -> pl.DataFrame:
+    """Return the numbers of a paper's tables that belong to a study.
+
+    Returns:
+        A row for each number: the columns named in ``keys``, ``column``, ``value`` and, behind a ±, ``sd``; shares,
+        where the paper prints percent.
+    """
+    rows = []
+    for block in _read(paper)["numbers"]:
+        scale, keys = (100 if block.get("percent") else 1), block["keys"]
+        for row in block["rows"] if block["study"] == study else ():
+            named = dict(zip(keys, row, strict=False))
+            for column, number in zip(block["columns"], row[len(keys) :], strict=True):
+                mean, _, spread = str(number).partition(" ± ")
+                if mean:
+                    sd = round(float(spread) / scale, 9) if spread else None
+                    rows.append(named | {"column": column, "value": round(float(mean) / scale, 9), "sd": sd})
+    return pl.DataFrame(rows, schema_overrides={"sd": pl.Float64})
+
+
+def deviations(study: Study, profile: Profile) -> list[Line]:
+    """Return the lines in which a study deviates under the profile ``paper``; others are stand-ins throughout."""
+    lines = printed_settings(study.paper).get(study.name, ()) if profile.name == "paper" else ()
+    return [line for line in lines if line.why]
+
+
+def shown_settings(study: Study, profile: Profile) -> dict[str, str]:
+    """Return the settings shown on a study's page: its own, and under the profile ``paper`` each deviation."""
+    declared = {
+        f"deviation in {line.name}": f"{in_words(line.ours or ())}. {line.why}"
+        for line in deviations(study, profile)
+    }
+    return {**study.settings(profile), **declared}
+
+
+def note_of(study: Study, profile: Profile) -> str:
+    """Return the sentence that names a study's deviations next to its figures; empty if there are none."""
+    names = dict.fromkeys(line.name for line in deviations(study, profile))
+    return f"Declared deviations from the paper: {', '.join(names)}; the settings say which." if names else ""
+
+
+def gather(study: Study, profile: Profile) -> Facts:
+    """Build what every cell of a study would use; return the values of each setting, in the order of the cells.
+
+    A budget is in 255ths, as ``NAME_255``; of a random seed, ``KIND.seed``, only the number of values is returned, as
+    ``KIND.seeds``.
+
+    Raises:
+        UserError: something cannot be built.
+    """
+    values: dict[str, dict[Any, None]] = {}
+    for cell in closure(study.cells(profile), identity):
+        for name, value in facts_of(cell):
+            values.setdefault(name, {})[value] = None
+    seeds = {f"{name}s": (len(some),) for name, some in values.items() if name.endswith(".seed")}
+    return {name: tuple(some) for name, some in values.items() if not name.endswith(".seed")} | seeds
+
+
+def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of what a cell would use; a name may come several times."""
+    for kind, used in cell.facts():
+        yield from _leaves(f"{kind}.", used)
+
+
+def _leaves(prefix: str, used: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(used, BaseModel):
+        used = {name: getattr(used, name) for name in type(used).model_fields}
+    elif is_dataclass(used):
+        used = {field.name: getattr(used, field.name) for field in fields(used)}
+    for name, value in used.items():
+        if isinstance(value, BaseModel):
+            yield from _leaves(prefix if name == "model" else f"{prefix}{name}_", value)
+        elif name in ("eps", "travel"):
+            budgets = value if isinstance(value, tuple) else (value,)
+            yield from ((f"{prefix}{name}_255", round(eps * 255, 6)) for eps in budgets)
+        elif isinstance(value, tuple) and value and isinstance(value[0], str):
+            yield from ((prefix + name, one) for one in value)
+        elif value not in (None, "", ()):
+            yield prefix + name, value
+
+
+def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any, ...], Verdict]]:
+    """Return every line of a paper's text with a study's values and whether they are the paper's.
+
+    If all models are given instead of trained, the lines of their training are left out.
+    """
+    kinds = {name.partition(".")[0] for name in facts}
+    left_out = {"train", "clip"} - kinds if "given" in kinds else set()
+    kept = [line for line in lines if line.name.partition(".")[0] not in left_out]
+    return [(line, facts.get(line.name, ()), line.verdict(facts.get(line.name, ()))) for line in kept]
+
+
+def dry_run(study: Study, profile: Profile) -> Iterator[str]:
+    """Yield how many cells were built, and a table of settings: ours, the paper's, equal or not.
+
+    Raises:
+        UserError: something cannot be built.
+    """
+    facts = gather(study, profile)
+    yield f"{study.name}: {len(closure(study.cells(profile), identity))} cells built"
+    rows = [
+        (line.name, in_words(ours) or "nothing", in_words(line.paper) or "–", verdict)
+        for line, ours, verdict in compare(printed_settings(study.paper).get(study.name, ()), facts)
+    ]
+    if rows:
+        rows.insert(0, ("setting", "ours", "paper", "verdict"))
+        widths = [min(40, max(len(row[column]) for row in rows)) for column in range(4)]
+        for row in rows:
+            yield "  " + "  ".join(map(str.ljust, row, widths)).rstrip()
+    yield from (f"given: {note}" for note in facts.get("given.note", ()))

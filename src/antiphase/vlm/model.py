@@ -1,0 +1,415 @@
+"""A small vision-language model: image tower, projector, causal language model."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from antiphase.errors import UserError, shown
+from antiphase.models.card import ModelCard, with_card
+from antiphase.models.kinds import attention_kind
+from antiphase.vlm.prompt import (
+    IGNORED,
+    IMAGE,
+    PreparedQuestions,
+    Prompt,
+    Style,
+    check_question,
+    prepare_questions,
+)
+from antiphase.vlm.towers import Images, Tokens, Tower
+
+ANSWERS = ("No", "Yes")
+Kind = Literal["linear", "mlp2x"]
+Words = Float[Tensor, "batch language"]
+Ids = Int64[Tensor, "batch length"]
+_RIDGE = 1e-3
+
+
+class Projector(nn.Module):
+    """Map image tokens to vectors of a language model's width.
+
+    ``linear`` is LLaVA's W·h + b, ``mlp2x`` is LLaVA 1.5's W₂·GELU(W₁·h + b₁) + b₂. With ``merge`` m > 1, the m × m
+    neighbours of the token grid are concatenated to one token first, as in InternVL 1.5 (Z. Chen et al., 2024,
+    *pixel unshuffle*): an image then takes 1/m² of the positions. ``centre``, 0 unless :meth:`start_at_words` sets it,
+    is subtracted from each token.
+
+    Args:
+        kind: ``linear`` or ``mlp2x``.
+        width: width of an image token.
+        count: number of tokens of an image, a square.
+        language_width: width of the language model's embeddings.
+        merge: side of the squares of tokens that become one; divides the side of the grid.
+
+    Raises:
+        UserError: if ``merge`` does not divide the side of the grid.
+    """
+
+    def __init__(self, kind: Kind, width: int, count: int, language_width: int, merge: int = 1) -> None:
+        super().__init__()
+        side = math.isqrt(count)
+        if merge < 1 or side % merge:
+            raise UserError(
+                f"merge {merge}: expected a divisor of {side}, the side of the grid of image tokens"
+            )
+        self.kind, self.merge, self.side = kind, merge, side
+        first = nn.Linear(width * merge * merge, language_width)
+        more = [nn.GELU(), nn.Linear(language_width, language_width)] if kind == "mlp2x" else []
+        self.layers = nn.Sequential(first, *more)
+        self.centre: Tensor
+        self.register_buffer("centre", torch.zeros(first.in_features))
+
+    @property
+    def count(self) -> int:
+        """Positions that an image takes in the language model."""
+        return (self.side // self.merge) ** 2
+
+    @torch.no_grad()
+    def start_at_words(self, batches: Iterable[tuple[Tokens, Words]], norm: float) -> None:
+        """Start from a least squares fit of image tokens to the words of their captions.
+
+        Let x be a token, after merging, less the mean of all tokens, and y the mean word of its image's caption less
+        the mean over captions. W minimises the mean of ‖W·x − y‖² plus ρ·tr(C)/d·‖W‖², where C is the mean of x·xᵀ, d
+        the width of x and ρ = 0.001. Then W is scaled so that W·x has a root mean square norm of ``norm``, and b is the
+        mean word. Tokens are centred from then on, so that a step of training moves what sets them apart.
+
+        Args:
+            batches: tokens of some images, and the mean word embedding of the caption of each.
+            norm: root mean square distance of the captions' words from their mean.
+
+        Raises:
+            UserError: if the projector is not linear, or all captions have the same words.
+        """
+        if self.kind != "linear":
+            raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
+        layer = self.layers[0]
+        assert isinstance(layer, nn.Linear)
+        width, out = layer.in_features, layer.out_features
+        squares, products, tokens_sum, words_sum = (
+            torch.zeros(shape, dtype=torch.float64) for shape in ((width, width), (width, out), width, out)
+        )
+        energy, images = 0.0, 0
+        for tokens, mean_words in batches:
+            x, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
+            flat = x.flatten(0, 1)
+            squares += flat.T @ flat
+            products += x.sum(1).T @ target
+            tokens_sum += flat.sum(0)
+            words_sum += target.sum(0)
+            energy += float(target.square().sum())
+            images += len(x)
+        count = images * self.count
+        mean, mean_word = tokens_sum / count, words_sum / images
+        if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
+            raise UserError(
+                "projector-start captions: all captions have the same words; expected different ones, or "
+                "--projector-start default"
+            )
+        covariance = squares / count - mean.outer(mean)
+        common = products / count - mean.outer(mean_word)
+        ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
+        weight = torch.linalg.solve(covariance + ridge, common).T
+        size = (weight @ covariance * weight).sum().sqrt()
+        layer.weight.copy_(weight * (norm / size))
+        layer.bias.copy_(mean_word)
+        self.centre.copy_(mean)
+
+    def _merged(self, tokens: Tokens) -> Float[Tensor, "batch positions merged"]:
+        m = self.merge
+        if m == 1:
+            return tokens
+        grid = tokens.unflatten(1, (self.side // m, m, self.side // m, m))
+        return grid.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "batch positions language"]:
+        return self.layers(self._merged(tokens) - self.centre)
+
+
+class VisionLanguageModel(nn.Module):
+    """Answer questions about images: the image's tokens, projected, stand in for words of a causal language model.
+
+    The image tower's tokens before its last block (hidden state −2), without the class token, pass through the
+    projector and take the place of the image in the prompt, as in LLaVA. DiffCLIP's Section 5.1 puts its encoders into
+    such a model with a linear projector.
+
+    Sources: H. Liu et al., *Visual Instruction Tuning*, NeurIPS 2023, Section 4.1; H. Hammoud, B. Ghanem, *DiffCLIP:
+    Differential Attention Meets CLIP*, TMLR 2025, Section 5.1.
+
+    Args:
+        tower: see :func:`~antiphase.vlm.image_tokens`.
+        projector: from the tower's width to the language model's.
+        language: a causal language model of transformers.
+        tokenizer: its tokenizer, a fast one.
+        style: conversation format, see :class:`~antiphase.vlm.Prompt`; None: by the tokenizer.
+    """
+
+    def __init__(
+        self, tower: Tower, projector: Projector, language: Any, tokenizer: Any, style: Style | None = None
+    ) -> None:
+        super().__init__()
+        self.tower, self.projector = tower, projector
+        self.language, self.tokenizer = language, tokenizer
+        self.prompt = Prompt(tokenizer, style)
+        self.image_shape, self.square = tower.image_shape, tower.square
+
+    def extra_repr(self) -> str:
+        return f"prompt={self.prompt.style!r}"
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids of the tokens that end an answer: the tokenizer's, and those of the language model's own settings."""
+        more = getattr(self.language.generation_config, "eos_token_id", None)
+        more = more if isinstance(more, list) else [] if more is None else [more]
+        return sorted({self.tokenizer.eos_token_id, *more})
+
+    def visual_tokens(self, images: Images) -> Float[Tensor, "batch positions width"]:
+        """Return what stands in for words: the projected tokens of images in [0, 1]."""
+        weight = next(self.projector.parameters())
+        return self.projector(self.tower(images).to(weight.dtype))
+
+    def embed(
+        self,
+        images: Images | None,
+        input_ids: Ids,
+        labels: Ids | None = None,
+        attention_mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
+        """Replace the id ``IMAGE`` of each row by the image's positions.
+
+        Args:
+            images: one for each row, in [0, 1]; those of rows without ``IMAGE`` are not used. None: no row has one.
+            input_ids: token ids, ``IMAGE`` at most once in each row.
+            labels: ``IGNORED`` where a token is no target.
+            attention_mask: False for padding, on the right.
+
+        Returns:
+            Embeddings, labels (``IGNORED`` at the image's positions) and mask, padded on the right.
+        """
+        place = input_ids == IMAGE
+        has_image = place.any(1)
+        if int(place.sum(1).max()) > 1 or (images is None and bool(has_image.any())):
+            raise ValueError("input_ids: expected IMAGE at most once in each row, and an image for each")
+        mask = torch.ones_like(place) if attention_mask is None else attention_mask.bool()
+        words = self.language.get_input_embeddings()(input_ids.masked_fill(place, 0))
+        if images is None or not bool(has_image.any()):
+            return words, labels, mask.long()
+        visual = self.visual_tokens(images).to(words.dtype)
+        count, columns = visual.shape[1], place.int().argmax(1).tolist()
+        # rows without an image are padded on the right, where the mask is False
+        columns = [at if image else None for at, image in zip(columns, has_image.tolist(), strict=True)]
+
+        def insert(rows: Tensor, parts: Tensor) -> Tensor:
+            several = zip(rows, parts, columns, strict=True)
+            return torch.stack(
+                [
+                    torch.cat([row, part[1:]] if at is None else [row[:at], part, row[at + 1 :]])
+                    for row, part, at in several
+                ]
+            )
+
+        used = insert(mask, has_image[:, None].expand(-1, count))
+        if labels is not None:
+            untargeted = torch.full_like(labels[:, :1], IGNORED).expand(-1, count)
+            labels = insert(labels, untargeted).masked_fill(~used, IGNORED)
+        return insert(words, visual), labels, used.long()
+
+    def forward(
+        self,
+        images: Images | None,
+        input_ids: Ids,
+        labels: Ids | None = None,
+        attention_mask: Bool[Tensor, "batch length"] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return the language model's output, with ``logits`` and, given labels, ``loss``; see :meth:`embed`.
+
+        The loss is transformers' mean cross-entropy of the targets; ``options`` are of the language model's forward.
+        """
+        embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
+        return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
+
+    def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
+        """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
+
+        The language model's own settings of generation, such as a repetition penalty, have no effect.
+        Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
+        batch but for rounding.
+
+        Raises:
+            UserError: if there are not as many questions as images, or a question is empty.
+        """
+        return self._generated(images, questions, max_new_tokens)[0]
+
+    def answer(
+        self, images: Images, questions: Sequence[str], max_new_tokens: int = 32
+    ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
+        """Answer as :meth:`generate`; return also the logits of no and yes as the first token.
+
+        Raises:
+            UserError: as :meth:`generate`, or if no and yes begin with the same token.
+        """
+        texts, scores = self._generated(images, questions, max_new_tokens)
+        columns = torch.tensor([self.prompt.first_ids(question, ANSWERS) for question in questions])
+        return texts, scores.gather(1, columns.to(scores.device)).float()
+
+    @torch.no_grad()
+    def _generated(
+        self, images: Images, questions: Sequence[str], max_new_tokens: int
+    ) -> tuple[list[str], Float[Tensor, "batch vocabulary"]]:
+        """Return the answers, and the scores of their first token."""
+        prompts = {question: self.prompt.question(question) for question in _one_each(questions, len(images))}
+        by_length: dict[int, list[int]] = {}
+        for row, question in enumerate(questions):
+            by_length.setdefault(len(prompts[question]), []).append(row)
+        texts, first = [""] * len(images), [torch.empty(0)] * len(images)
+        for rows in by_length.values():
+            ids = torch.stack([prompts[questions[row]] for row in rows]).to(images.device)
+            embedded, _, mask = self.embed(images[rows], ids)
+            new, scores = self._decoded(embedded, mask, max_new_tokens)
+            said = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+            for row, text, own in zip(rows, said, scores, strict=True):
+                texts[row], first[row] = text.strip(), own
+        return texts, torch.stack(first)
+
+    def _decoded(self, embedded: Tensor, mask: Tensor, max_new_tokens: int) -> tuple[Tensor, Tensor]:
+        """Return the new tokens by greedy decoding, and the logits of the first."""
+        from transformers import GenerationConfig  # an extra
+
+        end = self.tokenizer.eos_token_id
+        config = GenerationConfig(
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=self.ends, pad_token_id=end
+        )
+        first: list[Tensor] = []
+
+        def keep_first(ids: Tensor, scores: Tensor) -> Tensor:
+            if not first:
+                first.append(scores)
+            return scores
+
+        with _generating_by(self.language, config):
+            new = self.language.generate(
+                inputs_embeds=embedded,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=[keep_first],
+            )
+        return new, first[0]
+
+    def answer_logits(
+        self, images: Images, questions: str | Sequence[str], answers: tuple[str, str] = ANSWERS
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of the first answer token, in the columns (no, yes); differentiable in the images.
+
+        To ask the same questions again and again, see :class:`~antiphase.vlm.YesNo`.
+
+        Args:
+            images: in [0, 1].
+            questions: one for all images, or one for each.
+            answers: the words for no and yes, of which the first token counts.
+
+        Raises:
+            UserError: if there are not as many questions as images, or a question is empty.
+        """
+        several = [questions] * len(images) if isinstance(questions, str) else questions
+        different = list(dict.fromkeys(_one_each(several, len(images))))
+        which = torch.tensor([different.index(question) for question in several], device=images.device)
+        return self.first_logits(images, prepare_questions(self.prompt, different, answers), which)
+
+    def first_logits(
+        self, images: Images, questions: PreparedQuestions, which: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of the first answer token to prepared questions; differentiable in the images.
+
+        All prompts are padded to the longest of ``questions``, and logits are computed wherever one of them ends: what
+        the model computes has the same shape in every batch. ``which`` is the position of each image's question.
+        """
+        device = images.device
+        ids, mask, columns = (
+            part[which.cpu()].to(device) for part in (questions.ids, questions.mask, questions.columns)
+        )
+        embedded, _, used = self.embed(images, ids, attention_mask=mask)
+        ends = questions.mask.sum(1) + self.projector.count - 2  # the image stands for one id
+        kept, place = (part.to(device) for part in ends.unique(return_inverse=True))
+        logits = self.language(inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept).logits
+        own = logits[torch.arange(len(images), device=device), place[which.to(device)]].gather(1, columns)
+        return own.to(torch.promote_types(own.dtype, torch.float32))
+
+
+@contextmanager
+def _generating_by(language: Any, config: Any) -> Iterator[None]:
+    """Let a language model generate by these settings alone: transformers fills in what they leave out from its own."""
+    own, language.generation_config = language.generation_config, config
+    try:
+        yield
+    finally:
+        language.generation_config = own
+
+
+def _one_each(questions: Sequence[str], count: int) -> list[str]:
+    """Return the questions if there is one for each image."""
+    several = 1 if isinstance(questions, str) else len(questions)
+    if isinstance(questions, str) or several != count:
+        raise UserError(f"{several} questions about {count} images: expected one for each image")
+    return [check_question(question) for question in questions]
+
+
+class YesNo(nn.Module):
+    """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
+
+    Every attack of the engine that works with two classes applies to it (not those on the loss DLR, which takes three
+    or more, hence not AutoAttack); for several questions, which of them each image is asked is the attack's
+    ``context``. Its card has two classes, ``no`` and ``yes``.
+
+    Args:
+        vlm: the model; put into evaluation mode.
+        questions: one question, or several different ones.
+
+    Raises:
+        UserError: if there is no question, or one is empty.
+    """
+
+    def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:
+        super().__init__()
+        self.vlm = vlm
+        several = isinstance(questions, list | tuple)
+        self.questions: tuple[str, ...] = tuple(questions) if several else (questions,)  # type: ignore[assignment]
+        if not self.questions:
+            raise UserError("questions: expected at least one")
+        self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
+        card = getattr(vlm, "card", None)
+        card = card or ModelCard("vlm", "vlm", attention_kind(vlm.tower), None, vlm.image_shape, 0)
+        with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
+
+    def extra_repr(self) -> str:
+        return f"questions={self.questions!r}, prompt={self.vlm.prompt.style!r}"
+
+    def forward(
+        self, images: Images, which: Int64[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch 2"]:
+        """Return the logits of no and yes.
+
+        Args:
+            images: in [0, 1].
+            which: of each image, the position of its question; None if there is but one.
+
+        Raises:
+            UserError: if ``which`` is missing, or is not one position for each image.
+        """
+        count = len(self.questions)
+        if which is None:
+            if count > 1:
+                raise UserError(
+                    f"{count} questions: expected the position of each image's, as the attack's context"
+                )
+            which = torch.zeros(len(images), dtype=torch.int64)
+        fits = which.dtype == torch.int64 and which.shape == (len(images),)
+        if not fits or not bool(((which >= 0) & (which < count)).all()):
+            raise UserError(
+                f"which {shown(which.tolist())}: expected an int64 from 0 to {count - 1} for each image"
+            )
+        return self.vlm.first_logits(images, self._prepared, which)

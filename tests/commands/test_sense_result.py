@@ -1,0 +1,290 @@
+"""The pages of a sensitivity run, from its directory alone: tables, figures, headline."""
+
+import json
+import math
+import re
+from io import StringIO
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from antiphase.commands.lineup import Lineup
+from antiphase.commands.result import read_result
+from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.result import headline
+from antiphase.commands.sense.run import measure
+from antiphase.data import load_data
+from antiphase.errors import UserError
+from antiphase.models import diffvit, load_model, vit
+from antiphase.models.checkpoints import save
+from antiphase.report.figure import Family
+from antiphase.runs.attack import AttackPlan
+from antiphase.runs.audit import Audit
+from antiphase.sensitivity import critical_cosine
+from antiphase.sensitivity.theorem_ratios import places
+
+QUICK = {"probes": 3, "samples": 3, "steps": 1, "points": 1, "eps": (4 / 255,), "lipschitz_limit": 2}
+PARTS = ("alignment", "lipschitz", "depth")
+
+
+def sense_all(models, twins, data, out, parts=PARTS):
+    options = SenseOptions.from_file(QUICK, model=("m",), parts=tuple(parts), out=out, quiet=True)
+    return measure(Lineup(models, twins, data), options, "antiphase sense")
+
+
+def page_of(out):
+    return read_result(out, "sense").write_report(out).read_text(encoding="utf-8")
+
+
+def alignment_tables(out):
+    return [table for table in read_result(out, "sense").all_tables() if table.name.startswith("alignment-")]
+
+
+@pytest.fixture(scope="module")
+def lineup(tmp_path_factory):
+    """Two seeds of a DiffViT and of its twin, at depths 1 and 2; untrained."""
+    directory = tmp_path_factory.mktemp("lineup")
+    models = {}
+    for kind in (diffvit, vit):
+        for depth in (1, 2):
+            for seed in (0, 1):
+                model = kind(8, depth=depth, dim=16, num_heads=2)
+                name = f"{kind.__name__}-d{depth}-{seed}"
+                recipe = {"model": model.config.model_dump(mode="json"), "seed": seed, "data": "digits"}
+                with_seed(model, seed)
+                save(model, recipe, directory / name)
+                models[name] = load_model(str(directory / name))
+    ours = [model for name, model in models.items() if name.startswith("diffvit")]
+    twins = [model for name, model in models.items() if name.startswith("vit")]
+    return ours, twins
+
+
+def with_seed(model, seed):
+    from antiphase.models.vit import initialise
+
+    initialise(model, seed)
+
+
+@pytest.fixture(scope="module")
+def run(lineup, tmp_path_factory):
+    out, data = tmp_path_factory.mktemp("sense"), load_data("digits", limit=4)
+    sense_all(*lineup, data, out)
+    return out
+
+
+def test_the_page_holds_every_part_and_every_layer(run):
+    page = page_of(run)
+    for title in (
+        "Gradient alignment",
+        "Local Lipschitz constants",
+        "A perturbation’s way through the depth",
+    ):
+        assert title in page
+    assert len(re.findall(r"<svg role=.img.", page)) == 9
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert read_result(run, "sense").frame("alignment")["layer"].max() == 1
+    assert page.count("data:text/csv") == 10
+    assert page_of(run) == page  # the same files give the same bytes
+
+
+def test_each_layer_has_its_place_in_the_plane_of_theorem_3(run):
+    rows = read_result(run, "sense").frame("alignment")
+    twins = {f"diffvit-d2-{seed}": f"vit-d2-{seed}" for seed in (0, 1)}
+    found = places(rows, dict(twins))
+    family = Family("diffvit-d2", "#D55E00", tuple(twins))
+    figure = plane_figure(found, family)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["layer 1", "layer 2"]
+    for layer, axes in enumerate(figure.axes):
+        (edge, seeds, mean, _) = axes.lines
+        own = found.filter(layer=layer)
+        assert seeds.get_xdata().tolist() == own.filter(metric="rho")["value"].to_list()
+        assert mean.get_ydata()[0] == pytest.approx(own.filter(metric="cosine")["value"].mean())
+        gamma = own.filter(metric="gamma")["value"].log().mean()
+        expected = critical_cosine(math.exp(gamma), 1.0, edge.get_xdata()).clip(-1, 1)
+        assert edge.get_ydata() == pytest.approx(expected)
+    page = page_of(run)
+    assert page.count("in the (ρ, θ) plane of Theorem 3") == 2
+    assert "No twin gives γ" not in page
+
+
+def test_without_a_twin_the_picture_says_so(lineup, tmp_path):
+    data = load_data("digits", limit=3)
+    sense_all(lineup[0][:1], [], data, tmp_path, parts=("alignment",))
+    assert "where ‖J_DA‖ &gt; ‖J1‖ (Theorem 1). No twin gives γ: γ = 1" in page_of(tmp_path)
+
+
+@pytest.mark.thorough
+def test_the_table_in_the_page_is_the_number_on_disk(run):
+    summary = json.loads((run / "summary.json").read_text())
+    first = next(e for e in summary["alignment"] if e["metric"] == "rho" and e["site"] == "tokens")
+    rows = (
+        read_result(run, "sense")
+        .frame("alignment")
+        .filter(model=first["model"], site="tokens", layer=first["layer"])
+    )
+    assert first["value"] == pytest.approx((rows["second"].sum() / rows["first"].sum()) ** 0.5)
+    assert f"{first['value']:.3f}" in page_of(run)
+
+
+def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
+    from antiphase.report.runs.page import write_report
+
+    data = load_data("digits", limit=4)
+    plan = AttackPlan((8 / 255,), settings={"steps": 2})
+    Audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3, progress=False).run()
+    assert read_result(tmp_path, "audit").frame("alignment")["sample"].n_unique() == 3
+    assert "Gradient alignment" in write_report(tmp_path).read_text(encoding="utf-8")
+    Audit(lineup[0][:1], [], data, plan, tmp_path, progress=False).run()  # the same directory, without
+    assert "Gradient alignment" not in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def entry(metric, value, low, high, model="diffvit-0"):
+    return {
+        "model": model,
+        "site": "pixels",
+        "layer": 0,
+        "metric": metric,
+        "value": value,
+        "low": low,
+        "high": high,
+        "n": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (-0.3, -0.1, "oppose each other in diffvit-0"),
+        (0.1, 0.2, "point in similar directions"),
+        (-0.1, 0.1, "undecided"),
+    ],
+)
+def test_the_headline_follows_the_interval(low, high, words):
+    alignment = [
+        entry("cosine", (low + high) / 2, low, high),
+        entry("below", 0.5, 0.4, 0.6),
+        entry("rho", 1.0, 0.9, 1.1),
+        entry("amplification", 1.3, 1.2, 1.4),
+    ]
+    models = [{"name": "diffvit-0", "attention": "differential", "seed": 0}]
+    explained = [entry(name, 0.1, 0.0, 0.2) for name in ("relative", "by_gamma", "by_rho")] + [
+        entry("by_cosine", 0.9, 0, 1)
+    ]
+    headlined = headline({"models": models, "alignment": alignment, "explanation": explained})
+    assert words in headlined.title
+    assert headlined.lead.endswith(
+        "1.11 times as sensitive (1.00 to 1.22) as that of the standard twin; the angle (cosθ) contributes most."
+    )
+
+
+def test_several_seeds_are_spoken_of_together():
+    models = [{"name": f"diffvit-{seed}", "attention": "differential", "seed": seed} for seed in (0, 1, 2)]
+    alignment = []
+    for model, cosine in zip(models, (-0.5, -0.1, 0.2), strict=True):
+        name = model["name"]
+        alignment.append(entry("cosine", cosine, cosine - 0.01, cosine + 0.01, name))
+        alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("below", "rho", "amplification")]
+    headlined = headline({"models": models, "alignment": alignment, "explanation": []})
+    assert "It is undecided" in headlined.title  # the seeds disagree, each with an interval off zero
+    assert "mean of 3 seeds" in headlined.lead
+
+
+def test_the_console_table_has_a_row_for_each_layer_and_site(run):
+    assert [len(table.rows) for table in alignment_tables(run)] == [
+        12,
+        12,
+        6,
+    ]  # standard attention has no cosθ there
+
+
+def test_the_console_tables_fit_80_characters_and_have_the_intervals_of_the_page(run):
+    result = read_result(run, "sense")
+    console = Console(width=80, file=StringIO())
+    for part in result.console():
+        console.print(part)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for table in alignment_tables(run):
+        for row in table.rows:
+            for note in row[2].notes:
+                assert f"[{note.replace(' to ', ' ')}]" in shown
+
+
+def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
+    data = load_data("digits", limit=1)
+    summary = sense_all(lineup[0][:1], lineup[1][:1], data, tmp_path)
+    json.loads((tmp_path / "summary.json").read_text())
+    first = next(row for row in summary["alignment"] if row["metric"] == "cosine")
+    assert (first["low"], first["high"], first["n"]) == (None, None, 1)
+    assert "∞" in page_of(tmp_path)
+    assert sum(len(table.rows) for table in alignment_tables(tmp_path)) == 5
+
+
+def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
+    sense_all(lineup[1][:1], [], load_data("digits", limit=2), tmp_path)
+    page = page_of(tmp_path)
+    assert "Sensitivity of the attention of vit-d1-0" in page
+    assert "along the loss" not in re.sub(r"<p>.*?</p>", "", page, flags=re.DOTALL)
+
+
+def test_twins_of_other_depths_are_refused(lineup, tmp_path):
+    data = load_data("digits", limit=1)
+    with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
+        sense_all(lineup[0][:1], lineup[1][2:3], data, tmp_path, parts=["alignment"])
+
+
+def test_one_layer_is_one_picture_with_a_row_for_each_quantity():
+    family = Family("diffvit", "#D55E00", ("diffvit-0",))
+    values = {"cosine": -0.25, "below": 0.75, "norm": 3.0}
+    frames = {
+        name: pl.DataFrame(
+            {"model": ["diffvit-0"], "layer": [0], "value": [at], "low": [at - 0.1], "high": [at + 0.1]}
+        )
+        for name, at in values.items()
+    }
+    figure = layer_figure([Axis(name, name, frame) for name, frame in frames.items()], [family])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(values)
+    for axes, value in zip(figure.axes, values.values(), strict=True):
+        (point, *_) = axes.containers[0].lines
+        assert point.get_xdata() == [value]
+        assert list(axes.get_yticks()) == []
+
+
+@pytest.mark.parametrize(
+    ("seeds", "answer"),
+    [
+        (1, "The gradients of A1 and A2 oppose each other in "),
+        (3, "It is undecided"),
+        (8, "The gradients of A1 and A2 oppose"),
+    ],
+)
+def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
+    models = [{"name": f"d-{seed}", "attention": "differential", "seed": seed} for seed in range(seeds)]
+    numbers = {"cosine": -0.5, "below": 0.9, "rho": 1.0, "amplification": 1.4}
+    alignment = [
+        {
+            "model": f"d-{seed}",
+            "layer": 0,
+            "site": "pixels",
+            "metric": metric,
+            "value": value + seed / 1000,
+            "low": value - 0.1,
+            "high": value + 0.1,
+            "n": 64,
+        }
+        for seed in range(seeds)
+        for metric, value in numbers.items()
+    ]
+    headlined = headline({"models": models, "alignment": alignment, "explanation": []})
+    assert headlined.title.startswith(answer)
+    assert ("fewer than 8 decide nothing" in headlined.lead) == (seeds == 3)
+
+
+def test_parts_of_an_earlier_run_are_not_drawn(lineup, tmp_path):
+    (model, *_), data = lineup[0], load_data("digits", limit=2)
+    for parts in (("alignment", "depth"), ("alignment",)):
+        sense_all([model], [], data, tmp_path, parts=parts)
+    assert "way through the depth" not in page_of(tmp_path)
+    assert read_result(tmp_path, "sense").tables == ["alignment"]

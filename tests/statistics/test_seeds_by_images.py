@@ -1,0 +1,66 @@
+"""Means over seeds and images: closed forms, coverage, what one seed says."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from antiphase.statistics.seeds_by_images import crossed_mean
+
+
+def test_with_one_seed_it_is_students_t_over_the_samples():
+    values = np.random.default_rng(0).normal(size=(1, 13))
+    found = crossed_mean(values)
+    low, high = stats.t.interval(0.95, 12, values.mean(), stats.sem(values[0]))
+    assert (found.value, found.low, found.high, found.n) == pytest.approx((values.mean(), low, high, 13))
+
+
+def test_with_seeds_that_differ_by_a_constant_it_is_students_t_over_the_seeds():
+    values = np.array([[0.1], [0.4], [0.9]]) + np.zeros((1, 100_000))
+    values += np.random.default_rng(0).normal(size=(1, 100_000)) * 1e-6  # samples with next to no spread
+    found = crossed_mean(values)
+    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values.mean(1)))
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "samples", "spreads"),
+    [(3, 60, (0.3, 1.0, 1.0)), (3, 60, (0.0, 1.0, 0.5)), (5, 40, (1.0, 0.2, 1.0)), (4, 200, (0.1, 1.0, 0.0))],
+)
+def test_its_interval_covers_the_truth_as_often_as_it_says(seeds, samples, spreads):
+    generator = np.random.default_rng(1)
+    covered, rounds = 0, 1500
+    for _ in range(rounds):
+        by_seed = generator.normal(size=(seeds, 1)) * spreads[0]
+        by_sample = generator.normal(size=(1, samples)) * spreads[1]
+        found = crossed_mean(by_seed + by_sample + generator.normal(size=(seeds, samples)) * spreads[2])
+        covered += found.low <= 0.0 <= found.high
+    assert 0.93 <= covered / rounds <= 0.995
+
+
+def test_hits_that_all_agree_are_not_certain():
+    found = crossed_mean(np.zeros((3, 100)))
+    assert found.value == 0
+    assert 0.005 < found.high < 0.05
+
+
+@given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 10**6))
+def test_it_is_odd_and_does_not_know_orders(seeds, samples, draw):
+    generator = np.random.default_rng(draw)
+    values = generator.integers(-1, 2, size=(seeds, samples)).astype(float)
+    found = crossed_mean(values)
+    mirrored = crossed_mean(-values)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
+    shuffled = crossed_mean(values[generator.permutation(seeds)][:, generator.permutation(samples)])
+    assert (shuffled.low, shuffled.high) == pytest.approx((found.low, found.high))
+
+
+@pytest.mark.parametrize("values", [np.zeros((0, 3)), np.zeros((2, 0)), np.array([[np.nan, 1.0]])])
+def test_nothing_and_nan_are_refused(values):
+    with pytest.raises(ValueError, match="expected at least one of each"):
+        crossed_mean(values)
+
+
+def test_one_sample_has_no_interval():
+    assert crossed_mean(np.ones((3, 1))).high == np.inf

@@ -1,0 +1,65 @@
+"""Image towers of other libraries: their own hidden state before the last block, without the class token."""
+
+import pytest
+import torch
+
+from antiphase.models import load_model
+from antiphase.vlm import image_tokens
+from antiphase.vlm.checkpoint import named_weights
+from antiphase.vlm.towers import build_tower
+
+CLIP_PARTS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+
+
+def rebuilt(tower):
+    """Return the tower as a stored model gets it: built from its reference, then filled."""
+    again = build_tower(tower.reference).eval()
+    own = named_weights(again)
+    assert own.keys() == named_weights(tower).keys()
+    with torch.no_grad():
+        for name, value in named_weights(tower).items():
+            own[name].copy_(value)
+    return again
+
+
+@torch.no_grad()
+def test_an_open_clip_tower_ends_before_its_last_block():
+    model = load_model("open_clip:ViT-B-32-quickgelu", random_weights=True)
+    tower, seen = image_tokens(model), []
+    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    hook = model.model.visual.transformer.resblocks[-1].register_forward_pre_hook(
+        lambda block, given: seen.append(given[0])
+    )
+    model.encode_image(images)
+    hook.remove()
+    found = tower(images)
+    assert (found.shape, tower.count, tower.width) == ((2, 49, 768), 49, 768)
+    torch.testing.assert_close(found, seen[0][:, 1:])
+    torch.testing.assert_close(rebuilt(tower)(images), found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("CLIP", {"size": {"shortest_edge": 16}, "crop_size": 16}),
+        ("Siglip", {"size": {"height": 16, "width": 16}}),
+    ],
+)
+def test_a_tower_of_transformers_ends_before_its_last_block(kind, size, tmp_path):
+    import transformers
+
+    vision = CLIP_PARTS | {"image_size": 16, "patch_size": 4}
+    text = CLIP_PARTS | {"vocab_size": 50, "max_position_embeddings": 8}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision)
+    processor = getattr(transformers, f"{kind}ImageProcessor")(**size)
+    for part in (config, processor):
+        part.save_pretrained(tmp_path)
+    tower = image_tokens(load_model(f"hf:{tmp_path}", random_weights=True))
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    hidden = tower.visual(pixel_values=tower.normalize(images), output_hidden_states=True).hidden_states
+    found = tower(images)
+    assert len(hidden) == 4
+    assert (found.shape, tower.count) == ((2, 16, 16), 16)
+    assert torch.equal(found, hidden[2][:, int(kind == "CLIP") :])
+    torch.testing.assert_close(rebuilt(tower)(images), found)
