@@ -8,9 +8,7 @@ import torch
 from PIL import Image
 
 from antiphase.data.pairs import ArrayPairs
-from antiphase.models.clip import build_clip
-from antiphase.models.clip_factories import configure_clip
-from antiphase.models.text import tokenize
+from antiphase.models.clip import build_clip, configure_clip, tokenize
 from antiphase.training.contrastive import Share
 from antiphase.training.recipe import make_clip_recipe
 

@@ -17,7 +17,6 @@ from antiphase.models import checkpoints
 from antiphase.models.kinds import mean_lambdas
 from antiphase.models.vit import build
 from antiphase.precision import autocast
-from antiphase.processes import start_processes
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop

@@ -17,12 +17,11 @@ from antiphase.data.decoding import in_threads
 from antiphase.data.pairs import PairBatch, PairSource
 from antiphase.errors import UserError
 from antiphase.files import digest, write_text
-from antiphase.models.clip import CLIP, build_clip
-from antiphase.models.lambdas import mean_lambdas
-from antiphase.models.text import tokenize
+from antiphase.models.clip import CLIP, build_clip, tokenize
+from antiphase.models.kinds import mean_lambdas
 from antiphase.precision import Precision, autocast
+from antiphase.processes import rank_and_count
 from antiphase.streams import key, sample_keys, uniform
-from antiphase.torchrun import rank_and_count
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
 from antiphase.training.processes import Tracker, sum_gradients

@@ -15,7 +15,7 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, first_line, shown
-from antiphase.torchrun import rank_and_count
+from antiphase.processes import rank_and_count
 
 Tracker = str | GeneralTracker
 Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers

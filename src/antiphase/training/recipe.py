@@ -9,10 +9,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.models.clip import ClipConfig
-from antiphase.models.clip_factories import configure_clip, find_clip
-from antiphase.models.factories import VitConfig, configure
-from antiphase.models.towers import attention_of
+from antiphase.models.clip import ClipConfig, configure_clip, find_clip
+from antiphase.models.transformer import attention_of
+from antiphase.models.vit import VitConfig, configure
 from antiphase.precision import Precision, multiplies_bf16
 from antiphase.training.adversarial import Adversary
 
@@ -176,7 +175,7 @@ def make_clip_recipe(
         preset: ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop).
         data: name of the training pairs.
         fingerprint: fingerprint of the training pairs.
-        model_fields: arguments of :func:`~antiphase.models.clip_factories.configure_clip` that override the preset.
+        model_fields: arguments of :func:`~antiphase.models.clip.configure_clip` that override the preset.
         **fields: fields of the recipe that override the preset.
 
     Raises:

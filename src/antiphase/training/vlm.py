@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from antiphase.data.conversations import Conversations
-from antiphase.data.prefetch import in_threads
+from antiphase.data.decoding import in_threads
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
-from antiphase.models.vlm import VisionLanguageModel, save_vlm
-from antiphase.models.vlm.lora import is_lora
-from antiphase.models.vlm.prompt import IGNORED
 from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.processes import (
@@ -28,8 +25,11 @@ from antiphase.training.processes import (
     start_processes,
     start_tracking,
 )
-from antiphase.training.vlm_recipe import VlmRecipe, vlm_learning_rate
 from antiphase.training.vlm_step import Sample, SummedLoss, accumulate, prepare
+from antiphase.vlm import VisionLanguageModel, save_vlm
+from antiphase.vlm.language import is_lora
+from antiphase.vlm.prompt import IGNORED
+from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time
@@ -47,7 +47,7 @@ def train_vlm(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train one stage and write a directory that :func:`~antiphase.models.vlm.load_vlm` takes.
+    """Train one stage and write a directory that :func:`~antiphase.vlm.load_vlm` takes.
 
     The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector,
     and the adapters or the language model if they were trained). Calling it again resumes an interrupted run at the

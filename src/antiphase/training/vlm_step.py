@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from antiphase.data.conversations import Conversation
 from antiphase.errors import UserError
-from antiphase.models.vlm import VisionLanguageModel
-from antiphase.models.vlm.prompt import IGNORED, IMAGE
 from antiphase.precision import Precision, autocast
 from antiphase.training.processes import is_sharded, sum_gradients
+from antiphase.vlm import VisionLanguageModel
+from antiphase.vlm.prompt import IGNORED, IMAGE
 
 _CPU_PART = 4  # a step of 16 takes a quarter less time than at once, its intermediate values in the cache
 
@@ -93,7 +93,7 @@ class SummedLoss(nn.Module):
         labels: Int64[Tensor, "batch length"],
         mask: Bool[Tensor, "batch length"],
     ) -> Float[Tensor, ""]:
-        """Return the sum; for the arguments see :meth:`~antiphase.models.vlm.VisionLanguageModel.embed`."""
+        """Return the sum; for the arguments see :meth:`~antiphase.vlm.VisionLanguageModel.embed`."""
         vlm = self.vlm
         embedded, expanded, used = vlm.embed(images, ids, labels, mask)
         assert expanded is not None
