@@ -120,7 +120,7 @@ import sys
 import torch
 from safetensors.torch import save_file
 from antiphase.training.contrastive import Share, accumulate
-from antiphase.training.processes import start_processes
+from antiphase.processes import start_processes
 sys.path.insert(0, sys.argv[3])
 from tiny_pairs import gradients, model_of, share_of
 

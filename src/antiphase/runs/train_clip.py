@@ -13,8 +13,8 @@ from antiphase.models import CLIP
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.terminal import say
 from antiphase.training.contrastive import train_clip
-from antiphase.training.processes import check_trackers
 from antiphase.training.recipe import fastest_precision, make_clip_recipe
+from antiphase.training.tracking import check_trackers
 
 
 def run(options: TrainClipOptions, command: str = "") -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from antiphase.commands.record import write_training_record
 from antiphase.data.conversations import load_conversations
 from antiphase.models.zoo import load_model
 from antiphase.runs.options.vlm_training import TrainVlmOptions
-from antiphase.training.processes import check_trackers
 from antiphase.training.recipe import fastest_precision
+from antiphase.training.tracking import check_trackers
 from antiphase.vlm import VisionLanguageModel, VlmConfig
 from antiphase.vlm.checkpoint import aligned, assemble
 from antiphase.vlm.language import add_lora

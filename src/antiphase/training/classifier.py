@@ -20,8 +20,8 @@ from antiphase.precision import autocast
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.augment import flip_crop
-from antiphase.training.processes import Tracker
 from antiphase.training.recipe import Recipe, learning_rate
+from antiphase.training.tracking import Tracker
 
 
 @validated
@@ -49,7 +49,7 @@ def train_classifier(
         train: training images.
         validation: images on which accuracy is logged.
         out: output directory, created if missing.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.processes`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
         progress: show a progress bar on stderr.
 
     Returns:

@@ -20,12 +20,12 @@ from antiphase.files import digest, write_text
 from antiphase.models.clip import CLIP, build_clip, tokenize
 from antiphase.models.kinds import mean_lambdas
 from antiphase.precision import Precision, autocast
-from antiphase.processes import rank_and_count
+from antiphase.processes import rank_and_count, sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.augment import random_crops
-from antiphase.training.processes import Tracker, sum_gradients
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
+from antiphase.training.tracking import Tracker
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
@@ -62,7 +62,7 @@ def train_clip(
             result only by rounding.
         compiled: run the towers with torch.compile.
         checkpointing: recompute each block in the backward pass, to save memory.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.processes`.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.processes`.
         progress: show a progress bar on stderr.
 
     Returns:
