@@ -2,10 +2,10 @@
 
 Every mean is taken over the samples before a ratio is formed, and every interval is over the samples
 (:func:`~antiphase.statistics.intervals.jackknife`, 95 %), for these weights: what other training seeds would
-give, only several models can tell.
+give, only several models can tell. All tables have the columns ``metric, value, low, high, n``, n that of samples.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,76 +15,86 @@ from antiphase.errors import UserError
 from antiphase.sensitivity.theory import amplification
 from antiphase.statistics.intervals import Estimate, as_difference, as_share, as_size, jackknife
 
-_WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
-_LAYER = {"layer": pl.Int64, "name": pl.String}
+Schema = dict[str, Any]
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""A function of means over the samples, in the last axis."""
+_Rows = list[tuple[Any, ...]]
+
+
+def _floats(*names: str) -> Schema:
+    return dict.fromkeys(names, pl.Float64)
+
+
+_WHO: Schema = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
+_LAYER: Schema = {"layer": pl.Int64, "name": pl.String}
 ALIGNMENT_SCHEMA = (
     _WHO
     | _LAYER
-    | {
-        "head": pl.Int64,
-        "site": pl.String,
-        "probes": pl.Int64,
-        "lam": pl.Float64,
-        "first": pl.Float64,
-        "second": pl.Float64,
-        "cross": pl.Float64,
-        "moved": pl.Float64,
-        "low": pl.Float64,
-        "high": pl.Float64,
-    }
+    | {"head": pl.Int64, "site": pl.String, "probes": pl.Int64}
+    | _floats("lam", "first", "second", "cross", "moved", "low", "high")
 )
 LIPSCHITZ_SCHEMA = (
-    _WHO
-    | _LAYER
-    | {
-        "of": pl.String,
-        "estimator": pl.String,
-        "norm": pl.String,
-        "ball": pl.String,
-        "eps": pl.Float64,
-        "value": pl.Float64,
-    }
+    _WHO | _LAYER | dict.fromkeys(("of", "estimator", "norm", "ball"), pl.String) | _floats("eps", "value")
 )
-DEPTH_SCHEMA = _WHO | {
-    "perturbation": pl.String,
-    "eps": pl.Float64,
-    "stage": pl.Int64,
-    "name": pl.String,
-    "length": pl.Float64,
-    "gain": pl.Float64,
-    "lipschitz": pl.Float64,
-    "alpha": pl.Float64,
-    "positive": pl.Float64,
-    "negative": pl.Float64,
-    "moved": pl.Float64,
-}
+DEPTH_SCHEMA = (
+    _WHO
+    | {"perturbation": pl.String, "eps": pl.Float64, "stage": pl.Int64, "name": pl.String}
+    | _floats("length", "gain", "lipschitz", "alpha", "positive", "negative", "moved")
+)
 BRANCHES_SCHEMA = (
     _WHO
     | _LAYER
     | {"head": pl.Int64, "perturbation": pl.String}
-    | dict.fromkeys(
-        (
-            "eps",
-            "lam",
-            "positive",
-            "negative",
-            "moved",
-            "clean_positive",
-            "clean_moved",
-            "clean_correlation",
-            "correlation",
-            "change_correlation",
-        ),
-        pl.Float64,
-    )
+    | _floats("eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved")
+    | _floats("clean_correlation", "correlation", "change_correlation")
+)
+_ESTIMATE: Schema = {"metric": pl.String, **_floats("value", "low", "high"), "n": pl.Int64}
+
+
+def within(metric: str) -> Callable[[Estimate], Estimate]:
+    """Return what keeps the interval of a metric within its range; metrics that are not listed are sizes.
+
+    >>> within("norm")(Estimate(1.0, -1.0, 3.0, 2)).low > 0
+    True
+    """
+    return _WITHIN.get(metric, as_size)
+
+
+_ANY_NUMBER = ("relative", "by_gamma", "by_rho", "by_cosine", "critical", "printed")
+_WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
+    {"cosine": as_difference}
+    | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
+    | dict.fromkeys(_ANY_NUMBER, lambda estimate: estimate)
 )
 
-_ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-Statistic = Callable[[np.ndarray], np.ndarray]
+
+def estimates(values: np.ndarray, statistics: Mapping[str, Statistic], bounded: bool = True) -> _Rows:
+    """Return metric, value, low, high and n of statistics of values (samples, parts), within their range if bounded."""
+    rows: _Rows = []
+    with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
+        for metric, statistic in statistics.items():
+            one = jackknife(values, statistic)
+            one = within(metric)(one) if bounded else one
+            rows.append((metric, one.value, one.low, one.high, one.n))
+    return rows
+
+
+def table(rows: _Rows, keys: Schema) -> pl.DataFrame:
+    """Return rows of keys and :func:`estimates` as a frame."""
+    return pl.DataFrame(rows, keys | _ESTIMATE, orient="row")
+
+
+def by_group(
+    rows: pl.DataFrame, keys: Sequence[str], estimated: Callable[[pl.DataFrame], _Rows]
+) -> pl.DataFrame:
+    """Return the estimates of each group of rows."""
+    groups = rows.group_by(keys, maintain_order=True)
+    found = [(*key, *estimate) for key, block in groups for estimate in estimated(block)]
+    return table(found, {name: rows.schema[name] for name in keys})
 
 
 def alignment(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate, for each model, site and layer:
+    """Estimate, for each ``model, site, layer, name`` of rows of ``ALIGNMENT_SCHEMA``:
 
     - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
     - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured (Theorem 1 predicts it from the two above where
@@ -93,22 +103,9 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     - ``negative``, ``positive``, ``undecided``: shares of samples and heads whose interval of cosθ over the
       probes lies below 0, above it, or on both sides; exact inner products decide them all;
     - ``norm``: ‖J_DA‖ (or ‖J‖ of standard attention), the root mean square over samples and heads.
-
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-
-    Returns:
-        Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
     """  # noqa: D415 (a list follows)
-    found: list[tuple[Any, ...]] = []
-    keys = ["model", "site", "layer", "name"]
-    for key, block in rows.group_by(keys, maintain_order=True):
-        parts = sample_parts(block)
-        with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
-            for metric, statistic in statistics_of(block).items():
-                found.append((*key, metric, *_numbers(jackknife(parts, statistic), metric)))
-    schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
-    return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+    keys = ("model", "site", "layer", "name")
+    return by_group(rows, keys, lambda block: estimates(_sample_parts(block), _statistics_of(block)))
 
 
 _PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided", "below"]
@@ -116,11 +113,10 @@ _PARTS = ["first", "second", "cross", "difference", "negative", "positive", "und
 
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     lemma = pl.col("first") + pl.col("lam") ** 2 * pl.col("second") - 2 * pl.col("lam") * pl.col("cross")
-    difference = pl.coalesce("moved", lemma).clip(lower_bound=0.0)
     low, high = (pl.col(name).fill_nan(None) for name in ("low", "high"))
     negative, positive = (high < 0).fill_null(value=False), (low > 0).fill_null(value=False)
     return rows.with_columns(
-        difference=difference,
+        difference=pl.coalesce("moved", lemma).clip(lower_bound=0.0),
         negative=negative.cast(pl.Float64),
         positive=positive.cast(pl.Float64),
         undecided=(~negative & ~positive).cast(pl.Float64),
@@ -128,13 +124,13 @@ def _signed(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def sample_parts(block: pl.DataFrame) -> np.ndarray:
+def _sample_parts(block: pl.DataFrame) -> np.ndarray:
     """Return (samples, parts) of one model, site and layer: means over the heads, samples by their ids."""
     return _signed(block).group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
 
 
-def statistics_of(block: pl.DataFrame) -> dict[str, Statistic]:
-    """Return the metrics of one model, site and layer as functions of the means of :func:`sample_parts`."""
+def _statistics_of(block: pl.DataFrame) -> dict[str, Statistic]:
+    """Return the metrics of one model, site and layer as functions of the means of :func:`_sample_parts`."""
     norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
     attention = block["attention"][0]
     one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
@@ -151,7 +147,18 @@ def statistics_of(block: pl.DataFrame) -> dict[str, Statistic]:
     }
 
 
-def explanation(rows: pl.DataFrame, pairs: list[tuple[str, str]]) -> pl.DataFrame:
+# of first, λ²·second, difference, base
+_EXPLAINED: dict[str, Statistic] = {
+    "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
+    "relative": lambda m: 0.5 * np.log(m[..., 2] / m[..., 3]),
+    "by_gamma": lambda m: 0.5 * np.log(m[..., 0] / m[..., 3]),
+    "by_rho": lambda m: 0.5 * np.log(1 + m[..., 1] / m[..., 0]),
+    "by_cosine": lambda m: 0.5 * np.log(m[..., 2] / (m[..., 0] + m[..., 1])),
+}
+_PAIR: Schema = {"model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64}
+
+
+def explanation(rows: pl.DataFrame, pairs: Iterable[tuple[str, str]]) -> pl.DataFrame:
     """Take a layer's relative sensitivity apart: ln(‖J_DA‖/‖J_base‖) = ln γ + ½·ln(1 + λ²ρ²) + the angle's part.
 
     With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of
@@ -165,47 +172,23 @@ def explanation(rows: pl.DataFrame, pairs: list[tuple[str, str]]) -> pl.DataFram
             is the loss's gradient, which is along another cotangent in each model.
 
     Returns:
-        Columns ``model, against, site, layer, metric, value, low, high, n``; samples that both have.
+        Also the columns ``model, against, site, layer``; samples that both have.
     """
-    found: list[tuple[Any, ...]] = []
-    signed = _signed(rows.filter(pl.col("site") != "loss")).with_columns(
-        lam_second=pl.col("lam") ** 2 * pl.col("second")
-    )
-    parts = ("first", "lam_second", "difference", "base")
+    found: _Rows = []
+    second = pl.col("lam") ** 2 * pl.col("second")
+    signed = _signed(rows.filter(pl.col("site") != "loss")).with_columns(lam_second=second)
     kind = dict(rows.select("model", "attention").unique().iter_rows())
+    keys = ["site", "layer", "sample"]
     for model, against in pairs:
         if (kind[model], kind[against]) != ("differential", "softmax"):
             continue
-        base = signed.filter(model=against).group_by("site", "layer", "sample").agg(base=pl.mean("first"))
-        own = (
-            signed.filter(model=model)
-            .group_by("site", "layer", "sample")
-            .agg(pl.mean("first", "lam_second", "difference"))
-        )
-        both = own.join(base, on=["site", "layer", "sample"]).sort("site", "layer", "sample")
-        for (site, layer), block in both.group_by(["site", "layer"], maintain_order=True):
-            values = block.select(parts).to_numpy()
-            for metric, statistic in _EXPLAINED.items():
-                estimate = jackknife(values, statistic)
-                found.append((model, against, site, layer, metric, *_numbers(estimate, metric)))
-    schema = {
-        "model": pl.String,
-        "against": pl.String,
-        "site": pl.String,
-        "layer": pl.Int64,
-        "metric": pl.String,
-    }
-    return pl.DataFrame(found, schema | _ESTIMATE, orient="row")
-
-
-# first, λ²·second, difference, base
-_EXPLAINED: dict[str, Statistic] = {
-    "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
-    "relative": lambda m: 0.5 * np.log(m[..., 2] / m[..., 3]),
-    "by_gamma": lambda m: 0.5 * np.log(m[..., 0] / m[..., 3]),
-    "by_rho": lambda m: 0.5 * np.log(1 + m[..., 1] / m[..., 0]),
-    "by_cosine": lambda m: 0.5 * np.log(m[..., 2] / (m[..., 0] + m[..., 1])),
-}
+        base = signed.filter(model=against).group_by(keys).agg(base=pl.mean("first"))
+        means = signed.filter(model=model).group_by(keys).agg(pl.mean("first", "lam_second", "difference"))
+        both = means.join(base, on=keys).sort(keys)
+        for place, block in both.group_by(["site", "layer"], maintain_order=True):
+            values = block.select("first", "lam_second", "difference", "base").to_numpy()
+            found += [(model, against, *place, *one) for one in estimates(values, _EXPLAINED)]
+    return table(found, _PAIR)
 
 
 def prediction_error(rows: pl.DataFrame) -> float:
@@ -214,30 +197,32 @@ def prediction_error(rows: pl.DataFrame) -> float:
     Row by row: amplification(λ, ρ, cosθ)·‖J1‖ against ‖J1 − λ·J2‖ of the same probes, the maps subtracted
     first. Rows of a closed form have no such measurement and are left out.
     """
-    own = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
-    if own.is_empty():
+    measured = _measured(rows)
+    if measured.is_empty():
         return 0.0
     columns = ("first", "second", "cross", "lam", "moved")
-    first, second, cross, lam, measured = (own[name].to_numpy() for name in columns)
+    first, second, cross, lam, moved = (measured[name].to_numpy() for name in columns)
     predicted = amplification(lam, np.sqrt(second / first), cross / np.sqrt(first * second)) * np.sqrt(first)
-    return float(np.max(np.abs(predicted / np.sqrt(measured) - 1.0)))
+    return float(np.max(np.abs(predicted / np.sqrt(moved) - 1.0)))
 
 
-def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
-    """Average columns over the samples of each group, with intervals over the samples.
+def _measured(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
 
-    Returns:
-        Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
-    """
-    found: list[tuple[Any, ...]] = []
-    for key, block in rows.group_by(keys, maintain_order=True):
-        for column in columns:
-            values = block[column].drop_nulls().to_numpy()
-            if len(values):
-                estimate = jackknife(values[:, None], lambda m: m[..., 0])
-                found.append((*key, column, *_numbers(estimate, column)))
-    schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
-    return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+
+def means(rows: pl.DataFrame, keys: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
+    """Average columns over the samples of each group; what is null throughout is left out."""
+
+    def averaged(block: pl.DataFrame) -> _Rows:
+        values = {column: block[column].drop_nulls().to_numpy()[:, None] for column in columns}
+        return [
+            estimate
+            for column, one in values.items()
+            if len(one)
+            for estimate in estimates(one, {column: lambda m: m[..., 0]})
+        ]
+
+    return by_group(rows, keys, averaged)
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
@@ -248,39 +233,15 @@ def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: of ``DEPTH_SCHEMA``.
     """
-    own = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
-    keys = ["model", "perturbation", "eps", "stage"]
-    found: list[tuple[Any, ...]] = []
-    for key, block in own.group_by(keys, maintain_order=True):
+
+    def cancelled(block: pl.DataFrame) -> _Rows:
         squares = block.select("positive", "negative", "moved").to_numpy() ** 2
-        estimate = jackknife(squares, lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1])))
-        found.append((*key, "cancellation", *_numbers(estimate, "cancellation")))
-    schema: dict[str, Any] = {name: rows.schema[name] for name in keys}
-    return pl.DataFrame(found, schema | {"metric": pl.String} | _ESTIMATE, orient="row")
+        return estimates(squares, {"cancellation": lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1]))})
+
+    return by_group(_measured(rows), ["model", "perturbation", "eps", "stage"], cancelled)
 
 
-def within(metric: str) -> Callable[[Estimate], Estimate]:
-    """Return what keeps the interval of a metric within its range; metrics that are not listed are sizes.
-
-    >>> within("norm")(Estimate(1.0, -1.0, 3.0, 2)).low > 0
-    True
-    """
-    return _WITHIN.get(metric, as_size)
-
-
-_WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
-    {"cosine": as_difference}
-    | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
-    | dict.fromkeys(("relative", "by_gamma", "by_rho", "by_cosine"), lambda estimate: estimate)
-)
-
-
-def _numbers(estimate: Estimate, metric: str) -> tuple[float, float, float, int]:
-    estimate = within(metric)(estimate)
-    return estimate.value, estimate.low, estimate.high, estimate.n
-
-
-def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+def layer_differences(rows: pl.DataFrame, pairs: Iterable[tuple[str, str]]) -> pl.DataFrame:
     """Estimate how much larger each metric of :func:`alignment` is than another model's.
 
     The interval is the jackknife's over the samples, each left out of both models at once: f(x̄) − f(ȳ) with x and y
@@ -292,46 +253,34 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
         pairs: (model, against), with as many layers, measured on the same samples.
 
     Returns:
-        Columns ``model, against, site, layer, metric, difference, low, high, n``, n the number of samples.
+        Columns ``model, against, site, layer, metric, difference, low, high, n``.
 
     Raises:
         UserError: two models were not measured on the same samples, sites and layers.
     """
-    found: list[tuple[Any, ...]] = []
-    keys = ["site", "layer"]
+    found: _Rows = []
     for model, against in pairs:
-        blocks = [rows.filter(model=name).partition_by(keys, as_dict=True) for name in (model, against)]
-        places = [{place: set(block["sample"]) for place, block in its.items()} for its in blocks]
-        if places[0] != places[1]:
+        ours, theirs = (
+            rows.filter(model=name).partition_by(["site", "layer"], as_dict=True) for name in (model, against)
+        )
+        samples = [{place: set(one["sample"]) for place, one in side.items()} for side in (ours, theirs)]
+        if samples[0] != samples[1]:
             raise UserError(
                 f"{model} and {against}: measured on different images, layers or sites; measure both with the same "
                 "settings"
             )
-        for place, block in blocks[0].items():
-            other = blocks[1][place]
-            first, second = sample_parts(block), sample_parts(other)
-            both, width = np.concatenate([first, second], axis=1), first.shape[1]
-            mine, theirs = statistics_of(block), statistics_of(other)
-            with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
-                for metric in mine:
-                    if metric in theirs and (place[0], metric) != ("loss", "norm"):
-                        apart = _apart(mine[metric], theirs[metric], width)
-                        estimate = jackknife(both, apart)
-                        numbers = (estimate.value, estimate.low, estimate.high, estimate.n)
-                        found.append((model, against, *place, metric, *numbers))
-    schema = {
-        "model": pl.String,
-        "against": pl.String,
-        "site": pl.String,
-        "layer": pl.Int64,
-        "metric": pl.String,
-        "difference": pl.Float64,
-        "low": pl.Float64,
-        "high": pl.Float64,
-        "n": pl.Int64,
-    }
-    return pl.DataFrame(found, schema, orient="row")
+        for place, block in ours.items():
+            other = theirs[place]
+            values = np.concatenate([_sample_parts(block), _sample_parts(other)], axis=1)
+            one, two = _statistics_of(block), _statistics_of(other)
+            differences = {
+                metric: _difference(one[metric], two[metric])
+                for metric in one
+                if metric in two and (place[0], metric) != ("loss", "norm")
+            }
+            found += [(model, against, *place, *row) for row in estimates(values, differences, bounded=False)]
+    return table(found, _PAIR).rename({"value": "difference"})
 
 
-def _apart(mine: Statistic, theirs: Statistic, width: int) -> Statistic:
-    return lambda means: mine(means[..., :width]) - theirs(means[..., width:])
+def _difference(one: Statistic, two: Statistic) -> Statistic:
+    return lambda m: one(m[..., : len(_PARTS)]) - two(m[..., len(_PARTS) :])
