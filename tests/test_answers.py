@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from antiphase.cli.groups import MODULES
+from antiphase.commands import COMMANDS
+from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
 from antiphase.runs import doctor
-from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.rerun import compared, recorded
 from tests.vlm.tiny import tiny_language, tiny_tokenizer
 
@@ -86,7 +86,7 @@ def answer(run_cli):
 
 
 def test_every_command_is_tried():
-    assert {name.split()[0] for name in (*TINY, *LONGER, *TRIED_ELSEWHERE)} == set(MODULES)
+    assert {name.split()[0] for name in (*TINY, *LONGER, *TRIED_ELSEWHERE)} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -6,6 +6,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, combine, softmax_maps
+from antiphase.commands.lineup import Lineup
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import measure
 from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
 from antiphase.errors import UserError
@@ -18,8 +21,6 @@ from antiphase.registry import ATTENTION, CLIPS, LAMBDAS, VITS
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
 from antiphase.runs.options.clip_training import TrainClipOptions
-from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_maps
 from antiphase.sensitivity.maps import attention_layers
 from antiphase.studies.cells import TrainClip, TrainVit
@@ -244,10 +245,10 @@ def test_a_clip_variant_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
 
 def test_its_alignment_is_measured_like_any_other(digits, tmp_path):
     model = _trained("sharedvit", digits, tmp_path / "run")
-    plan = SensePlan(probes=2, travel=(4 / 255,))
-    summary = sense_all(
-        [model], [], digits.subset(2), plan, tmp_path / "sense", parts=("alignment", "depth"), progress=False
-    )
+    out = tmp_path / "sense"
+    out.mkdir()
+    options = SenseOptions(model=("m",), probes=2, eps=(4 / 255,), out=out, quiet=True)
+    summary = measure(Lineup([model], [], digits.subset(2)), options)
     assert summary["models"][0]["attention"] == "differential"
     assert summary["models"][0]["lambda"] == mean_lambdas(model)
 

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from antiphase.cli.app import app
-from antiphase.cli.groups import MODULES
+from antiphase.commands import COMMANDS
 
 COUNT = """
 import sys
@@ -54,10 +54,10 @@ def test_the_help_of_a_command_imports_no_other_command():
     assert count > 250  # pydantic and rich: the count above sees what is imported
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_line_of_a_command_is_the_first_of_its_own_help(name):
     command = typer.main.get_command(app).commands[name]
-    assert (command.name, command.help.partition("\n")[0]) == (name, MODULES[name][1])
+    assert (command.name, command.help.partition("\n")[0]) == (name, COMMANDS[name][1])
 
 
 def test_words_are_completed():

@@ -7,6 +7,8 @@ import polars as pl
 import pytest
 
 from antiphase import store
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.evaluation.features import FeatureStore
 from antiphase.models import clip, load_model, vit, write_model
@@ -15,8 +17,6 @@ from antiphase.processes import Process
 from antiphase.runs.attack import AttackPlan, measure
 from antiphase.runs.certify import certify
 from antiphase.runs.evaluate import Source, evaluate_models
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.runs.threads import in_threads
@@ -31,11 +31,9 @@ def _attack(model, out):
 
 
 def _sense(model, out):
-    run = {"parts": ["alignment", "depth"], "process": Process(), "batch_size": 2, "progress": False}
-    return pl.concat(
-        sense("m", model, IMAGES, SensePlan(probes=2, steps=1, travel=(0.1,)), out, **run).values(),
-        how="diagonal",
-    )
+    parts = ("alignment", "depth")
+    options = SenseOptions(model=("m",), parts=parts, probes=2, steps=1, eps=(0.1,), batch_size=2, quiet=True)
+    return pl.concat(sense("m", model, IMAGES, options, out).values(), how="diagonal")
 
 
 def _certify(model, out):

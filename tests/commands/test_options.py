@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import antiphase as ap
 from antiphase.cli.command import _shown, command
 from antiphase.commands.options import Options
+from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.options.attack import AttackOptions, AuditOptions, QuickstartOptions
@@ -22,7 +23,6 @@ from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.export import ExportOptions
 from antiphase.runs.options.look import LookOptions
-from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.studies import options as studies
 

@@ -13,9 +13,9 @@ from scipy import stats
 from torch import nn
 
 import antiphase as ap
-from antiphase.commands.result import KINDS, Kind
+from antiphase.commands import COMMANDS, find_command
+from antiphase.commands.result import Result
 from antiphase.errors import UserError
-from antiphase.registry import find
 
 FAST = {"limit": 5, "eps": "4/255,8/255", "attack": "fgsm", "sense_limit": 0, "quiet": True}
 SENSED = {"limit": 4, "probes": 4, "parts": "alignment", "quiet": True}
@@ -290,9 +290,11 @@ def test_processes_of_torchrun_need_a_directory_that_they_share(monkeypatch):
         ap.audit("specimen:vit-0", **FAST)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_every_kind_is_there(name):
-    assert isinstance(find(KINDS, name, "kind of result"), Kind)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there_with_its_result(name):
+    command = find_command(name)
+    if command.result:
+        assert issubclass(command.result_type(), Result)
 
 
 def test_the_package_lists_its_functions():

@@ -9,7 +9,8 @@ from scipy import stats
 from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, Metric, difference, estimate, task_metrics
 from antiphase.evaluation.mmvp import answer_rows
-from antiphase.statistics.intervals import mcnemar_exact, mean_over_groups, paired_difference, proportion
+from antiphase.statistics.decisions import mcnemar_exact
+from antiphase.statistics.intervals import Estimate, mean_over_groups, paired_difference, proportion
 from antiphase.vlm.pope import NO, YES
 
 
@@ -28,6 +29,10 @@ def classified(labels, hits, seed=0, setting="80"):
     return pl.DataFrame(columns, schema=ROW_SCHEMA)
 
 
+def interval(metric):
+    return Estimate(*list(vars(estimate(metric)).values())[:4])
+
+
 def named(task, rows, groups=None):
     return {(m.setting, m.name): m for m in task_metrics(task, rows, groups)}
 
@@ -36,9 +41,9 @@ def test_zero_shot_of_known_rows():
     labels = np.array([0, 0, 0, 1, 2, 3, 4, 5])
     hits = np.array([1, 1, 0, 1, 0, 0, 0, 0], bool)
     found = named("zero-shot", classified(labels, hits))
-    assert estimate(found["80", "top-1"]).estimate == proportion(3, 8)
-    assert estimate(found["80", "top-5"]).estimate == proportion(8, 8)
-    assert estimate(found["80", "per class"]).estimate.value == pytest.approx((2 / 3 + 1) / 6)
+    assert interval(found["80", "top-1"]) == proportion(3, 8)
+    assert interval(found["80", "top-5"]) == proportion(8, 8)
+    assert estimate(found["80", "per class"]).value == pytest.approx((2 / 3 + 1) / 6)
     assert ("80", "top-5") not in named(
         "zero-shot", classified(labels % 5, hits)
     )  # of five classes it says nothing
@@ -49,7 +54,7 @@ def test_retrieval_counts_ranks_below_k_each_way():
         classified([-1] * 4, [True] * 4, setting=setting).with_columns(rank=pl.Series(ranked))
         for setting, ranked in (("image", [0, 1, 5, 9]), ("text", [4, 5, 10, 10]))
     )
-    found = {key: estimate(metric).estimate.value for key, metric in named("retrieval", rows).items()}
+    found = {key: estimate(metric).value for key, metric in named("retrieval", rows).items()}
     assert found == {
         ("image", "R@1"): 0.25,
         ("image", "R@5"): 0.5,
@@ -93,11 +98,11 @@ def test_spread_over_seeds_is_told_apart_from_that_over_images_and_episodes():
     rows = pl.concat([classified(labels, one, 0, "norm"), classified(labels, two, 1, "norm")])
     spread = estimate(named("probe", rows)["norm", "top-1"])
     images = (one.astype(float) + two) / 2
-    assert spread.estimate.value == pytest.approx(images.mean())
-    assert (spread.estimate.high - spread.estimate.value) / 2.0066 == pytest.approx(
+    assert spread.value == pytest.approx(images.mean())
+    assert (spread.high - spread.value) / 2.0066 == pytest.approx(
         images.std(ddof=1) / np.sqrt(53), rel=1e-4
     )  # t(52)
-    assert spread.estimate.n == 53
+    assert spread.n == 53
     assert spread.seed_sd == pytest.approx(np.std([one.mean(), two.mean()], ddof=1))
     assert spread.unit_sd is None
 
@@ -106,8 +111,8 @@ def test_spread_over_seeds_is_told_apart_from_that_over_images_and_episodes():
         episode_rows(torch.tensor(own), "5-way 5-shot", seed) for seed, own in enumerate(episodes)
     )
     spread = estimate(named("few-shot", rows)["5-way 5-shot", "accuracy"])
-    assert spread.estimate.n == 93
-    assert spread.estimate.value == pytest.approx(np.mean(episodes))
+    assert spread.n == 93
+    assert spread.value == pytest.approx(np.mean(episodes))
     assert spread.unit_sd == pytest.approx(np.concatenate(episodes).std(ddof=1))
     assert spread.seed_sd == pytest.approx(np.std([own.mean() for own in episodes], ddof=1))
     assert spread.seeds == 3
@@ -152,8 +157,8 @@ def test_mmvp_means_are_over_patterns_and_mcnemar_over_pairs():
         named("mmvp", answer_rows(torch.tensor(right), patterns.tolist()), groups) for right in (one, two)
     )
     chosen = patterns != 1
-    assert estimate(first["", "mean of 2"]).estimate.value == pytest.approx(one[chosen].mean())
-    assert estimate(first["", "first"]).estimate == proportion(int(one[:5].sum()), 5)
+    assert estimate(first["", "mean of 2"]).value == pytest.approx(one[chosen].mean())
+    assert interval(first["", "first"]) == proportion(int(one[:5].sum()), 5)
     apart, p = difference(first["", "mean of 2"], second["", "mean of 2"])
     assert apart.value == pytest.approx(one[chosen].mean() - two[chosen].mean())
     assert p == mcnemar_exact(one[chosen], two[chosen])
@@ -174,7 +179,7 @@ def test_captions_of_an_image_are_one_draw_together():
         held += apart.low <= 0 <= apart.high
         assert p is None
     assert 0.9 <= held / 150 <= 0.99
-    spread = estimate(first).estimate
+    spread = estimate(first)
     share = luck[0] > 0.5
     assert spread.value == pytest.approx(share.mean())
     assert spread.n == 500
@@ -187,14 +192,14 @@ def test_one_caption_an_image_is_hits_as_ever():
     rows = classified(np.arange(40), np.arange(40) < 13, setting="image")
     metric = named("retrieval", rows)["image", "R@1"]
     assert not metric.clustered
-    assert estimate(metric).estimate == proportion(13, 40)
+    assert interval(metric) == proportion(13, 40)
 
 
 def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be():
     labels = np.repeat(np.arange(3), 10)
     for hits in (np.ones(30, bool), np.zeros(30, bool), labels == 0):
         first = named("zero-shot", classified(labels, hits))["80", "per class"]
-        found = estimate(first).estimate
+        found = estimate(first)
         assert 0 <= found.low <= found.value <= found.high <= 1
         assert found.high - found.low > 0.05
         apart, _ = difference(first, first)
@@ -213,7 +218,7 @@ def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
         ("seed", "unit", "group", "value"),
         orient="row",
     )
-    found = estimate(Metric("", "recall", values, clustered=clustered)).estimate
+    found = estimate(Metric("", "recall", values, clustered=clustered))
     draws = 5 if clustered else 15
     half = stats.t.ppf(0.975, draws - 1) * np.sqrt((draws + 1) / (draws + 2) ** 2 / draws)
     assert (found.value, found.low, found.high, found.n) == pytest.approx((0.5, 0.5 - half, 0.5 + half, 15))
@@ -227,6 +232,6 @@ def test_a_precision_of_one_yes_has_no_interval():
     ]
     names = ("setting", "seed", "unit", "group", "prediction", "rank", "score")
     found = named("pope", pl.DataFrame(rows, names, orient="row").with_columns(cost=None).cast(ROW_SCHEMA))
-    precision = estimate(found["random", "precision"]).estimate
+    precision = estimate(found["random", "precision"])
     assert (precision.value, precision.low, precision.high) == (1.0, -np.inf, np.inf)
-    assert np.isfinite(estimate(found["random", "recall"]).estimate.high)
+    assert np.isfinite(estimate(found["random", "recall"]).high)

@@ -13,7 +13,7 @@ from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.evaluation.mmvp import answer_rows, right_pairs
-from antiphase.statistics.intervals import mcnemar_exact
+from antiphase.statistics.decisions import mcnemar_exact
 
 
 def write_mmvp(folder, pairs_each=15, patterns=PATTERNS):

@@ -14,7 +14,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import nn
 
-from antiphase.commands.loading import load_lineup
+from antiphase.commands.lineup import load_lineup
 from antiphase.data import load_data
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.errors import UserError

@@ -41,7 +41,7 @@ def our_recalls(images, texts, owners):
         F.normalize(images, dim=-1), F.normalize(texts, dim=-1), owners, torch.arange(len(images))
     )
     return {
-        f"{m.setting}_retrieval_recall@{m.name[2:]}": estimate(m).estimate.value
+        f"{m.setting}_retrieval_recall@{m.name[2:]}": estimate(m).value
         for m in task_metrics("retrieval", rows)
     }
 
@@ -119,7 +119,7 @@ def test_class_vectors_and_accuracies_are_theirs(monkeypatch):
     first, fifth = theirs_classification.accuracy(logits, target, topk=(1, 5))
     recall = theirs_classification.balanced_accuracy_score(target, logits.argmax(1))
     rows = zero_shot_rows(F.normalize(images, dim=-1), ours, labels, torch.arange(61))
-    found = {metric.name: estimate(metric).estimate.value for metric in task_metrics("zero-shot", rows)}
+    found = {metric.name: estimate(metric).value for metric in task_metrics("zero-shot", rows)}
     assert found["top-1"] == pytest.approx(first, abs=1e-6)
     assert found["top-5"] == pytest.approx(fifth, abs=1e-6)
     assert found["per class"] == pytest.approx(recall, abs=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.report.studies.site import write_site
+from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.figures import ESTIMATES, Artefact, Gallery, Panel, Picture, Plot, Table
 from antiphase.studies.results import Result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphase.report import write_report
+from antiphase.report.runs.page import write_report
 from tests import needs
 
 pytestmark = needs.browser

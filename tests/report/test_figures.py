@@ -4,8 +4,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg, rate_figure
 from antiphase.report.runs.stored import read_run
-from antiphase.report.style.figures import as_pdf, as_png, as_svg, inline_svg, rate_figure
 
 
 def draw(directory, metric="asr"):

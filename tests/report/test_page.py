@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.report import write_report
+from antiphase.report.runs.page import write_report
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
 

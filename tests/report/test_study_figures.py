@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from antiphase.report.figure import as_svg
 from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.gallery import gallery_figure, lighter
-from antiphase.report.style.figures import as_svg
 from antiphase.report.style.series_styles import series_styles
 from antiphase.studies.figures import ESTIMATES, Gallery, Panel, Picture, Plot
 from tests.report import made_up_studies as made_up

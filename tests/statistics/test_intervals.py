@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import (
     Estimate,
     as_difference,
     as_share,
     as_size,
     jackknife,
-    mcnemar_exact,
     mean_over_seeds,
     paired_difference,
     proportion,
@@ -45,7 +45,6 @@ def test_wilson_interval_mirrors_and_narrows():
     assert proportion(3, 17).low == pytest.approx(1 - proportion(14, 17).high)
     widths = [proportion(k, n).high - proportion(k, n).low for k, n in ((3, 10), (30, 100), (300, 1000))]
     assert widths[0] > widths[1] > widths[2]
-    assert proportion(3, 10, 0.99).high > proportion(3, 10, 0.95).high
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5)])

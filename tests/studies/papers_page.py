@@ -66,7 +66,7 @@ def _row(line: Line, studies: str) -> str:
         if line.ours
         else "*same*"
     )
-    place = PLACES.get(kind, "evaluation/tasks/task.py")
+    place = PLACES.get(kind, "evaluation/tasks.py")
     return f"| {line.name}: {theirs}{code} | `{place}` | {studies} | {status} |"
 
 

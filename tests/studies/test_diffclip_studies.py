@@ -8,7 +8,8 @@ import pytest
 
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
-from antiphase.statistics.intervals import jackknife, mcnemar_exact, mean_over_groups
+from antiphase.statistics.decisions import mcnemar_exact
+from antiphase.statistics.intervals import jackknife, mean_over_groups
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import LEAST_SEEDS
 from antiphase.studies.context import Lab

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from antiphase.report.studies.axes import limits
+from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.studies.estimation import estimates
 from antiphase.studies.figures import Panel
 from antiphase.studies.papers.robustness import layer_sensitivity as study

@@ -7,12 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.processes import Process
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.depth import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates
@@ -193,17 +192,10 @@ def measured(tmp_path_factory):
     loaded, data = load_model(str(folder / "model")), load_data("digits", limit=3, seed=0)
 
     def measure(out, batch_size):
-        return sense(
-            "m",
-            loaded,
-            data,
-            SensePlan(travel=(8 / 255,)),
-            folder / out,
-            parts=["branches"],
-            process=Process(),
-            batch_size=batch_size,
-            progress=False,
-        )["branches"]
+        options = SenseOptions.from_file(
+            {"eps": (8 / 255,)}, model=("m",), parts=("branches",), batch_size=batch_size, quiet=True
+        )
+        return sense("m", loaded, data, options, folder / out)["branches"]
 
     return loaded, data, measure
 

@@ -19,6 +19,8 @@ from antiphase.studies.papers.diffclip.vlm_bench import bench, models
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store, described, identity
+from antiphase.vlm.checkpoint import load_vlm, named_weights, weights_digest
+from antiphase.vlm.language import load_language
 
 TOWER = TrainClip(variant="diffclip", data="openmoji")
 ALIGN = TrainVlm(start=TOWER, data="emoji-objects", language="tiny", preset="emoji")

@@ -18,7 +18,7 @@ from antiphase.models import clip
 from antiphase.models.card import ModelCard, with_card
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.runs.evaluate import evaluate_models
-from antiphase.statistics.influence import mcnemar_clustered
+from antiphase.statistics.decisions import mcnemar_clustered
 from antiphase.streams import key
 from antiphase.vlm.answers import cider
 from antiphase.vlm.pope import emoji_pope

@@ -17,7 +17,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.zoo import load_model
 from antiphase.registry import ATTACKS
-from antiphase.report import write_report
+from antiphase.report.runs.page import write_report
 from antiphase.report.runs.pope_page import pope_headline
 from antiphase.runs import attack_pope
 from antiphase.runs.attack import AttackPlan

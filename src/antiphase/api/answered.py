@@ -7,12 +7,13 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.result import Kind, Result, combined, paired_models
+from antiphase.commands.old import Kind
+from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
+from antiphase.report.figure import families
 from antiphase.report.runs.pope_page import pope_figure, pope_headline, pope_sheets, write_pope_page
 from antiphase.report.runs.stored import read_json
-from antiphase.report.style.families import families
-from antiphase.report.style.sheets import Sheet
+from antiphase.report.table import Table
 from antiphase.vlm.attack import summarise_answers
 
 
@@ -25,7 +26,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     return read_json(folder / "summary.json", ("models", "pope"))
 
 
-def _sheets(folder: Path) -> list[Sheet]:
+def _sheets(folder: Path) -> list[Table]:
     summary = _summary(folder)
     return pope_sheets(summary["pope"], families(summary["models"]))
 
@@ -36,7 +37,7 @@ def _figure(folder: Path) -> Figure:
 
 
 def _differences(one: Result, two: Result) -> pl.DataFrame:
-    rows, pairs = combined(one, two, paired_models(one, two))
+    rows, pairs = combined_rows(one, two)
     for pair in pairs:
         mine, theirs = (
             set(rows.filter(model=name).select("attack", "eps", "sample").rows()) for name in pair

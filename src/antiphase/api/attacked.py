@@ -7,14 +7,16 @@ from matplotlib.figure import Figure
 
 from antiphase.api import answered
 from antiphase.budgets import eps_label
-from antiphase.commands.result import Kind, Result, combined, paired_models
+from antiphase.commands.old import Kind
+from antiphase.commands.result import Result, combined_rows
 from antiphase.evaluation.rates import compare
-from antiphase.report import read_run, write_report
 from antiphase.report.card.writer import write_card
+from antiphase.report.figure import rate_figure
+from antiphase.report.runs.page import write_report
+from antiphase.report.runs.stored import read_run
 from antiphase.report.runs.tables import difference_sheets, rate_sheets
-from antiphase.report.style.figures import rate_figure
-from antiphase.report.style.sheets import Sheet
-from antiphase.report.style.wording import attack_label, percent
+from antiphase.report.table import Table
+from antiphase.report.words import attack_label, percent
 
 
 def _line(result: Result) -> str:
@@ -32,7 +34,7 @@ def _line(result: Result) -> str:
     return f"ASR {rates}{more} at ε = {eps_label(eps)}, {where}"
 
 
-def _sheets(folder: Path) -> list[Sheet]:
+def _sheets(folder: Path) -> list[Table]:
     run = read_run(folder)
     return [*rate_sheets(run, "asr"), *difference_sheets(run)]
 
@@ -43,7 +45,7 @@ def _figure(folder: Path) -> Figure:
 
 
 def _differences(one: Result, two: Result) -> pl.DataFrame:
-    rows, pairs = combined(one, two, paired_models(one, two))
+    rows, pairs = combined_rows(one, two)
     return pl.concat([compare(rows, *pair) for pair in pairs])
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.result import Kind, Result, combined, listed, paired_models
+from antiphase.commands.old import Kind
+from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
 from antiphase.reading import read_rows
 from antiphase.report.runs.certified import curve_figure
 from antiphase.report.runs.certified_page import certified_sheets, write_certified_report
 from antiphase.report.runs.stored import read_json
-from antiphase.report.style.wording import percent
+from antiphase.report.words import percent
 from antiphase.statistics.intervals import paired_difference
 
 
@@ -37,7 +38,7 @@ def _differences(one: Result, two: Result) -> pl.DataFrame:
         raise UserError(
             "compare: smoothed differently; expected the same sigma, samples, alpha and seed in both"
         )
-    rows, pairs = combined(one, two, paired_models(one, two))
+    rows, pairs = combined_rows(one, two)
     found = []
     for model, against in pairs:
         mine, theirs = (rows.filter(model=name).sort("sample") for name in (model, against))

@@ -5,17 +5,18 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.result import Kind, Result, combined, listed, paired_models
+from antiphase.commands.old import Kind
+from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import summarise_tasks
 from antiphase.report.evaluation.figures import dot_figure
 from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.page import write_evaluation_page
 from antiphase.report.evaluation.wording import difference_sheet, heading, sheets
+from antiphase.report.figure import families
 from antiphase.report.runs.stored import read_json
-from antiphase.report.style.families import families
-from antiphase.report.style.sheets import Sheet
-from antiphase.report.style.wording import percent
+from antiphase.report.table import Table
+from antiphase.report.words import percent
 
 
 def _line(result: Result) -> str:
@@ -28,7 +29,7 @@ def _line(result: Result) -> str:
     return f"{listed(summary['models'])}; {'; '.join(numbers)}{more}"
 
 
-def _sheets(folder: Path) -> list[Sheet]:
+def _sheets(folder: Path) -> list[Table]:
     summary = read_json(folder / "summary.json", ("models", "results", "differences"))
     groups = families(summary["models"])
     apart = difference_sheet(summary, groups)
@@ -41,7 +42,7 @@ def _figure(folder: Path) -> Figure:
 
 
 def _differences(one: Result, two: Result) -> pl.DataFrame:
-    rows, pairs = combined(one, two, paired_models(one, two))
+    rows, pairs = combined_rows(one, two)
     try:
         found = summarise_tasks(rows, dict(pairs))["differences"]
     except ValueError as error:

@@ -9,12 +9,13 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.result import Kind, Result, listed
+from antiphase.commands.old import Kind
+from antiphase.commands.result import Result, listed
 from antiphase.errors import UserError
 from antiphase.files import replacing
 from antiphase.reading import as_json, read_json
 from antiphase.report.runs.look import figure_bytes, looked_figure
-from antiphase.report.style.sheets import Field, Sheet
+from antiphase.report.table import Field, Table
 from antiphase.runs.look import Looked, MapColumn
 from antiphase.statistics.intervals import jackknife, paired_difference
 
@@ -59,7 +60,7 @@ def _line(result: Result) -> str:
     return f"{listed(stored['models'])} on {count} image{'s' * (count > 1)} for {texts}"
 
 
-def _sheets(folder: Path) -> list[Sheet]:
+def _sheets(folder: Path) -> list[Table]:
     metrics = read_json(folder / "maps.json")["metrics"]
     rows = tuple(
         (
@@ -74,7 +75,7 @@ def _sheets(folder: Path) -> list[Sheet]:
     )
     columns = ("model", "method", "text", "image", "pointing game", "average precision")
     return (
-        [Sheet("masks", "Maps against masks", columns, rows, pl.DataFrame(metrics).write_csv())]
+        [Table("masks", "Maps against masks", columns, rows, pl.DataFrame(metrics).write_csv())]
         if rows
         else []
     )

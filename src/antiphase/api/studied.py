@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.result import Kind, Result, nothing_paired, read_result
+from antiphase.commands.old import Kind, nothing_paired
+from antiphase.commands.result import Result, read_result
 from antiphase.errors import UserError
 from antiphase.reading import read_json
 from antiphase.report.studies.figures import plot_figure
@@ -18,7 +19,7 @@ from antiphase.report.studies.forest import forest_figure, forest_lines
 from antiphase.report.studies.site import write_site
 from antiphase.report.studies.tables import claims_csv, claims_sheets, table_sheet
 from antiphase.report.studies.wording import tally
-from antiphase.report.style.sheets import Sheet
+from antiphase.report.table import Table
 from antiphase.studies.options import PackOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
 from antiphase.studies.plan import select
@@ -98,7 +99,7 @@ def _line(result: Result) -> str:
     return f"{names} under profile {studies[0].profile}: {done} of {total} cells{said}"
 
 
-def _sheets(folder: Path) -> list[Sheet]:
+def _sheets(folder: Path) -> list[Table]:
     studies = _studies(folder)
     tables = [table for study in studies if study.artefact for table in study.artefact.tables]
     return [*claims_sheets(studies, [""] * len(studies)), *map(table_sheet, tables)]

@@ -11,10 +11,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from antiphase.commands.result import Kind, Result, nothing_paired
+from antiphase.commands.old import Kind, nothing_paired
+from antiphase.commands.result import Result
 from antiphase.reading import as_json_lines
-from antiphase.report.style.figures import STYLE
-from antiphase.report.style.sheets import Field, Sheet
+from antiphase.report.figure import STYLE
+from antiphase.report.table import Field, Table
 
 _METRICS = "metrics.jsonl"
 _NOT_DRAWN = ("epoch", "learning_rate", "images_per_second")
@@ -37,14 +38,14 @@ def _line(result: Result) -> str:
     return f"{', '.join(numbers[:3])} after {last['epoch']} epoch{'s' * (last['epoch'] > 1)}"
 
 
-def _sheets(folder: Path) -> list[Sheet]:
+def _sheets(folder: Path) -> list[Table]:
     rows = [_numbers(row) for row in _epochs((folder / _METRICS).read_bytes())]
     columns = tuple(rows[-1])
     cells = tuple(
         tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns) for row in reversed(rows)
     )
     csv = pl.DataFrame(rows, infer_schema_length=None).write_csv()
-    return [Sheet("metrics", "By epoch, the last one first", columns, cells, csv)]
+    return [Table("metrics", "By epoch, the last one first", columns, cells, csv)]
 
 
 def _figure(folder: Path) -> Figure:

@@ -107,8 +107,10 @@ def _loaded(options: AuditOptions) -> "Audit | PopeAttack":
 def _show(summary: dict[str, Any], out: Path) -> Answer:
     """Draw the report, print the table and return summary and report."""
     from antiphase.processes import this_process
-    from antiphase.report import console_report, read_run, write_report
     from antiphase.report.card.writer import write_card
+    from antiphase.report.runs.console import console_report
+    from antiphase.report.runs.page import write_report
+    from antiphase.report.runs.stored import read_run
 
     if not this_process().first:
         return None

@@ -13,7 +13,7 @@ from antiphase.terminal import console, say
 def certify(options: CertifyOptions) -> Answer:
     """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 
-    The expected time is printed first, and the same command resumes a killed run. The certificate is one of
+    The same command resumes a killed run. The certificate is one of
     the smoothed model. A model that was not trained with noise certifies little at a large σ: try a small one.
 
     For comparison the radii of the model itself are estimated as margin over Lipschitz constant (robustness paper,
@@ -35,7 +35,7 @@ def certify(options: CertifyOptions) -> Answer:
         from antiphase.runs.certify import run
 
         began = time.monotonic()
-        _, summary = run(options, typed_command(), announce=console(err=True).print)
+        _, summary = run(options, typed_command())
         if not this_process().first:
             return None
         report = write_certified_report(options.out)

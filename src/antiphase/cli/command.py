@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import sys
 import tomllib
 import types
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from antiphase.commands.command import Answer, Refusal
 from antiphase.commands.options import Options, Typed
 from antiphase.errors import UserError, first_line, shown
 from antiphase.reading import read_text
@@ -24,16 +26,19 @@ from antiphase.terminal import say
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
-Answer = dict[str, Any] | list[Any] | None
-"""What ``--json`` prints; None in those processes of a run that print nothing."""
-
-
-class Refusal(dict[str, Any]):
-    """An answer after which the command ends with exit code 1: it did its work, and the answer is no."""
-
-
 Body = Callable[[Any], Answer]
 """What a command does with its options."""
+
+
+def register(app: typer.Typer, name: str, module: Any) -> None:
+    """Register the command of a module of ``commands/``."""
+    if (found := getattr(module, "COMMAND", None)) is not None:
+
+        def body(options: Any) -> Answer:
+            return found.answer(options, shlex.join(["antiphase", *sys.argv[1:]]))
+
+        body.__doc__ = found.options.__doc__
+        command(app, found.options, name)(body)
 
 
 def command(app: typer.Typer, options: type[Options], name: str | None = None) -> Callable[[Body], Body]:

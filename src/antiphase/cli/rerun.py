@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
+from functools import partial
 from typing import Any
 
-from antiphase.cli.app import app
+from antiphase.cli.app import app, typed_command
 from antiphase.cli.command import Answer, command
-from antiphase.cli.groups import MODULES
+from antiphase.commands import COMMANDS, find_command
+from antiphase.commands.command import Command
 from antiphase.errors import UserError, shown
 from antiphase.runs.options.rerun import RerunOptions
 from antiphase.terminal import say
@@ -44,8 +46,13 @@ def rerun(options: RerunOptions) -> Answer:
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
     stored.pop("write_adapter", None)  # it would write elsewhere
-    body = getattr(importlib.import_module(f"antiphase.cli.{MODULES[name][0]}"), name.replace("-", "_"))
-    repeated = inspect.signature(body, eval_str=True).parameters["options"].annotation.from_file(stored)
+    found = find_command(name)
+    if isinstance(found, Command):
+        repeated = found.options.from_file(stored)
+        body = partial(found.answer, typed=typed_command())
+    else:
+        body = getattr(importlib.import_module(COMMANDS[name][0]), name.replace("-", "_"))
+        repeated = inspect.signature(body, eval_str=True).parameters["options"].annotation.from_file(stored)
     check_code(repeated, options.run_code, f"run {shown(str(options.run))}")
     body(repeated)
     found = compared(options.run, out)

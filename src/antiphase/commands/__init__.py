@@ -1,1 +1,90 @@
-"""One folder for each command: its options, its run, its result."""
+"""The commands: one folder for each, with its options, its run and its result."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from antiphase.errors import UserError
+
+if TYPE_CHECKING:
+    from antiphase.commands.command import Command
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "quickstart": (
+        "antiphase.cli.attack",
+        "Audit the small models that come with the package on images of Fashion-MNIST that come with it too.",
+    ),
+    "audit": (
+        "antiphase.cli.attack",
+        "Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.",
+    ),
+    "attack": (
+        "antiphase.cli.attack",
+        "Attack a model, or several, with any attack or ensemble; write rows, summary.json and report.html.",
+    ),
+    "sense": (
+        "antiphase.commands.sense",
+        "Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.",
+    ),
+    "certify": (
+        "antiphase.cli.certify",
+        "Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.",
+    ),
+    "evaluate": (
+        "antiphase.cli.evaluate",
+        "Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.",
+    ),
+    "look": ("antiphase.cli.look", "Draw where a CLIP and its twin look in images for a text, side by side."),
+    "train": (
+        "antiphase.cli.training",
+        "Train a ViT or a DiffViT by the robustness paper's recipe (Adam, 5e-4, batches of 128).",
+    ),
+    "train-clip": (
+        "antiphase.cli.clip_training",
+        "Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.",
+    ),
+    "train-vlm": (
+        "antiphase.cli.vlm_training",
+        "Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.",
+    ),
+    "study": (
+        "antiphase.cli.study",
+        "The papers' tables and figures, and studies of your own. A cell is one training or one measurement.",
+    ),
+    "export": (
+        "antiphase.cli.export",
+        "Write a model as safetensors, in our layout or the released one, or put it on the hub.",
+    ),
+    "rerun": (
+        "antiphase.cli.rerun",
+        "Repeat a run with the options that it stored, and say whether the numbers are equal.",
+    ),
+    "verify": (
+        "antiphase.cli.verify",
+        "Measure again what a robustness card says, and compare every number.",
+    ),
+    "leaderboard": (
+        "antiphase.cli.leaderboard",
+        "Draw all robustness cards below a folder as one page, a table for each data set and norm.",
+    ),
+    "doctor": (
+        "antiphase.cli.doctor",
+        "Show versions, devices, kernels and data, and how to get what is missing.",
+    ),
+}
+"""Each command's module, which has it as ``COMMAND``, and the first line of its help."""
+
+
+def find_command(name: str) -> "Command":
+    """Return a command by name, such as ``"audit"``.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    if name not in COMMANDS and name != "study run":
+        raise UserError(f"command {name!r}: expected one of {', '.join(COMMANDS)}")
+    module = importlib.import_module(COMMANDS[name.split()[0]][0])
+    if hasattr(module, "COMMAND"):
+        return module.COMMAND
+    from antiphase.commands.old import old_command
+
+    return old_command(name)

@@ -32,7 +32,7 @@ def holding(objects: Mapping[str, Any]) -> Iterator[None]:
         _HELD.update(before)
 
 
-def given(spec: Any) -> Any:
+def live_object(spec: Any) -> Any:
     """Return the object of a specification; None for any other specification.
 
     Raises:

@@ -1,14 +1,13 @@
-"""Models, their images and the device they run on, as the options name them."""
+"""Models and the device they run on, as the options name them."""
 
 import os
 import shutil
 import warnings
 from collections.abc import Sequence, Sized
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.commands.live_objects import given
+from antiphase.commands.live_objects import live_object
 from antiphase.commands.options import Options
 from antiphase.errors import UserError, first_line, shown
 from antiphase.processes import this_process
@@ -17,93 +16,6 @@ from antiphase.terminal import say
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from antiphase.data import ImageSet
-
-
-def load_lineup(
-    models: Sequence[str],
-    against: Sequence[str],
-    data: Any,
-    *,
-    split: str,
-    limit: int | None,
-    random_weights: bool,
-    skip_bad: bool,
-    device: str,
-    progress: bool,
-    prompt: str | None = None,
-    classes: Path | None = None,
-) -> tuple[list["nn.Module"], list["nn.Module"], "ImageSet"]:
-    """Load models, their twins and the images: those that were asked for, else those the first was trained for.
-
-    A dual encoder is bound to the images' classes, so that it is a classifier like all others.
-
-    Args:
-        models: specifications.
-        against: those of the twins, as many or none.
-        data: source of images, or what ``load_data`` takes in its place.
-        split: part of it.
-        limit: at most this many images.
-        random_weights: whether models of other libraries are built without a download.
-        skip_bad: whether unreadable images are left out.
-        device: name of it.
-        progress: whether to show progress.
-        prompt: template of a dual encoder's class prompts; the data's own prompts, or the paper's template,
-            where not given.
-        classes: file with the data's class names in the order of the models' outputs.
-
-    Raises:
-        UserError: if twins and models differ in number, nothing is known of the data, or an option has no use.
-    """
-    from antiphase.data import load_data
-    from antiphase.data.sources import source_of
-    from antiphase.models.card import card_of, settle_size, size_for, square_of, with_card, with_own_pixels
-    from antiphase.models.class_names import read_class_names
-    from antiphase.models.zeroshot import bound, is_dual_encoder
-
-    place = find_device(device)
-    check_twins(models, against)
-    loaded = load_models([*models, *against], place, random_weights)
-    if prompt is not None and not any(map(is_dual_encoder, loaded)):
-        raise UserError(f"prompt {prompt!r}: none of the models is a CLIP; leave out --prompt")
-    card = card_of(loaded[0])
-    own = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
-    source = data or None if isinstance(data, str) else data
-    if source is None and (source := own or (card.recipe or {}).get("data")) is None:
-        raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
-    noise = isinstance(source, str) and source == "random"
-    if (images := given(source)) is not None:
-        images = load_data(images, limit=limit, seed=0, skip_bad=skip_bad, progress=progress)
-    else:
-        size, channels = size_for(loaded)
-        if noise:
-            size = size or card.image_shape[1]
-        images = load_data(
-            source,
-            split=split,
-            image_size=size,
-            channels=channels,
-            limit=limit,
-            seed=0,
-            skip_bad=skip_bad,
-            num_classes=(card.num_classes or source_of(source).classes) if noise else None,
-            progress=progress,
-        )
-    settle_size(loaded, images.image_shape)
-    if noise:
-        square_of(loaded[0])  # refuses a model whose images are not square
-    images = with_own_pixels(images, loaded)  # the preprocessing travels with the model
-    if classes is not None:
-        if noise or any(map(is_dual_encoder, loaded)):
-            raise UserError(
-                "--classes: a CLIP takes the data's own class names, random images have none; leave it out"
-            )
-        for model in loaded:
-            names = read_class_names(classes, card_of(model).num_classes)
-            with_card(model, replace(card_of(model), class_names=names))
-    loaded = [bound(model, images, prompt) for model in loaded]
-    return loaded[: len(models)], loaded[len(models) :], images
 
 
 def load_models(
@@ -157,7 +69,7 @@ def _placed(name: str, random: bool, place: "torch.device") -> "nn.Module":
     from antiphase.models.zoo import load_model
     from antiphase.modules import differentiable
 
-    model = given(name)
+    model = live_object(name)
     if model is None:
         model = load_model(name, random_weights=random)
     return with_kind_found(differentiable(model)).to(place)

@@ -8,19 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from antiphase.commands import find_command
 from antiphase.commands.live_objects import as_text
 from antiphase.commands.options import Options
-from antiphase.commands.result import KINDS, Kind, Result, read_result
+from antiphase.commands.result import Result, read_result
 from antiphase.commands.run_folder import run_folder
+from antiphase.commands.sense.options import SenseOptions
 from antiphase.errors import UserError
 from antiphase.processes import this_process
-from antiphase.registry import CLIPS, find
+from antiphase.registry import CLIPS
 from antiphase.runs.options.attack import AttackOptions, AuditOptions
 from antiphase.runs.options.certify import CertifyOptions
 from antiphase.runs.options.clip_training import TrainClipOptions
 from antiphase.runs.options.evaluate import EvaluateOptions
 from antiphase.runs.options.look import LookOptions
-from antiphase.runs.options.sense import SenseOptions
 from antiphase.runs.options.training import TrainOptions
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.studies.options import RunOptions
@@ -69,19 +70,17 @@ def sense(model: Any, **options: Any) -> Result:
 
     Args:
         model: specification or module, or several.
-        **options: fields of :class:`~antiphase.runs.options.sense.SenseOptions`, as for :func:`audit`.
+        **options: fields of :class:`~antiphase.commands.sense.options.SenseOptions`, as for :func:`audit`.
 
     Raises:
         UserError: an option is not known or not valid, or a model has no attention that is known.
     """
-    from antiphase.runs.sense import run
+    return _command_of("sense", {"model": model, **options})
 
-    return _run(
-        "sense",
-        SenseOptions,
-        {"model": model, **options},
-        lambda chosen, command: run(chosen, command, announce=_teller(chosen.quiet)),
-    )
+
+def _command_of(name: str, values: dict[str, Any]) -> Result:
+    command = find_command(name)
+    return _run(name, command.options, values, command.function())
 
 
 def certify(model: Any, **options: Any) -> Result:
@@ -96,12 +95,7 @@ def certify(model: Any, **options: Any) -> Result:
     """
     from antiphase.runs.certify import run
 
-    return _run(
-        "certify",
-        CertifyOptions,
-        {"model": model, **options},
-        lambda chosen, command: run(chosen, command, announce=_teller(chosen.quiet)),
-    )
+    return _run("certify", CertifyOptions, {"model": model, **options}, run)
 
 
 def evaluate(models: Any, **options: Any) -> Result:
@@ -236,7 +230,7 @@ def study(names: Any, **options: Any) -> Result:
         tell = _teller(chosen.quiet) or (lambda line: None)
         run(chosen, tell, tell)
         found = studied(chosen)
-    return found if options.get("store") is not None else Result(found.kind, found.files)
+    return found if options.get("store") is not None else type(found)(found.kind, found.files)
 
 
 def _run(
@@ -255,8 +249,7 @@ def _run(
             process.wait()
             found = read_result(Path(out), name, stored=stored)
             if stored and process.first:
-                spec: Kind = find(KINDS, name, "kind of result")
-                spec.report(Path(out))
+                found.write_report(Path(out))
     return found if stored else _without_place(found, out)
 
 
@@ -281,7 +274,7 @@ def _without_place(found: Result, place: str) -> Result:
     options = record.get("options", {})
     record["options"] = {name: value for name, value in options.items() if not str(value).startswith(place)}
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    return Result(found.kind, {**found.files, "run.json": text.encode()})
+    return type(found)(found.kind, {**found.files, "run.json": text.encode()})
 
 
 def _command(name: str, chosen: Options, left_out: tuple[str, ...] = ()) -> str:

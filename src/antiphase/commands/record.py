@@ -14,44 +14,13 @@ from antiphase.commands.loading import find_device
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet
 from antiphase.data.pairs import PairSet
-from antiphase.errors import UserError
-from antiphase.evaluation.tasks.task import QuestionSet
+from antiphase.evaluation.tasks import QuestionSet
 from antiphase.files import write_json
-from antiphase.models.card import ModelCard, card_of
+from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.precision import multiplies_bf16
 from antiphase.processes import this_process
-
-
-def short_names(cards: Sequence[ModelCard]) -> list[str]:
-    """Return short names where they tell the models apart, whole specifications where not.
-
-    Raises:
-        UserError: if a model is named twice.
-    """
-    for names in ([card.name for card in cards], [card.spec for card in cards]):
-        if len(set(names)) == len(names):
-            return names
-    raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")
-
-
-def check_fit(card: ModelCard, data: ImageSet) -> None:
-    """Refuse images that a model does not take.
-
-    Raises:
-        UserError: if shape or number of classes differ.
-    """
-    if card.image_shape != data.image_shape:
-        raise UserError(
-            f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "
-            "give data that fits with --data"
-        )
-    if len(data) and int(data.labels.max()) >= card.num_classes:
-        raise UserError(
-            f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
-            "give data that fits with --data"
-        )
 
 
 def run_record(

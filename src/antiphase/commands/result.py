@@ -1,35 +1,45 @@
-"""The result of a command: the files of its run, held in memory."""
+"""The result of a command: the files of its run, held in memory, and what is drawn and compared from them."""
 
 import base64
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import polars as pl
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from antiphase.arguments import validated
+from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
 from antiphase.files import replacing
 from antiphase.reading import as_json, as_json_lines, as_rows
-from antiphase.registry import Table, find
-from antiphase.report.style.figures import as_svg
-from antiphase.report.style.sheets import Field, Sheet
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-    from antiphase.report.style.sheets import Sheet
-
+    from antiphase.report.page import Headline, Section
+    from antiphase.report.table import Table
 
 WEIGHTS = "model.safetensors"
+_HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
+_NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
+_MOST_ROWS = 24  # of a table in a notebook
+RUN_KEYS = (
+    "command",
+    "settings",
+    "data",
+    "data_fingerprint",
+    "n",
+    "seconds",
+    "hardware",
+    "versions",
+    "warnings",
+)
 
 
 def _as_lines(content: bytes, name: str) -> "pl.DataFrame":
@@ -39,13 +49,11 @@ def _as_lines(content: bytes, name: str) -> "pl.DataFrame":
 
 
 _READERS = {".parquet": as_rows, ".jsonl": _as_lines}
-_HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
-_NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """What a command found.
+    """What a command measured. Each command has a subclass, with what its results do not share.
 
     Attributes:
         kind: name of the command.
@@ -57,15 +65,53 @@ class Result:
     files: Mapping[str, bytes]
     directory: Path | None = None
 
-    @property
+    main_table: ClassVar[str] = "rows"
+    needs: ClassVar[tuple[str, ...]] = ("summary.json", "run.json")  # a finished run has them
+    keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
+    settings_title: ClassVar[str] = "Measurement"
+    measures: ClassVar[str] = ""  # what, where the command's name does not say it
+
+    def headlines(self) -> "list[Headline]":
+        """Return what the run shows; the first is the title of its page."""
+        raise NotImplementedError
+
+    def sections(self) -> "list[Section]":
+        """Return the sections of the page: figures and tables."""
+        raise NotImplementedError
+
+    def differences(self, other: Self) -> "pl.DataFrame":
+        """Return how the models differ from those of another result of the same class; see :meth:`compare`."""
+        raise NotImplementedError
+
+    def console(self) -> list[Any]:
+        """Return what the command prints of its result."""
+        from rich.text import Text
+
+        titles = [Text(f"{headline.title}.\n", "bold") for headline in self.headlines()]
+        return [*titles, *(table.console() for section in self.sections() for table in section.tables)]
+
+    def write_report(self, folder: Path) -> Path:
+        """Write the page into the directory of the run, and return its path."""
+        from antiphase.report.page import write_page
+
+        path = folder / "report.html"
+        write_page(path, self.record, self.headlines(), self.sections(), settings=self.settings_title)
+        return path
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes]) -> "type[Result]":
+        """Return the class for these files, where a command makes runs of several kinds."""
+        return cls
+
+    @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers of the report, as in ``summary.json``."""
-        return self._json("summary.json")
+        return self.read_json("summary.json", self.keys)
 
     @property
     def record(self) -> dict[str, Any]:
         """Settings, versions, hardware and warnings, as in ``run.json``."""
-        return self._json("run.json")
+        return self.read_json("run.json", RUN_KEYS if "summary.json" in self.needs else ())
 
     @property
     def warnings(self) -> list[str]:
@@ -87,18 +133,24 @@ class Result:
             UserError: there is no such table.
         """
         names = self.tables
-        name = table or (self._kind.frame if self._kind.frame in names else names[0])
-        if name not in names:
-            raise UserError(f"table {shown(name)}: expected one of {', '.join(names)}")
+        name = table or (self.main_table if self.main_table in names else names[0])
         for suffix, reader in _READERS.items():
             if name + suffix in self.files:
                 return reader(self.files[name + suffix], name + suffix)
-        raise AssertionError(name)
+        raise UserError(f"table {shown(name)}: expected one of {', '.join(names)}")
 
     def plot(self) -> "Figure":
-        """Draw the figure of the report."""
-        with self.unpacked() as folder:
-            return _showable(self._kind.figure(folder))
+        """Draw the first figure of the report."""
+        from antiphase.report.figure import as_png
+
+        figure = self.figure()
+        # a notebook shows a figure by itself only if pyplot made it
+        figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
+        return figure
+
+    def figure(self) -> "Figure":
+        """Return the first figure of the report."""
+        return next(plot.figure for section in self.sections() for plot in section.plots)
 
     def compare(self, other: "Result") -> "pl.DataFrame":
         """Return how the models of this result differ from those of another, paired in their order.
@@ -115,10 +167,10 @@ class Result:
             raise UserError(
                 f"compare: got a {type(other).__name__}; expected a result of antiphase.{self.kind}"
             )
-        if self._kind is not other._kind:
-            mine, theirs = (" of ".join(filter(None, (each.kind, each._kind.of))) for each in (self, other))
-            raise UserError(f"compare: a result of {mine} and one of {theirs}; expected the same kind")
-        return self._kind.differences(self, other)
+        if type(self) is not type(other):
+            kinds = (" of ".join(filter(None, (result.kind, result.measures))) for result in (self, other))
+            raise UserError(f"compare: a result of {' and one of '.join(kinds)}; expected the same kind")
+        return self.differences(other)
 
     def save(self, directory: str | Path) -> Path:
         """Write the run with its report into a directory, as the command does, and return its path.
@@ -128,40 +180,51 @@ class Result:
         """
         out = Path(directory)
         with run_folder(out, self.kind):
-            self._write(out)
+            for name, content in self.files.items():
+                with replacing(out / name) as temporary:
+                    temporary.write_bytes(content)
             weights = None if self.directory is None else self.directory / WEIGHTS
             if weights is not None and weights.exists() and weights != out.resolve() / WEIGHTS:
                 with replacing(out / WEIGHTS) as temporary:
                     shutil.copyfile(weights, temporary)
-            self._kind.report(out)
+            self.write_report(out)
         return out
 
+    def line(self) -> str:
+        """Return the result in a few words."""
+        return self.headlines()[0].title
+
     def __repr__(self) -> str:
-        return f"<antiphase {self.kind}: {self._kind.line(self)}>"
+        return f"<antiphase {self.kind}: {self.line()}>"
 
     def _repr_html_(self) -> str:
-        from antiphase.commands.result import page_part
+        return notebook_html(repr(self)[1:-1], self.warnings, self.figure(), self.all_tables())
 
-        with self.unpacked() as folder:
-            return page_part(
-                repr(self)[1:-1], self.warnings, self._kind.figure(folder), self._kind.sheets(folder)
-            )
+    def all_tables(self) -> "list[Table]":
+        """Return the tables of the page."""
+        sections = self.sections()
+        return [
+            table
+            for section in sections
+            for table in (*section.tables, *(table for panel in section.panels for table in panel.tables))
+        ]
 
-    @property
-    def _kind(self) -> "Kind":
-        return _kind_of(self.kind, self.files)
+    def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the content of a JSON file of the run.
 
-    def _json(self, name: str) -> dict[str, Any]:
+        Raises:
+            UserError: there is no such file, or it cannot be read or lacks a key.
+        """
         if name not in self.files:
             raise UserError(
                 f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}"
             )
-        return as_json(self.files[name], name)
-
-    def _write(self, folder: Path) -> None:
-        for name, content in self.files.items():
-            with replacing(folder / name) as temporary:
-                temporary.write_bytes(content)
+        content = as_json(self.files[name], name)
+        if missing := [key for key in keys if key not in content]:
+            raise UserError(
+                f"{name} has no {missing[0]!r}: expected the file of a finished run; run it again"
+            )
+        return content
 
     @contextmanager
     def unpacked(self) -> Iterator[Path]:
@@ -173,12 +236,12 @@ class Result:
             yield Path(name)
 
 
-def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
+def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
     """Read the files of a run directory.
 
     Args:
         directory: of the run.
-        kind: name of the command.
+        command: that made it.
         stored: whether the directory stays, so that a model's weights need not be held in memory.
 
     Raises:
@@ -190,16 +253,12 @@ def read_result(directory: Path, kind: str, *, stored: bool = True) -> Result:
         for path in sorted(directory.glob(pattern))
         if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
     }
-    if missing := [name for name in _kind_of(kind, files).needs if name not in files]:
+    kind = find_command(command).result_type().of_files(files)
+    if missing := [name for name in kind.needs if name not in files]:
         raise UserError(
             f"{directory}: has no {missing[0]}; the run is not finished: repeat its command to resume"
         )
-    return Result(kind, files, directory.resolve() if stored else None)
-
-
-def _kind_of(command: str, files: Mapping[str, bytes]) -> "Kind":
-    kind: Kind = find(KINDS, command, "kind of result")
-    return kind.instead(as_json(files.get("summary.json", b"{}"), "summary.json")) or kind
+    return kind(command, files, directory.resolve() if stored else None)
 
 
 @validated
@@ -220,65 +279,15 @@ def open_result(directory: str | Path) -> Result:
         from antiphase.api.studied import open_studies
 
         return open_studies(folder)
-    if kind not in KINDS:
+    known = [name for name in COMMANDS if find_command(name).result]
+    if kind not in known:
         raise UserError(
-            f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(KINDS)}"
+            f"{folder}: holds no run that is known; expected a directory written by antiphase {', '.join(known)}"
         )
     return read_result(folder, kind)
 
 
-def _showable(figure: "Figure") -> "Figure":
-    """Let a notebook show a figure, which it does by itself only for those of pyplot."""
-    from antiphase.report.style.figures import as_png
-
-    figure._repr_png_ = lambda: as_png(figure)  # pyright: ignore[reportAttributeAccessIssue]
-    return figure
-
-
-KINDS: Table = {
-    "audit": "antiphase.api.attacked:KIND",
-    "attack": "antiphase.api.attacked:KIND",
-    "quickstart": "antiphase.api.attacked:KIND",
-    "sense": "antiphase.api.sensed:KIND",
-    "certify": "antiphase.api.certified:KIND",
-    "evaluate": "antiphase.api.evaluated:KIND",
-    "look": "antiphase.api.looked:KIND",
-    "train": "antiphase.api.trained:KIND",
-    "train-clip": "antiphase.api.trained:KIND",
-    "train-vlm": "antiphase.api.trained:KIND",
-    "study run": "antiphase.api.studied:KIND",
-}
-"""The ``Kind`` of each command's results, by the name in the marker of its directory."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How the results of one command are read, shown and compared.
-
-    Attributes:
-        frame: name of the main table, a file of the run without its suffix.
-        needs: files without which a directory holds no finished run.
-        line: the result in a few words.
-        sheets: tables of a directory with the files of the run.
-        figure: the picture, from the same.
-        differences: how a result differs from another of the same kind, with intervals.
-        report: writes what the command draws into the directory.
-        of: what is measured, where the command's name does not say it.
-        instead: the kind of a run with this ``summary.json``, where a command makes runs of two kinds; None: this one.
-    """
-
-    frame: str
-    needs: tuple[str, ...]
-    line: Callable[["Result"], str]
-    sheets: Callable[[Path], "list[Sheet]"]
-    figure: Callable[[Path], "Figure"]
-    differences: Callable[["Result", "Result"], "pl.DataFrame"]
-    report: Callable[[Path], object]
-    of: str = ""
-    instead: "Callable[[Mapping[str, Any]], Kind | None]" = lambda summary: None
-
-
-def listed(models: "list[Mapping[str, Any]]") -> str:
+def listed(models: Sequence[Mapping[str, Any]]) -> str:
     """Name the models of a summary.
 
     >>> listed([{"name": name} for name in "abcd"])
@@ -295,69 +304,51 @@ def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     Raises:
         UserError: they differ in number, or were measured on different images.
     """
-    mine, theirs = ([model["name"] for model in each.summary["models"]] for each in (one, two))
+    mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
     if len(mine) != len(theirs):
         raise UserError(f"compare: {len(mine)} models and {len(theirs)}; expected as many in both results")
-    data = [each.record["data_fingerprint"] for each in (one, two)]
+    data = [result.record["data_fingerprint"] for result in (one, two)]
     if data[0] != data[1]:
-        names = [each.record["data"] for each in (one, two)]
+        names = [result.record["data"] for result in (one, two)]
         raise UserError(
             f"compare: different images, {names[0]} and {names[1]}; expected the same data, split and limit"
         )
     return list(zip(mine, theirs, strict=True))
 
 
-def combined(
-    one: Result, two: Result, pairs: Sequence[tuple[str, str]], table: str | None = None
-) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
-    """Return the rows of both under names that differ, and the pairs under these names."""
+def combined_rows(
+    one: Result, two: Result, table: str | None = None
+) -> "tuple[pl.DataFrame, list[tuple[str, str]]]":
+    """Return the rows of both under names that differ, and the paired models under these names."""
+    import polars as pl
+
+    pairs = paired_models(one, two)
     taken = {name for name, _ in pairs}
     renamed = {name: f"{name} (other)" if name in taken else name for _, name in pairs}
     theirs = two.frame(table).with_columns(pl.col("model").replace(renamed))
     return pl.concat([one.frame(table), theirs]), [(name, renamed[other]) for name, other in pairs]
 
 
-def nothing_paired(what: str) -> Any:
-    """Return the ``differences`` of a kind that has none."""
+def notebook_html(line: str, warnings: Sequence[str], figure: "Figure", tables: "Sequence[Table]") -> str:
+    """Return HTML that stands alone: no script, no style sheet, nothing from the network."""
+    from antiphase.report.figure import as_svg
 
-    def refuse(one: Result, two: Result) -> pl.DataFrame:
-        raise UserError(f"compare: {what}")
-
-    return refuse
-
-
-_MOST_ROWS = 24
-
-
-def page_part(line: str, warnings: Sequence[str], figure: Figure, sheets: Sequence[Sheet]) -> str:
-    """Return HTML that stands alone: no script, no style sheet, nothing from the network.
-
-    Args:
-        line: the result in a few words.
-        warnings: reasons to doubt it.
-        figure: its picture, included as SVG.
-        sheets: its tables; of a long one the first 24 rows.
-    """
     picture = base64.b64encode(as_svg(figure).encode()).decode()
-    parts = [f"<p><b>{escape(line)}</b></p>"]
-    parts += [f"<p>Warning: {escape(warning)}</p>" for warning in warnings]
-    parts += [
-        f'<img style="max-width:100%;background:white" alt="{escape(line)}" src="data:image/svg+xml;base64,{picture}">'
-    ]
-    return "\n".join([*parts, *map(_table, sheets)])
+    source = f"data:image/svg+xml;base64,{picture}"
+    image = f'<img style="max-width:100%;background:white" alt="{escape(line)}" src="{source}">'
+    doubts = [f"<p>Warning: {escape(warning)}</p>" for warning in warnings]
+    return "\n".join([f"<p><b>{escape(line)}</b></p>", *doubts, image, *map(_notebook_table, tables)])
 
 
-def _table(sheet: Sheet) -> str:
-    heads = "".join(f"<th>{escape(column)}</th>" for column in sheet.columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in sheet.rows[:_MOST_ROWS])
-    left = len(sheet.rows) - _MOST_ROWS
+def _notebook_table(table: "Table") -> str:
+    heads = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = ""
+    for row in table.rows[:_MOST_ROWS]:
+        cells = ("<br><small>".join(map(escape, (field.text, *field.notes))) for field in row)
+        rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    left = len(table.rows) - _MOST_ROWS
     more = f"<p>{left} more rows: see frame()</p>" if left > 0 else ""
     return (
-        f'<div style="overflow-x:auto"><table><caption style="text-align:left">{escape(sheet.title)}</caption>'
+        f'<div style="overflow-x:auto"><table><caption style="text-align:left">{escape(table.title)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
     )
-
-
-def _cell(field: Field) -> str:
-    notes = "".join(f"<br><small>{escape(note)}</small>" for note in field.notes)
-    return f"<td>{escape(field.text)}{notes}</td>"

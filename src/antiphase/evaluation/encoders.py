@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.data.pairs import PairSet, model_images
 from antiphase.evaluation.metrics import estimate, task_metrics
 from antiphase.evaluation.retrieval import chosen_captions, retrieval_rows
-from antiphase.evaluation.tasks.task import Captions
+from antiphase.evaluation.tasks import Captions
 from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 
@@ -38,29 +38,20 @@ def encoder_numbers(
         UserError: The model does not encode text, or an image cannot be read.
     """
     encoder = as_dual_encoder(model)
-    place = encoder.logit_scale.device
+    device = encoder.logit_scale.device
     texts, owners = chosen_captions(pairs, captions)
-
-    def unit(vectors: list[Tensor]) -> Tensor:
-        return F.normalize(torch.cat([part.float().cpu() for part in vectors]), dim=-1)
-
-    images = unit(
-        [
-            encoder.encode_image(model_images(pairs, some, encoder.square).to(place))
-            for some in _parts(len(pairs), batch_size)
-        ]
-    )
-    words = unit(
-        [encoder.encode_text(texts[some.start : some.stop]) for some in _parts(len(texts), batch_size)]
-    )
-    metrics = task_metrics("retrieval", retrieval_rows(images, words, owners, pairs.ids))
-    found = {f"{metric.setting} {metric.name}": metric for metric in metrics}
+    images, words = [], []
+    for start in range(0, len(pairs), batch_size):
+        batch = range(start, min(start + batch_size, len(pairs)))
+        pixels = model_images(pairs, batch, encoder.square).to(device)
+        images.append(encoder.encode_image(pixels).float().cpu())
+    for start in range(0, len(texts), batch_size):
+        words.append(encoder.encode_text(texts[start : start + batch_size]).float().cpu())
+    vectors = [F.normalize(torch.cat(parts), dim=-1) for parts in (images, words)]
+    rows = retrieval_rows(*vectors, owners, pairs.ids)
+    metrics = {f"{metric.setting} {metric.name}": metric for metric in task_metrics("retrieval", rows)}
     if pairs.labels is not None:
         weights = zero_shot_classifier(model, pairs.class_names, prompts=prompts).weights.cpu()
-        rows = zero_shot_rows(images, weights, pairs.labels, pairs.ids)
-        found |= {_NAMES[m.name]: m for m in task_metrics("zero-shot", rows) if m.name in _NAMES}
-    return {name: round(estimate(metric).estimate.value, 4) for name, metric in found.items()}
-
-
-def _parts(count: int, size: int) -> list[range]:
-    return [range(at, min(at + size, count)) for at in range(0, count, size)]
+        rows = zero_shot_rows(vectors[0], weights, pairs.labels, pairs.ids)
+        metrics |= {_NAMES[m.name]: m for m in task_metrics("zero-shot", rows) if m.name in _NAMES}
+    return {name: round(estimate(metric).value, 4) for name, metric in metrics.items()}

@@ -11,10 +11,9 @@ from antiphase.arguments import Count, Seed, validated
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import (
+from antiphase.evaluation.tasks import (
     EvaluationTask,
     Features,
-    Groups,
     Protocol,
     Source,
     can_learn,
@@ -25,10 +24,9 @@ from antiphase.modules import device_of
 from antiphase.streams import generator
 
 _TINY = 1e-12  # minimal length for normalisation
-_CPU_BYTES, _OTHER_BYTES = (
-    4 * 2**20,
-    256 * 2**20,
-)  # bytes of features gathered at a time, which fit in a CPU cache
+# bytes of features gathered at a time; those on the CPU fit in its cache
+_CPU_BYTES = 4 * 2**20
+_OTHER_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -57,31 +55,22 @@ def draw_episodes(
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
     The draw depends only on the labels, the seed and the sizes, so all models get the same episodes. The first k
-    episodes do not depend on the number of episodes.
+    episodes do not depend on the number of episodes. Of a class with fewer test images than ``queries``, all are drawn.
 
     Source: sizes and protocol of M. El Banani, K. Desai, J. Johnson, *Learning Visual Representations via
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
 
-    Args:
-        train_labels: class of each training image; classes are drawn from these.
-        test_labels: class of each test image; classes without training images are ignored.
-        episodes: number of episodes, at least 1.
-        ways: classes per episode, at least 1.
-        shots: training images per class, at least 1.
-        queries: test images per class, at least 1, or all of a class that has fewer.
-        seed: random seed.
-
     Raises:
-        UserError: A size is below 1, there are fewer classes than ``ways``, or a class has fewer than ``shots``
-            training images or no test image.
+        UserError: There are fewer classes than ``ways``, or a class has fewer than ``shots`` training images or no test
+            image.
     """
     train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
-    classes, have = train_labels.unique(return_counts=True)
+    classes, shown = train_labels.unique(return_counts=True)
     if len(classes) < ways:
         raise UserError(f"{len(classes)} classes: expected at least {ways}; use fewer ways")
     known = test_labels[torch.isin(test_labels, classes)]
     asked = torch.searchsorted(classes, known).bincount(minlength=len(classes))
-    for label, images, questions in zip(classes.tolist(), have.tolist(), asked.tolist(), strict=True):
+    for label, images, questions in zip(classes.tolist(), shown.tolist(), asked.tolist(), strict=True):
         if images < shots:
             raise UserError(
                 f"class {label}: {images} training images, expected {shots} or more; leave it out or take fewer shots"
@@ -94,12 +83,11 @@ def draw_episodes(
     draws = torch.rand(episodes, ways * (1 + shots + queries), dtype=torch.float64, generator=draw)
     one, two, three = draws.split([ways, ways * shots, ways * queries], dim=1)
     chosen = _picks(one, torch.full((episodes,), len(classes)))
-    rows = _picks(two.unflatten(1, (ways, shots)), have[chosen])
-    asks = _picks(three.unflatten(1, (ways, queries)), asked[chosen])
+    support = _picks(two.unflatten(1, (ways, shots)), shown[chosen])
+    tested = _picks(three.unflatten(1, (ways, queries)), asked[chosen])
+    labels = classes[chosen]
     return Episodes(
-        classes[chosen],
-        _images_of(train_labels, classes[chosen], rows),
-        _images_of(test_labels, classes[chosen], asks),
+        labels, _images_of(train_labels, labels, support), _images_of(test_labels, labels, tested)
     )
 
 
@@ -149,19 +137,16 @@ def few_shot_accuracies(
 
     held = _CPU_BYTES if train.device.type == "cpu" else _OTHER_BYTES
     at_once = max(1, held // ((support.shape[1] + queries.shape[1]) * train.shape[1] * train.element_size()))
-    gathered = [train.new_empty(at_once * rows.shape[1], train.shape[1]) for rows in (support, queries)]
+    memory = [train.new_empty(at_once * rows.shape[1], train.shape[1]) for rows in (support, queries)]
     for start in range(0, len(support), at_once):
         part = slice(start, start + at_once)
-        s = _rows(train, support[part], gathered[0])
-        q = _rows(test, queries[part].clamp_min(0), gathered[1])
+        s, q = _rows(train, support[part], memory[0]), _rows(test, queries[part].clamp_min(0), memory[1])
         if centre:
             _move(s, q)
         if normalise:
-            s /= torch.linalg.vector_norm(s, dim=2, keepdim=True).clamp_min_(_TINY)
-            q /= torch.linalg.vector_norm(q, dim=2, keepdim=True).clamp_min_(_TINY)
-        if (
-            not centre
-        ):  # keeps distances, and avoids cancellation in ‖p‖² − 2·q·p if features have a large common part
+            for features in (s, q):
+                features /= torch.linalg.vector_norm(features, dim=2, keepdim=True).clamp_min_(_TINY)
+        if not centre:  # keeps distances; ‖p‖² − 2·q·p would cancel if features have a large common part
             _move(s, q)
         prototypes = s.unflatten(1, (ways, shots)).mean(2)
         distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
@@ -170,13 +155,11 @@ def few_shot_accuracies(
 
 
 def _rows(
-    features: Float[Tensor, "images dim"],
-    rows: Int64[Tensor, "episodes rows"],
-    into: Float[Tensor, "space dim"],
+    features: Float[Tensor, "images dim"], rows: Int64[Tensor, "episodes rows"], memory: Tensor
 ) -> Float[Tensor, "episodes rows dim"]:
-    """Return copies of these rows in the memory of ``into``, which is cheaper than allocating it each time."""
-    found = torch.index_select(features, 0, rows.flatten(), out=into[: rows.numel()])
-    return found.unflatten(0, rows.shape)
+    """Return copies of these rows in ``memory``, which is cheaper than allocating it each time."""
+    copies = torch.index_select(features, 0, rows.flatten(), out=memory[: rows.numel()])
+    return copies.unflatten(0, rows.shape)
 
 
 def _move(support: Float[Tensor, "episodes rows dim"], queries: Float[Tensor, "episodes asked dim"]) -> None:
@@ -215,52 +198,43 @@ def _images_of(
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
-    test, labels = labelled(source.test)
-    train, train_labels = labelled(source.train)
     place = device_of(model)
-    support = image_features(model, train, protocol, store).to(place)
-    queries = image_features(model, test, protocol, store).to(place)
-    found = []
-    for seed in range(protocol.seeds):
-        episodes = _episodes(train_labels, labels, test.name, protocol, protocol.episodes, seed)
-        accuracies = few_shot_accuracies(support, queries, episodes)
-        found.append(episode_rows(accuracies.cpu(), f"{protocol.ways}-way {protocol.shots}-shot", seed))
-    return pl.concat(found)
-
-
-def _episodes(train: Tensor, test: Tensor, name: str, protocol: Protocol, count: int, seed: int) -> Episodes:
-    try:
-        return draw_episodes(
-            train,
-            test,
-            episodes=count,
-            ways=protocol.ways,
-            shots=protocol.shots,
-            queries=protocol.queries,
-            seed=seed,
-        )
-    except UserError as error:
-        raise UserError(f"few-shot on {name}: {error}") from None
-
-
-def _too_small(source: Source, protocol: Protocol) -> str | None:
-    test, labels = labelled(source.test)
-    try:
-        _episodes(labelled(source.train)[1], labels, test.name, protocol, 1, 0)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    return [Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False)]
+    support, queries = (
+        image_features(model, labelled(data)[0], protocol, store).to(place)
+        for data in (source.train, source.test)
+    )
+    return pl.concat(
+        [
+            episode_rows(
+                few_shot_accuracies(support, queries, _episodes(source, protocol, protocol.episodes, seed)),
+                f"{protocol.ways}-way {protocol.shots}-shot",
+                seed,
+            )
+            for seed in range(protocol.seeds)
+        ]
+    )
 
 
 def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:
-    """Return a row for each few-shot episode, with its accuracy."""
-    return outcome_rows(
-        setting=setting, seed=seed, unit=list(range(len(accuracies))), score=accuracies.tolist()
-    )
+    """Return a row for each episode, with its accuracy."""
+    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies.tolist())
+
+
+def _episodes(source: Source, protocol: Protocol, count: int, seed: int) -> Episodes:
+    (_, train), (test, labels) = labelled(source.train), labelled(source.test)
+    sizes = {"ways": protocol.ways, "shots": protocol.shots, "queries": protocol.queries}
+    try:
+        return draw_episodes(train, labels, episodes=count, seed=seed, **sizes)
+    except UserError as error:
+        raise UserError(f"few-shot on {test.name}: {error}") from None
+
+
+def _too_small(source: Source, protocol: Protocol) -> str | None:
+    try:
+        _episodes(source, protocol, 1, 0)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 TASK = EvaluationTask(
@@ -272,7 +246,9 @@ TASK = EvaluationTask(
     "episodes does is in the standard deviation over seeds.",
     serves=can_learn,
     measure=_measure,
-    metrics=_metrics,
+    metrics=lambda setting, rows, groups: [
+        Metric(setting, "accuracy", observed(rows, pl.col("score")), seeds_alike=False)
+    ],
     fields=("space", "seeds", "episodes", "ways", "shots", "queries"),
     too_small=_too_small,
     learns=True,

@@ -1,7 +1,7 @@
-"""From rows of outcomes to the numbers that papers print: each with its interval, and the difference to a twin's."""
+"""From what a model made of each image, caption, episode or pair to the numbers that papers print, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,66 @@ from torch import Tensor
 from antiphase.data.expected_counts import MEAN_PER_CLASS
 from antiphase.data.mmvp import PAPER_PATTERNS
 from antiphase.registry import TASKS, find
-from antiphase.statistics.influence import mcnemar_clustered
+from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.intervals import (
     Estimate,
+    clipped,
     jackknife,
-    mcnemar_exact,
     mean_over_groups,
     paired_difference,
     proportion,
 )
 from antiphase.statistics.seeds_by_images import crossed_mean
+
+# setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
+# unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
+# rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
+ROW_SCHEMA = {
+    "setting": pl.String,
+    "seed": pl.Int64,
+    "unit": pl.Int64,
+    "group": pl.Int64,
+    "prediction": pl.Int64,
+    "rank": pl.Int64,
+    "score": pl.Float64,
+    "cost": pl.Float64,
+}
+# data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
+CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
+
+
+def outcome_rows(**columns: Any) -> pl.DataFrame:
+    """Return rows of ``ROW_SCHEMA``; a missing seed is 0, a missing setting empty, a missing group −1, others null."""
+    absent = {"setting": "", "seed": 0, "group": -1}
+    frame = pl.DataFrame(columns)
+    frame = frame.with_columns(
+        pl.lit(absent.get(name)).alias(name) for name in ROW_SCHEMA if name not in columns
+    )
+    return frame.select(pl.col(name).cast(kind) for name, kind in ROW_SCHEMA.items())
+
+
+def classification_rows(
+    scores: Float[Tensor, "n classes"],
+    labels: Int64[Tensor, " n"],
+    ids: Int64[Tensor, " n"],
+    setting: str = "",
+    seed: int = 0,
+) -> pl.DataFrame:
+    """Return a row for each image: the class of the highest score, and the rank of the right one.
+
+    Of equal scores the lower class number stands first, for prediction and rank alike.
+    """
+    right = scores.gather(1, labels[:, None])
+    earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
+    before = (~(scores <= right)) | ((scores == right) & earlier)  # NaN stands before
+    return outcome_rows(
+        setting=setting,
+        seed=seed,
+        unit=ids.tolist(),
+        group=labels.tolist(),
+        prediction=scores.argmax(1).tolist(),
+        rank=before.sum(1).tolist(),
+    )
 
 
 @dataclass(frozen=True)
@@ -30,7 +80,7 @@ class Metric:
     """One number of a task on a data set.
 
     Attributes:
-        setting: of the rows; a direction, an ensemble, an objective.
+        setting: of the rows.
         name: such as ``"R@5"``.
         values: of each observation, in [0, 1]: columns seed, unit, group, value. Of a ratio, a column ``counted`` says
             which observations are in its denominator.
@@ -38,7 +88,7 @@ class Metric:
         clustered: whether the units of a group are no independent draws: the captions of an image.
         seeds_alike: whether the same unit occurs under every seed, as an image does and an episode does not.
         tested: whether a difference of clustered hits has an exact p, see
-            :func:`~antiphase.statistics.influence.mcnemar_clustered`.
+            :func:`~antiphase.statistics.decisions.mcnemar_clustered`.
     """
 
     setting: str
@@ -48,41 +98,6 @@ class Metric:
     clustered: bool = False
     seeds_alike: bool = True
     tested: bool = False
-
-
-@dataclass(frozen=True)
-class Spread:
-    """An estimate with what its spread is made of.
-
-    Attributes:
-        estimate: the mean over everything, with a 95 % interval over images, captions, pairs or episodes.
-        seed_sd: standard deviation over the seeds of each seed's mean; None with one seed.
-        unit_sd: standard deviation over the episodes; None for other tasks.
-        seeds: how many.
-    """
-
-    estimate: Estimate
-    seed_sd: float | None
-    unit_sd: float | None
-    seeds: int
-
-
-def task_metrics(
-    task: str, rows: pl.DataFrame, groups: Mapping[str, Sequence[int]] | None = None
-) -> list[Metric]:
-    """Return the metrics that the rows of a task on one data set hold.
-
-    Args:
-        task: a name of :data:`~antiphase.registry.TASKS`.
-        rows: of :data:`~antiphase.evaluation.metrics.ROW_SCHEMA`.
-        groups: MMVP only: title and patterns of every mean over patterns.
-
-    Raises:
-        UserError: there is no such task.
-    """
-    metrics = find(TASKS, task, "task").metrics
-    by_setting = rows.group_by("setting", maintain_order=True)
-    return [metric for (setting,), its in by_setting for metric in metrics(str(setting), its, groups)]
 
 
 def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
@@ -96,7 +111,46 @@ def accuracies(setting: str, rows: pl.DataFrame) -> list[Metric]:
     return [Metric(setting, "top-1", first), Metric(setting, "per class", first, by_group=True)]
 
 
-def estimate(metric: Metric) -> Spread:
+def accuracy_stands_for(data: str, metric: str) -> bool:
+    """Return whether an accuracy is the one that stands for a classifier on a data set.
+
+    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
+    (True, False)
+    """
+    return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
+
+
+def task_metrics(
+    task: str, rows: pl.DataFrame, groups: Mapping[str, Sequence[int]] | None = None
+) -> list[Metric]:
+    """Return the metrics that the rows of a task on one data set hold.
+
+    Args:
+        task: a name of :data:`~antiphase.registry.TASKS`.
+        rows: of ``ROW_SCHEMA``.
+        groups: MMVP only: title and patterns of every mean over patterns.
+    """
+    metrics = find(TASKS, task, "task").metrics
+    by_setting = rows.group_by("setting", maintain_order=True)
+    return [metric for (setting,), block in by_setting for metric in metrics(str(setting), block, groups)]
+
+
+@dataclass(frozen=True)
+class MetricEstimate(Estimate):
+    """A metric's mean over everything, with its interval over images, captions, pairs or episodes.
+
+    Attributes:
+        seed_sd: standard deviation over the seeds of each seed's mean; None with one seed.
+        unit_sd: standard deviation over the episodes; None for other tasks.
+        seeds: how many.
+    """
+
+    seed_sd: float | None
+    unit_sd: float | None
+    seeds: int
+
+
+def estimate(metric: Metric) -> MetricEstimate:
     """Return a metric's mean and spread.
 
     Hits of one seed have Wilson's interval, all else Student's t over the units, cut to [0, 1]: over an image's mean
@@ -105,16 +159,15 @@ def estimate(metric: Metric) -> Spread:
     """
     values = metric.values
     seeds = values["seed"].n_unique()
-    units = _over_seeds(values) if metric.seeds_alike else values
-    hits = bool(units["value"].is_in([0.0, 1.0]).all())
-    if hits and not metric.by_group and not metric.clustered:
+    units = _over_seeds(values, metric)
+    if bool(units["value"].is_in([0.0, 1.0]).all()) and not metric.by_group and not metric.clustered:
         whole = proportion(int(units["value"].sum()), len(units))
     else:
         whole = _cut(_mean(units, metric), 0.0)
-    of_seeds = [_mean(its, metric).value for _, its in values.group_by("seed")]
+    of_seeds = [_mean(block, metric).value for _, block in values.group_by("seed")]
     seed_sd = float(np.std(of_seeds, ddof=1)) if seeds > 1 else None
     unit_sd = None if metric.seeds_alike or len(values) < 2 else float(values["value"].to_numpy().std(ddof=1))
-    return Spread(whole, seed_sd, unit_sd, seeds)
+    return MetricEstimate(**vars(whole), seed_sd=seed_sd, unit_sd=unit_sd, seeds=seeds)
 
 
 def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
@@ -140,10 +193,67 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     if hits and not metric.by_group and not metric.clustered:
         return paired_difference(one > 0.5, two > 0.5), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
-    return _cut(_mean(_over_seeds(apart) if metric.seeds_alike else apart, metric), -1.0), p
+    return _cut(_mean(_over_seeds(apart, metric), metric), -1.0), p
 
 
-def _over_seeds(values: pl.DataFrame) -> pl.DataFrame:
+def summarise_tasks(
+    rows: pl.DataFrame, twins: Mapping[str, str], patterns: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Return every metric of every model (``results``), and its difference to the twin's (``differences``).
+
+    Args:
+        rows: of ``rows.parquet``.
+        twins: name of the twin of each model that has one.
+        patterns: names of MMVP's patterns, by data set.
+    """
+    metrics: dict[tuple[str, ...], Metric] = {}
+    results, differences = [], []
+    for (model, task, data), block in rows.group_by("model", "task", "data", maintain_order=True):
+        names = (patterns or {}).get(str(data))
+        for metric in task_metrics(str(task), block, None if names is None else _pattern_groups(names)):
+            key = (str(model), str(task), str(data), metric.setting, metric.name)
+            metrics[key] = metric
+            numbers = asdict(estimate(metric))
+            results.append({"model": model, **_about(key[1:]), **_bounded(numbers), **_headline(key[1:])})
+    for (model, *key), metric in metrics.items():
+        twin = twins.get(model)
+        if twin is None or (twin, *key) not in metrics:
+            continue
+        apart, p = difference(metric, metrics[twin, *key])
+        numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
+        differences.append(
+            {"model": model, "twin": twin, **_about(key), **_bounded(numbers), **_headline(key)}
+        )
+    return {"results": results, "differences": differences}
+
+
+def _about(key: Sequence[str]) -> dict[str, str]:
+    return dict(zip(("task", "data", "setting", "metric"), key, strict=True))
+
+
+def _bounded(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return numbers that JSON can hold: null for an infinite end."""
+    return numbers | {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
+
+
+def _headline(key: Sequence[str]) -> dict[str, bool]:
+    task, data, _, metric = key
+    return {"headline": find(TASKS, task, "task").stands_for(data, metric)}
+
+
+def _pattern_groups(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return MMVP's metrics: the mean over all patterns, over the paper's where they are there, and each alone."""
+    groups = {f"mean of {len(names)}": list(range(len(names)))}
+    paper = [number for number, name in enumerate(names) if name in PAPER_PATTERNS]
+    if len(paper) == len(PAPER_PATTERNS):
+        groups[f"mean of {len(paper)}"] = paper
+    return groups | {name: [number] for number, name in enumerate(names)}
+
+
+def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:
+    """Return one value a unit: its mean over the seeds, where the seeds have the same units."""
+    if not metric.seeds_alike:
+        return values
     counted = [pl.col("counted").any()] if "counted" in values.columns else []
     means = (pl.col("group").first(), pl.col("value").mean(), *counted)
     return values.group_by("unit", maintain_order=True).agg(*means)
@@ -160,150 +270,15 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
         )
         counted = units.filter("counted") if "counted" in units.columns else units
         draws = counted["group"].n_unique()
-        found = jackknife(
-            totals.select("value", "count").to_numpy(), lambda means: means[..., 0] / means[..., 1]
-        )
+        parts = totals.select("value", "count").to_numpy()
+        whole = jackknife(parts, lambda means: means[..., 0] / means[..., 1])
     else:
-        found = jackknife(values[:, None], lambda means: means[..., 0])
-    if found.high - found.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
-        found = crossed_mean(np.full((1, draws), found.value))
-    return Estimate(found.value, found.low, found.high, len(values))
+        whole = jackknife(values[:, None], lambda means: means[..., 0])
+    if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
+        whole = crossed_mean(np.full((1, draws), whole.value))
+    return Estimate(whole.value, whole.low, whole.high, len(values))
 
 
 def _cut(estimate: Estimate, least: float) -> Estimate:
     """Return an estimate whose interval stays within what a rate, or a difference of rates, can be."""
-    if not np.isfinite(estimate.high):
-        return estimate
-    return Estimate(estimate.value, max(estimate.low, least), min(estimate.high, 1.0), estimate.n)
-
-
-# setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
-# unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
-# rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
-# Answers to POPE: see antiphase.vlm.pope.
-ROW_SCHEMA = {
-    "setting": pl.String,
-    "seed": pl.Int64,
-    "unit": pl.Int64,
-    "group": pl.Int64,
-    "prediction": pl.Int64,
-    "rank": pl.Int64,
-    "score": pl.Float64,
-    "cost": pl.Float64,
-}
-
-
-def classification_rows(
-    scores: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"],
-    setting: str = "",
-    seed: int = 0,
-) -> pl.DataFrame:
-    """Return a row for each image: the class of the highest score, and the rank of the right one.
-
-    Of equal scores the lower class number stands first, for prediction and rank alike.
-    """
-    own = scores.gather(1, labels[:, None])
-    earlier = torch.arange(scores.shape[1], device=scores.device)[None, :] < labels[:, None]
-    before = (~(scores <= own)) | ((scores == own) & earlier)  # NaN stands before
-    return outcome_rows(
-        setting=setting,
-        seed=seed,
-        unit=ids.tolist(),
-        group=labels.tolist(),
-        prediction=scores.argmax(1).tolist(),
-        rank=before.sum(1).tolist(),
-    )
-
-
-def outcome_rows(**columns: Any) -> pl.DataFrame:
-    """Return rows of ``ROW_SCHEMA``; a group that is not given is −1, any other column null."""
-    frame = pl.DataFrame(columns)
-    absent = [
-        pl.lit(-1 if name == "group" else None).alias(name) for name in ROW_SCHEMA if name not in columns
-    ]
-    return frame.with_columns(absent).select(pl.col(name).cast(kind) for name, kind in ROW_SCHEMA.items())
-
-
-# data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
-CLASSES_ALIKE = MEAN_PER_CLASS | {"openmoji", "noto-emoji"}
-
-
-def accuracy_stands_for(data: str, metric: str) -> bool:
-    """Return whether an accuracy is the one that stands for a classifier on a data set.
-
-    >>> accuracy_stands_for("pets", "per class"), accuracy_stands_for("cifar10", "per class")
-    (True, False)
-    """
-    return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
-
-
-def summarise_tasks(
-    rows: pl.DataFrame, twins: Mapping[str, str], patterns: Mapping[str, Sequence[str]] | None = None
-) -> dict[str, Any]:
-    """Return every metric of every model, with its spread, and its difference to the twin's.
-
-    Args:
-        rows: of ``rows.parquet``.
-        twins: name of the twin of each model that has one.
-        patterns: names of MMVP's patterns, by data set.
-    """
-    found: dict[tuple[str, ...], Metric] = {}
-    results, differences = [], []
-    for (model, task, data), its in rows.group_by("model", "task", "data", maintain_order=True):
-        names = (patterns or {}).get(str(data))
-        groups = None if names is None else _pattern_groups(names)
-        for metric in task_metrics(str(task), its, groups):
-            key = (str(model), str(task), str(data), metric.setting, metric.name)
-            found[key] = metric
-            spread = estimate(metric)
-            results.append(
-                dict(zip(("model", "task", "data", "setting", "metric"), key, strict=True))
-                | {
-                    "value": spread.estimate.value,
-                    "low": _finite(spread.estimate.low),
-                    "high": _finite(spread.estimate.high),
-                    "n": spread.estimate.n,
-                    "seed_sd": spread.seed_sd,
-                    "unit_sd": spread.unit_sd,
-                    "seeds": spread.seeds,
-                    "headline": _stands_for(key, metric),
-                }
-            )
-    for (model, *key), metric in found.items():
-        twin = twins.get(model)
-        if twin is None or (twin, *key) not in found:
-            continue
-        apart, p = difference(metric, found[twin, *key])
-        differences.append(
-            {"model": model, "twin": twin}
-            | dict(zip(("task", "data", "setting", "metric"), key, strict=True))
-            | {
-                "difference": apart.value,
-                "low": _finite(apart.low),
-                "high": _finite(apart.high),
-                "p": p,
-                "n": apart.n,
-                "headline": _stands_for((model, *key), metric),
-            }
-        )
-    return {"results": results, "differences": differences}
-
-
-def _stands_for(key: Sequence[str], metric: Metric) -> bool:
-    _, task, data, *_ = key
-    return find(TASKS, task, "task").stands_for(data, metric.name)
-
-
-def _pattern_groups(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return MMVP's metrics: the mean over all patterns, over the paper's where they are there, and each alone."""
-    groups = {f"mean of {len(names)}": list(range(len(names)))}
-    paper = [number for number, name in enumerate(names) if name in PAPER_PATTERNS]
-    if len(paper) == len(PAPER_PATTERNS):
-        groups[f"mean of {len(paper)}"] = paper
-    return groups | {name: [number] for number, name in enumerate(names)}
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
+    return clipped(estimate, least, 1.0) if np.isfinite(estimate.high) else estimate

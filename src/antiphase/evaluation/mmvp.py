@@ -1,4 +1,4 @@
-"""MMVP-VLM: pairs of images that look alike to CLIP, each with its own statement."""
+"""MMVP-VLM: pairs of images that look alike to CLIP, each told apart by a statement of its own."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,7 +12,7 @@ from antiphase.arguments import FINITE, validated
 from antiphase.data import FilePairs
 from antiphase.data.mmvp import MmvpSet
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
 
 PROMPT = "a photo of "  # the authors' code; put before each statement
 
@@ -22,17 +22,13 @@ def right_pairs(
     images: Annotated[Float[Tensor, "pairs 2 embed"], FINITE],
     texts: Annotated[Float[Tensor, "pairs 2 embed"], FINITE],
 ) -> Bool[Tensor, " pairs"]:
-    """Return whether both statements of each pair select their own image.
+    """Return whether both statements of each pair, behind ``PROMPT``, select their own image, from unit vectors.
 
     A statement t selects image 1 if p(image 1 | t) > ½, with p the softmax over the two images of 100·cos(image, t),
     and image 2 otherwise. A pair is solved if statement 1 selects image 1 and statement 2 image 2.
 
     Source: S. Tong et al., *Eyes Wide Shut? Exploring the Visual Shortcomings of Multimodal LLMs*, CVPR 2024,
     Section 3, and their ``evaluate_vlm.py``.
-
-    Args:
-        images: unit vectors.
-        texts: unit vectors of the statements behind ``PROMPT``.
     """
     first = (100.0 * (texts @ images.mT)).softmax(-1)[..., 0]  # of each statement
     return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)
@@ -41,37 +37,37 @@ def right_pairs(
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, MmvpSet)
+    statements = [PROMPT + text for two in pairs.statements for text in two]
     flat = FilePairs(
         name=pairs.name,
         split="test",
         ids=torch.arange(2 * len(pairs)),
         root=pairs.root,
-        captions=tuple((PROMPT + text,) for two in pairs.statements for text in two),
+        captions=tuple((text,) for text in statements),
         files=tuple(file for two in pairs.files for file in two),
     )
     images = store.project(model, store.image_features(model, flat))
-    texts = store.text_vectors(
-        model, [several[0] for several in flat.captions], f"statements of {pairs.name}"
-    )
+    texts = store.text_vectors(model, statements, f"statements of {pairs.name}")
     right = right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2)))
     return answer_rows(right, pairs.patterns)
 
 
+def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.DataFrame:
+    """Return a row for each pair: whether both of its statements found their image."""
+    return outcome_rows(unit=range(len(right)), group=list(patterns), score=right.double().tolist())
+
+
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
     answers = observed(rows, pl.col("score"))
-    found = []
-    for title, chosen in (groups or {"mean": rows["group"].unique().to_list()}).items():
-        some = answers.filter(pl.col("group").is_in(list(chosen)))
-        if len(some):
-            found.append(Metric(setting, title, some, by_group=len(chosen) > 1))
-    return found
-
-
-def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.DataFrame:
-    """Return a row for each pair of MMVP-VLM: whether both of its statements found their image."""
-    return outcome_rows(
-        setting="", seed=0, unit=list(range(len(right))), group=list(patterns), score=right.double().tolist()
-    )
+    blocks = {
+        title: (answers.filter(pl.col("group").is_in(list(patterns))), len(patterns) > 1)
+        for title, patterns in (groups or {"mean": rows["group"].unique().to_list()}).items()
+    }
+    return [
+        Metric(setting, title, block, by_group=several)
+        for title, (block, several) in blocks.items()
+        if len(block)
+    ]
 
 
 TASK = EvaluationTask(

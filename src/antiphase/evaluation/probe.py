@@ -15,21 +15,16 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, validated
+from antiphase.data import ImageSet, PairSet
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
-from antiphase.evaluation.metrics import (
-    CLASSES_ALIKE,
-    Metric,
-    accuracies,
-    accuracy_stands_for,
-    classification_rows,
-)
-from antiphase.evaluation.tasks.task import (
+from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
+from antiphase.evaluation.tasks import (
     EvaluationTask,
     Features,
-    Groups,
     Objective,
     Protocol,
+    QuestionSet,
     Source,
     can_learn,
     image_features,
@@ -41,8 +36,8 @@ from antiphase.progress import progress_bar
 from antiphase.streams import generator
 
 COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
-_HELD_OUT = 0.2  # of each class, where there is no validation split
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
+_HELD_OUT = 0.2  # of each class, where there is no validation split
 
 
 @dataclass(frozen=True)
@@ -71,16 +66,8 @@ def probe_loss(
         L(W, b) = (1/n)·Σᵢ −log softmax(W·xᵢ + b)[yᵢ] + (1/C)·½·‖W‖₂     ("norm")
                   …                                   + (1/C)·½·‖W‖₂²    ("squared")
 
-    over all entries of W. The authors' code uses the norm; its square is usual, and scikit-learn's with ``C=cost/n``.
-    Autograd returns 0 for the gradient of the norm at W = 0, where it is undefined.
-
-    Args:
-        features: one row per sample.
-        labels: classes in [0, classes).
-        weight: W.
-        bias: b.
-        cost: C, above 0; a larger cost means a weaker penalty.
-        objective: the penalty, "norm" or "squared".
+    over all entries of W, with the cost C above 0. The authors' code uses the norm; its square is usual, and
+    scikit-learn's with ``C=cost/n``. Autograd returns 0 for the gradient of the norm at W = 0, where it is undefined.
     """
     norm = torch.linalg.vector_norm(weight)
     penalty = norm if objective == "norm" else norm.square()
@@ -111,7 +98,7 @@ def fit_probe(
         features: features of the encoder, neither centred nor scaled.
         labels: classes in [0, num_classes).
         num_classes: rows of W.
-        cost: C, above 0.
+        cost: C, above 0; a larger cost means a weaker penalty.
         objective: the penalty, "norm" or "squared".
         max_iter: at most this many steps of L-BFGS.
 
@@ -153,10 +140,6 @@ def accuracy(
 def hold_out(labels: Int64[Tensor, " n"], seed: int) -> Bool[Tensor, " n"]:
     """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c.
 
-    Args:
-        labels: classes.
-        seed: random seed; the draw depends only on it and the labels.
-
     Raises:
         UserError: No sample would be held out.
     """
@@ -181,68 +164,25 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
     decades on either side of the best and within [1e-6, 1e6], until one is left: of the costs at 25 %, 50 % and 75 % of
     the list, the lower half is kept if the first is best, the upper half if the last is, and the middle otherwise. Ties
     go to the cost visited first, and no cost is visited twice.
-
-    Args:
-        accuracy_at: function from a cost to the validation accuracy of its probe.
     """
-    found = {cost: accuracy_at(cost) for cost in COSTS}
-    middle = math.log10(_best(found))
+    visited = {cost: accuracy_at(cost) for cost in COSTS}
+    middle = math.log10(max(visited, key=visited.__getitem__))
     # with the authors' rounding, which decides whether 1e-6 and round costs are on the list
     spaced = torch.logspace(middle - 2, middle + 2, 29, dtype=torch.float32)
     costs = spaced[(spaced >= COSTS[0]) & (spaced <= COSTS[-1])].tolist()
     while (count := len(costs)) > 1:
         low, half, high = count // 4, count // 2, count - math.ceil(count / 4)
         for place in (low, half, high):
-            if costs[place] not in found:
-                found[costs[place]] = accuracy_at(costs[place])
-        first, second, third = (found[costs[place]] for place in (low, half, high))
+            if costs[place] not in visited:
+                visited[costs[place]] = accuracy_at(costs[place])
+        first, second, third = (visited[costs[place]] for place in (low, half, high))
         if first == max(first, second, third):
             costs = costs[:half]
         elif third == max(second, third):
             costs = costs[half:]
         else:
             costs = costs[low:high]
-    return _best(found), found
-
-
-def search_cost(
-    train: Float[Tensor, "n dim"],
-    train_labels: Int64[Tensor, " n"],
-    validation: Float[Tensor, "m dim"],
-    validation_labels: Int64[Tensor, " m"],
-    num_classes: int,
-    *,
-    objective: Objective = "norm",
-    mean_per_class: bool = False,
-    max_iter: int = 1000,
-    on_fit: Callable[[], object] | None = None,
-) -> tuple[float, dict[float, float]]:
-    """Return the cost with the best validation accuracy, by :func:`search`.
-
-    Args:
-        train: training features.
-        train_labels: classes in [0, num_classes).
-        validation: validation features.
-        validation_labels: classes in [0, num_classes).
-        num_classes: number of classes.
-        objective: the penalty, "norm" or "squared".
-        mean_per_class: use the mean accuracy over classes.
-        max_iter: at most this many steps of L-BFGS.
-        on_fit: called after each fit.
-
-    Raises:
-        UserError: As :func:`fit_probe`, for either split.
-    """
-    _check(validation, validation_labels, num_classes)
-
-    def accuracy_at(cost: float) -> float:
-        probe = fit_probe(train, train_labels, num_classes, cost, objective=objective, max_iter=max_iter)
-        if on_fit:
-            on_fit()
-        answers = probe.scores(validation).argmax(1)
-        return accuracy(answers, validation_labels, mean_per_class=mean_per_class)
-
-    return search(accuracy_at)
+    return max(visited, key=visited.__getitem__), visited
 
 
 @validated
@@ -258,7 +198,7 @@ def train_probe(
     max_iter: Count = 1000,
     on_fit: Callable[[], object] | None = None,
 ) -> Probe:
-    """Choose the cost on the validation split, then fit a probe on both splits.
+    """Choose the cost with the best validation accuracy by :func:`search`, then fit a probe on both splits.
 
     Args:
         train: training features.
@@ -272,34 +212,28 @@ def train_probe(
         on_fit: called after each fit, at most :data:`MOST_FITS` times.
 
     Raises:
-        UserError: As :func:`fit_probe` and :func:`hold_out`.
+        UserError: As :func:`fit_probe`, for either split, and :func:`hold_out`.
     """
-    features, labels = train, train_labels
     if validation is None:
-        held = hold_out(labels, seed)
-        train, train_labels = features[~held], labels[~held]
-        validation = features[held], labels[held]
+        held = hold_out(train_labels, seed)
+        both = train, train_labels
+        validation = train[held], train_labels[held]
+        train, train_labels = train[~held], train_labels[~held]
     else:
-        features, labels = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
-    cost, _ = search_cost(
-        train,
-        train_labels,
-        *validation,
-        num_classes,
-        objective=objective,
-        mean_per_class=mean_per_class,
-        max_iter=max_iter,
-        on_fit=on_fit,
-    )
-    probe = fit_probe(features, labels, num_classes, cost, objective=objective, max_iter=max_iter)
-    if on_fit:
-        on_fit()
-    return probe
+        both = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
+    _check(*validation, num_classes)
 
+    def fit(features: Tensor, labels: Tensor, cost: float) -> Probe:
+        probe = fit_probe(features, labels, num_classes, cost, objective=objective, max_iter=max_iter)
+        if on_fit:
+            on_fit()
+        return probe
 
-def _best(found: dict[float, float]) -> float:
-    """Return the cost of the highest accuracy; ties go to the first."""
-    return max(found, key=found.__getitem__)
+    def accuracy_at(cost: float) -> float:
+        answers = fit(train, train_labels, cost).scores(validation[0]).argmax(1)
+        return accuracy(answers, validation[1], mean_per_class=mean_per_class)
+
+    return fit(*both, search(accuracy_at)[0])
 
 
 def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -315,24 +249,24 @@ def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
-    test, labels = labelled(source.test)
-    train, train_labels = labelled(source.train)
     place = device_of(model)
-    features = image_features(model, train, protocol, store).to(place)
-    validation = None
-    if source.validation is not None:
-        held, held_labels = labelled(source.validation)
-        validation = (image_features(model, held, protocol, store).to(place), held_labels.to(place))
-    tested = image_features(model, test, protocol, store).to(place)
-    found = []
+
+    def features(data: ImageSet | PairSet | QuestionSet | None) -> tuple[Tensor, Tensor]:
+        images, labels = labelled(data)
+        return image_features(model, images, protocol, store).to(place), labels.to(place)
+
+    train = features(source.train)
+    validation = None if source.validation is None else features(source.validation)
+    tested, _ = features(source.test)
+    test, labels = labelled(source.test)
+    blocks = []
     for objective in protocol.objectives:
         # the seed draws what is held out: with a validation split there is nothing to draw
         for seed in range(protocol.seeds if validation is None else 1):
             title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
             with progress_bar(title, MOST_FITS, store.progress) as advance:
                 probe = train_probe(
-                    features,
-                    train_labels.to(place),
+                    *train,
                     validation,
                     len(test.class_names),
                     seed=seed,
@@ -342,12 +276,8 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
                     on_fit=lambda: advance(1),
                 )
             rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
-            found.append(rows.with_columns(cost=pl.lit(probe.cost)))
-    return pl.concat(found)
-
-
-def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    return accuracies(setting, rows)
+            blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
+    return pl.concat(blocks)
 
 
 TASK = EvaluationTask(
@@ -358,7 +288,7 @@ TASK = EvaluationTask(
     "are published, and the last fit is on training and validation images together. Intervals are over the images.",
     serves=can_learn,
     measure=_measure,
-    metrics=_metrics,
+    metrics=lambda setting, rows, groups: accuracies(setting, rows),
     heading=lambda setting, metric: f"{metric}, {setting} penalty",
     stands_for=accuracy_stands_for,
     fields=("space", "objectives", "iterations", "seeds"),

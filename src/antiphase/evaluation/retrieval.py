@@ -12,7 +12,7 @@ from antiphase.data import PairSet
 from antiphase.data.expected_counts import RETRIEVAL_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks.task import Captions, EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import Captions, EvaluationTask, Features, Groups, Protocol, Source
 from antiphase.modules import device_of
 
 _HELD = 2**26  # similarities at a time: 256 MB in float32
@@ -44,7 +44,7 @@ def ranks(
     rows = max(_HELD // max(len(candidates), 1), 1)
     order = owners.argsort()
     known = owners[order]
-    found = []
+    parts = []
     for part, want in zip(queries.split(rows), wanted.split(rows), strict=True):
         similar = part @ candidates.T
         # query and candidate of each matching entry of `similar`
@@ -52,21 +52,48 @@ def ranks(
         query = torch.arange(len(part), device=want.device).repeat_interleave(end - start)
         first = (end - start).cumsum(0) - (end - start)
         candidate = order[start[query] + torch.arange(len(query), device=want.device) - first[query]]
-        own = similar[query, candidate]
-        best = torch.full_like(similar[:, 0], -torch.inf).scatter_reduce(0, query, own, "amax")
+        right = similar[query, candidate]
+        best = torch.full_like(similar[:, 0], -torch.inf).scatter_reduce(0, query, right, "amax")
         similar[query, candidate] = -torch.inf  # right candidates are not counted
-        found.append(len(candidates) - (similar < best[:, None]).sum(1))  # NaN is not a hit
-    return torch.cat(found)
+        parts.append(len(candidates) - (similar < best[:, None]).sum(1))  # NaN is not a hit
+    return torch.cat(parts)
 
 
 def chosen_captions(pairs: PairSet, captions: Captions) -> tuple[list[str], Int64[Tensor, " m"]]:
     """Return all captions or the first of each image, and the position of the image of each."""
-    texts, owners = [], []
-    for position, several in enumerate(pairs.captions):
-        some = several[:1] if captions == "first" else several
-        texts += some
-        owners += [position] * len(some)
-    return texts, torch.tensor(owners)
+    chosen = [several[:1] if captions == "first" else several for several in pairs.captions]
+    owners = [position for position, several in enumerate(chosen) for _ in several]
+    return [text for several in chosen for text in several], torch.tensor(owners)
+
+
+def retrieval_rows(
+    images: Float[Tensor, "n embed"],
+    texts: Float[Tensor, "m embed"],
+    owners: Int64[Tensor, " m"],
+    ids: Int64[Tensor, " n"],
+) -> pl.DataFrame:
+    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
+
+    Args:
+        images: unit vectors.
+        texts: unit vectors of the captions.
+        owners: position of each caption's image; every image has one at least.
+        ids: of the images.
+    """
+    places = torch.arange(len(images), device=owners.device)
+    by_caption = outcome_rows(
+        setting="image",
+        unit=list(range(len(texts))),
+        group=ids[owners.cpu()].tolist(),
+        rank=ranks(texts, images, places, owners).tolist(),
+    )
+    by_image = outcome_rows(
+        setting="text",
+        unit=ids.tolist(),
+        group=ids.tolist(),
+        rank=ranks(images, texts, owners, places).tolist(),
+    )
+    return pl.concat([by_caption, by_image])
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
@@ -84,38 +111,6 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     return [
         Metric(setting, f"R@{k}", observed(rows, pl.col("rank") < k), clustered=several) for k in (1, 5, 10)
     ]
-
-
-def retrieval_rows(
-    images: Float[Tensor, "n embed"],
-    texts: Float[Tensor, "m embed"],
-    owners: Int64[Tensor, " m"],
-    ids: Int64[Tensor, " n"],
-) -> pl.DataFrame:
-    """Return a row for each caption (setting ``image``: it looks for its image) and each image (``text``).
-
-    Args:
-        images: unit vectors.
-        texts: unit vectors of the captions.
-        owners: position of each caption's image; every image has one at least.
-        ids: of the images.
-    """
-    own = torch.arange(len(images), device=owners.device)
-    by_caption = outcome_rows(
-        setting="image",
-        seed=0,
-        unit=list(range(len(texts))),
-        group=ids[owners.cpu()].tolist(),
-        rank=ranks(texts, images, own, owners).tolist(),
-    )
-    by_image = outcome_rows(
-        setting="text",
-        seed=0,
-        unit=ids.tolist(),
-        group=ids.tolist(),
-        rank=ranks(images, texts, owners, own).tolist(),
-    )
-    return pl.concat([by_caption, by_image])
 
 
 TASK = EvaluationTask(

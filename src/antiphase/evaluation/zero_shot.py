@@ -1,4 +1,4 @@
-"""Prompt ensembles, by name or from a file."""
+"""Zero-shot classification by class prompts, from an ensemble of templates or the data's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from antiphase.evaluation.metrics import (
     classification_rows,
     observed,
 )
-from antiphase.evaluation.tasks.task import (
+from antiphase.evaluation.tasks import (
     EvaluationTask,
     Features,
     Groups,
@@ -31,15 +31,11 @@ from antiphase.evaluation.tasks.task import (
 from antiphase.files import digest
 
 OWN = "own"
-ENSEMBLES = {
-    OWN: "the texts that the data come with, where they do",
-    "80": "OpenAI's 80 templates for ImageNet, as CLIP_benchmark and open_clip use them",
-    "7": "the seven of them that SLIP uses",
-    "1": "'a photo of a {}.'",
-}
-"""Name of each ensemble and what it is; a file with a template a line is another."""
+ENSEMBLES = (OWN, "80", "7", "1")
+"""The data's own texts, OpenAI's 80 templates for ImageNet, SLIP's seven of them, and ``'a photo of a {}.'``."""
 
-_SINGLE = "a photo of a {}."
+_ROWS = 4096  # images whose scores are held at a time
+_TOP = 5
 
 
 @validated
@@ -66,74 +62,82 @@ def class_prompts(
         if own is None:
             raise UserError("templates own: the data set has no texts; expected 80, 7, 1 or a file")
         return tuple(tuple(texts) for texts in own)
-    class_names = class_words(class_names)
-    if ensemble in ENSEMBLES:
-        return tuple(tuple(_named(ensemble, name)) for name in class_names)
-    lines = _checked(ensemble.splitlines(), "--prompt") if "{}" in ensemble else _read(ensemble)
-    return tuple(tuple(line.replace("{}", name) for line in lines) for name in class_names)
+    if ensemble in ("80", "7"):
+        from open_clip.zero_shot_metadata import (  # seconds
+            OPENAI_IMAGENET_TEMPLATES,
+            SIMPLE_IMAGENET_TEMPLATES,
+        )
+
+        templates = OPENAI_IMAGENET_TEMPLATES if ensemble == "80" else SIMPLE_IMAGENET_TEMPLATES
+        return tuple(tuple(template(name) for template in templates) for name in class_words(class_names))
+    lines = ["a photo of a {}."] if ensemble == "1" else _templates(ensemble)
+    return tuple(tuple(line.replace("{}", name) for line in lines) for name in class_words(class_names))
 
 
-def _named(ensemble: str, name: str) -> list[str]:
-    if ensemble == "1":
-        return [_SINGLE.replace("{}", name)]
-    from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES  # seconds
-
-    templates = {"80": OPENAI_IMAGENET_TEMPLATES, "7": SIMPLE_IMAGENET_TEMPLATES}[ensemble]
-    return [template(name) for template in templates]
-
-
-def _read(name: str) -> list[str]:
-    path = Path(name).expanduser()
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError):
-        known = ", ".join(ENSEMBLES)
-        raise UserError(
-            f"templates {name!r}: expected one of {known}, a template with {{}}, or a readable file"
-        ) from None
+def _templates(ensemble: str) -> list[str]:
+    """Return the templates of a text or a file, each with a place for the name."""
+    if "{}" in ensemble:
+        origin, lines = "--prompt", ensemble.splitlines()
+    else:
+        origin = Path(ensemble).expanduser()
+        try:
+            lines = [line.strip() for line in origin.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError):
+            raise UserError(
+                f"templates {ensemble!r}: expected one of {', '.join(ENSEMBLES)}, a template with {{}}, or a readable "
+                "file"
+            ) from None
     if not lines:
         raise UserError(
-            f"{path} has no templates: expected one per line, with {{}} in place of the class name"
+            f"{origin} has no templates: expected one per line, with {{}} in place of the class name"
         )
-    return _checked(lines, str(path))
-
-
-def _checked(lines: list[str], source: str) -> list[str]:
     for number, line in enumerate(lines, 1):
         if "{}" not in line:
             raise UserError(
-                f"{source}: template {number}, {line!r}: expected {{}} in place of the class name"
+                f"{origin}: template {number}, {line!r}: expected {{}} in place of the class name"
             )
     return lines
 
 
-_TOP = 5
+def zero_shot_rows(
+    images: Float[Tensor, "n embed"],
+    classes: Float[Tensor, "embed classes"],
+    labels: Int64[Tensor, " n"],
+    ids: Int64[Tensor, " n"],
+    setting: str = "",
+) -> pl.DataFrame:
+    """Return a row for each image, classified by the cosines of unit vectors."""
+    parts = zip(images.split(_ROWS), labels.split(_ROWS), ids.split(_ROWS), strict=True)
+    return pl.concat([classification_rows(part @ classes, *about, setting) for part, *about in parts])
 
 
-def _ensembles(source: Source, protocol: Protocol) -> tuple[str, ...]:
+def _ensembles(source: Source, protocol: Protocol) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the texts of each class by the name of their ensemble."""
     test, _ = labelled(source.test)
-    return protocol.templates or ((OWN,) if test.prompts is not None else ("80", "7"))
+    names = protocol.templates or ((OWN,) if test.prompts is not None else ("80", "7"))
+    return {name: class_prompts(name, test.class_names, test.prompts) for name in names}
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
     test, labels = labelled(source.test)
     images = store.project(model, store.image_features(model, test))
-    found = []
-    for name in _ensembles(source, protocol):
-        prompts = class_prompts(name, test.class_names, test.prompts)
-        classes = store.class_vectors(model, prompts, f"{name} prompts of {test.name}")
-        found.append(zero_shot_rows(images, classes, labels, test.ids, name))
-    return pl.concat(found)
+    return pl.concat(
+        [
+            zero_shot_rows(
+                images,
+                store.class_vectors(model, prompts, f"{name} prompts of {test.name}"),
+                labels,
+                test.ids,
+                name,
+            )
+            for name, prompts in _ensembles(source, protocol).items()
+        ]
+    )
 
 
-def _prompts(source: Source, protocol: Protocol) -> dict[str, Any]:
-    test, _ = labelled(source.test)
-    return {
-        "prompts": {
-            name: digest(*map("\x1f".join, class_prompts(name, test.class_names, test.prompts)))
-            for name in _ensembles(source, protocol)
-        }
-    }
+def _resolved(source: Source, protocol: Protocol) -> dict[str, Any]:
+    prompts = _ensembles(source, protocol)
+    return {"prompts": {name: digest(*map("\x1f".join, texts)) for name, texts in prompts.items()}}
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
@@ -154,21 +158,6 @@ def _heading(setting: str, metric: str) -> str:
     return f"{short} prompts, {metric}"
 
 
-_ROWS = 4096  # images whose scores are held at a time
-
-
-def zero_shot_rows(
-    images: Float[Tensor, "n embed"],
-    classes: Float[Tensor, "embed classes"],
-    labels: Int64[Tensor, " n"],
-    ids: Int64[Tensor, " n"],
-    setting: str = "",
-) -> pl.DataFrame:
-    """Return a row for each image, classified by the cosines of unit vectors."""
-    parts = zip(images.split(_ROWS), labels.split(_ROWS), ids.split(_ROWS), strict=True)
-    return pl.concat([classification_rows(some @ classes, label, own, setting) for some, label, own in parts])
-
-
 TASK = EvaluationTask(
     name="zero-shot",
     title="Zero-shot",
@@ -180,7 +169,7 @@ TASK = EvaluationTask(
     metrics=_metrics,
     heading=_heading,
     stands_for=accuracy_stands_for,
-    resolved=_prompts,
+    resolved=_resolved,
     resolves=("templates",),
     reads_text=True,
     paper_data=IMAGENET_SETS,

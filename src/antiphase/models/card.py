@@ -1,4 +1,4 @@
-"""Metadata of a loaded model."""
+"""Metadata of a loaded model, and what follows from them for the images that several models get."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,11 +56,7 @@ class ModelCard:
 
 
 def card_of(model: nn.Module) -> ModelCard:
-    """Return the card of a model loaded by ``load_model``.
-
-    Raises:
-        UserError: if the model has no card.
-    """
+    """Return the card of a model loaded by ``load_model``; refuse a model without one."""
     card = getattr(model, "card", None)
     if not isinstance(card, ModelCard):
         raise UserError(f"{type(model).__name__} has no card: expected a model returned by load_model")
@@ -69,18 +65,13 @@ def card_of(model: nn.Module) -> ModelCard:
 
 def with_card(model: Model, card: ModelCard) -> Model:
     """Attach a card and put the model in evaluation mode."""
-    object.__setattr__(
-        model, "card", card
-    )  # bypasses nn.Module.__setattr__, which would search it for parameters
+    # bypasses nn.Module.__setattr__, which would search it for parameters
+    object.__setattr__(model, "card", card)
     return to_evaluation(model)
 
 
 def square_of(model: nn.Module) -> Square:
-    """Return how pictures are resized and cropped for a model.
-
-    Raises:
-        UserError: if it takes images that are not square, which pictures never become.
-    """
+    """Return how pictures are resized and cropped for a model; refuse one whose images are not square."""
     card = card_of(model)
     _, height, width = card.image_shape
     if height != width:
@@ -88,32 +79,23 @@ def square_of(model: nn.Module) -> Square:
             f"{card.spec}: takes images of {height}×{width} pixels, but pictures are made square; give arrays of that "
             "shape, such as npz:FILE"
         )
-    own = [
-        getattr(part, "square", None) for part in (model, getattr(model, "model", None))
-    ]  # also if bound to prompts
-    own.append(card.preprocessing and card.preprocessing.square)
-    return next((square for square in own if isinstance(square, Square)), Square(height))
+    inner = getattr(model, "model", None)  # if it is bound to prompts
+    squares = [getattr(part, "square", None) for part in (model, inner, card.preprocessing)]
+    return next((square for square in squares if isinstance(square, Square)), Square(height))
 
 
 def with_own_pixels(images: ImageSet, models: Sequence[nn.Module]) -> ImageSet:
-    """Return images resized and cropped as for the first model; arrays are left as they are.
-
-    Raises:
-        UserError: if one of the models takes images that are not square.
-    """
+    """Return images resized and cropped as for the first model; arrays are left as they are."""
     if not isinstance(images, FileImages):
         return images
-    square = next(iter([*map(square_of, models)]))  # all are asked, to refuse what is not square
+    square = [square_of(model) for model in models][0]  # noqa: RUF015 (all are asked, to refuse what is not square)
     return images.resized(square) if square.size == images.image_size else images
 
 
 def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: object = None) -> list[str]:
     """Return what was assumed, and in what models and twins differ besides their attention, as warnings for records.
 
-    Args:
-        models: loaded models.
-        twins: one for each, or none.
-        data: the images that all of them get; None: each gets its own.
+    There is one twin for each model, or none. ``data`` are the images that all of them get; None: each gets its own.
     """
     everyone = [*models, *twins]
     doubts = [doubt for model in everyone for doubt in card_of(model).doubts]
@@ -125,16 +107,15 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
             if (own := square_of(model)) != data.square
         ]
     for one, other in zip(map(card_of, models), map(card_of, twins), strict=False):
-        shapes = ["×".join(map(str, card.image_shape)) for card in (one, other)]
-        unlike = {
-            "input sizes": shapes,
+        compared = {
+            "input sizes": ["×".join(map(str, card.image_shape)) for card in (one, other)],
             "tags of the weights": [one.tag, other.tag],
             "preprocessing": [one.preprocessing, other.preprocessing],
         }
         doubts += [
-            f"{one.spec} and its twin {other.spec} differ in more than their attention: {what} {pair[0]} and {pair[1]}"
-            for what, pair in unlike.items()
-            if all(pair) and pair[0] != pair[1]
+            f"{one.spec} and its twin {other.spec} differ in more than their attention: {what} {mine} and {theirs}"
+            for what, (mine, theirs) in compared.items()
+            if mine and theirs and mine != theirs
         ]
     return doubts
 
@@ -142,8 +123,7 @@ def doubts_about(models: Sequence[nn.Module], twins: Sequence[nn.Module], data: 
 def size_for(models: Sequence[nn.Module]) -> tuple[int | None, int]:
     """Return side in pixels and channels of the images that models take; no side if they take any, or are not square.
 
-    Raises:
-        UserError: if the models take images of different sizes.
+    Refuses models that take images of different sizes.
     """
     cards = [card_of(model) for model in models]
     fixed = [card for card in cards if not card.any_size]

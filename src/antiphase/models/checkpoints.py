@@ -1,4 +1,4 @@
-"""Weights on disk: a safetensors file next to its recipe."""
+"""Weights on disk: our safetensors file next to its recipe, and files of weights as other training code writes them."""
 
 import argparse
 import json
@@ -7,25 +7,35 @@ import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing, write_json
 from antiphase.reading import read_json
 
+State = dict[str, Tensor]
 WEIGHTS_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.json"
-_DIGEST = "sha256"  # of the weights, in the header of their file
 CLASS_NAMES = "class_names"  # in the recipe's file
-COUNTER = "num_batches_tracked"  # of batch norm: read in training only, absent in files of before torch 0.4.1
+_DIGEST = "sha256"  # of the weights, in the header of their file
+_COUNTER = (
+    "num_batches_tracked"  # of batch norm: read in training only, absent in files of before torch 0.4.1
+)
+_WRAPPER = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of compile, FSDP
+_AVERAGE = re.compile(r"(^|[._])(ema|swa|averaged)([._]|$)", re.IGNORECASE)
+_ASIDE = re.compile(  # kept with the weights, but no weights
+    r"(criterion|loss)\w*\..*"  # of the loss in a Lightning module
+    r"|(.*\.)?(n_averaged|total_ops|total_params|num_batches_tracked|position_ids|relative_position_index|attn_mask)"
+)
+_INDEX = ".index.json"  # of a checkpoint in several files
+_MOST_SHOWN = 5
 
 
 def save(
@@ -33,22 +43,17 @@ def save(
 ) -> None:
     """Write the recipe, then the weights rounded to ``dtype``; in this order, weights never lack a recipe."""
     write_json(directory / RECIPE_FILE, recipe)
-    save_tensors(
-        {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}, directory
-    )
+    rounded = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
+    save_tensors(rounded, directory)
 
 
-def save_tensors(tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write contiguous tensors that share no memory, with their digest.
-
-    Raises:
-        UserError: if they are not finite, perhaps only since they were rounded.
-    """
+def save_tensors(tensors: State, directory: Path) -> None:
+    """Write contiguous tensors that share no memory, with their digest; refuse them if rounding made one infinite."""
     check_finite(tensors, str(directory), "; retrain with --store float32 or a lower --learning-rate")
     write_tensors(tensors, directory / WEIGHTS_FILE)
 
 
-def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: State, path: Path) -> None:
     """Write contiguous tensors that share no memory, with their digest, which :func:`read_weights` checks."""
     with replacing(path) as temporary:
         save_file(tensors, temporary, {_DIGEST: weights_digest(tensors)})
@@ -59,12 +64,21 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
 
 
-def read_recipe(directory: Path) -> dict[str, Any]:
-    """Return the recipe of a run directory.
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors by name: their types, shapes and bytes."""
+    parts: list[bytes | str] = []
+    for name, tensor in sorted(tensors.items()):
+        parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), raw_bytes(tensor)]
+    return digest(*parts)
 
-    Raises:
-        UserError: if it is missing or not a JSON object, or its seed or data are of another type.
-    """
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor of any type."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def read_recipe(directory: Path) -> dict[str, Any]:
+    """Return the recipe of a run directory; refuse one that is missing, no JSON object, or has odd seed or data."""
     path = directory / RECIPE_FILE
     if not path.exists():
         raise UserError(
@@ -80,28 +94,21 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     return recipe
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file.
-
-    Files written by ``save`` contain a digest of the weights, which is checked.
-
-    Raises:
-        UserError: if the file is missing or damaged.
-    """
-    if path.exists() and (why := mistaken(path)):
+def read_weights(path: Path) -> State:
+    """Return the tensors of a safetensors file; the digest in files of ours is checked."""
+    if path.exists() and (why := _mistaken(path)):
         raise UserError(f"{path}: {why}")
     try:
         with safe_open(path, "pt") as file:
             stored = (file.metadata() or {}).get(_DIGEST)
-        tensors = load_file(path)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; if the run is unfinished, resume it with the command that started it"
         ) from None
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path}: incomplete or invalid safetensors file ({error}); copy it again or retrain"
-        ) from None
+        reason = f"incomplete or invalid safetensors file ({error})"
+        raise UserError(f"{path}: {reason}; copy it again or retrain") from None
     if stored is not None and stored != weights_digest(tensors):
         raise UserError(
             f"{path}: damaged: its weights do not match the stored digest; copy it again or retrain"
@@ -109,7 +116,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def mistaken(path: Path) -> str | None:
+def _mistaken(path: Path) -> str | None:
     """Return what a path is, and what to do, if it is plainly no file of weights; nothing is unpickled."""
     if path.is_dir():
         return "is a folder; expected a file in it"
@@ -123,95 +130,60 @@ def mistaken(path: Path) -> str | None:
         return "is a pointer of Git LFS; get the weights with git lfs pull"
     if head.lstrip().startswith((b"<", b"{")) and b"\0" not in head:
         return "is a web page or other text; download the weights again, from the link to the file itself"
-    if head.startswith(b"PK\3\4"):
-        try:
-            names = zipfile.ZipFile(path).namelist()
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-            return "is incomplete; copy or download it again"
-        if any(name.endswith("constants.pkl") for name in names):
-            return (
-                "is a TorchScript archive; save its weights alone, with "
-                "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
-            )
-        if not any(name.endswith("data.pkl") for name in names):
-            return "is an archive of something else; expected a file that torch.save or safetensors wrote"
-    return None
+    if not head.startswith(b"PK\3\4"):
+        return None
+    try:
+        names = zipfile.ZipFile(path).namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return "is incomplete; copy or download it again"
+    if any(name.endswith("constants.pkl") for name in names):
+        return (
+            "is a TorchScript archive; save its weights alone, with torch.save(torch.jit.load(FILE).state_dict(), "
+            "'weights.pt')"
+        )
+    pickled = any(name.endswith("data.pkl") for name in names)
+    return (
+        None
+        if pickled
+        else "is an archive of something else; expected a file that torch.save or safetensors wrote"
+    )
 
 
 def check_finite(
     tensors: Mapping[str, Tensor], source: str, advice: str = "; copy the file again or retrain"
 ) -> None:
-    """Refuse weights with NaN or infinity.
-
-    Raises:
-        UserError: naming the first such tensor.
-    """
+    """Refuse weights with NaN or infinity, naming the first such tensor."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise UserError(f"{source}: {name!r} contains NaN or infinity{advice}")
 
 
-def load_into(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
+def load_into(model: nn.Module, tensors: State, source: str) -> None:
     """Load tensors by name; names, shapes and types must match, and all weights must be finite.
 
     Raises:
         UserError: naming the first parameter that does not match.
     """
-    own = model.state_dict()
-    tensors = {name: value for name, value in own.items() if name.endswith(COUNTER)} | tensors
+    own, misfit = model.state_dict(), "; the architecture does not match"
+    tensors = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | tensors
     for name in sorted(own.keys() | tensors.keys()):
         if name not in tensors:
-            raise UserError(f"{source}: parameter {name!r} is missing; the architecture does not match")
+            raise UserError(f"{source}: parameter {name!r} is missing{misfit}")
         if name not in own:
+            raise UserError(f"{source}: parameter {name!r} is not in the model{misfit}")
+        want, have = own[name], tensors[name]
+        if want.shape != have.shape:
             raise UserError(
-                f"{source}: parameter {name!r} is not in the model; the architecture does not match"
+                f"{source}: {name!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}{misfit}"
             )
-        if own[name].shape != tensors[name].shape:
-            have, want = tuple(tensors[name].shape), tuple(own[name].shape)
-            raise UserError(
-                f"{source}: {name!r} has shape {have}, expected {want}; the architecture does not match"
-            )
-        if own[name].is_floating_point() != tensors[name].is_floating_point():
-            have, want = (str(held.dtype).removeprefix("torch.") for held in (tensors[name], own[name]))
-            raise UserError(f"{source}: {name!r} has type {have}; expected {want}")
+        if want.is_floating_point() != have.is_floating_point():
+            types = (str(tensor.dtype).removeprefix("torch.") for tensor in (have, want))
+            raise UserError(f"{source}: {name!r} has type {'; expected '.join(types)}")
     check_finite(tensors, source)
     model.load_state_dict(tensors)
 
 
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors by name: their types, shapes and bytes."""
-    parts: list[bytes | str] = []
-    for name, tensor in sorted(tensors.items()):
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        parts += [name, str(tensor.dtype), str(tuple(tensor.shape)), raw.numpy().tobytes()]
-    return digest(*parts)
-
-
-_WRAPPER = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of compile, FSDP
-_AVERAGE = re.compile(r"(^|[._])(ema|swa|averaged)([._]|$)", re.IGNORECASE)
-_ASIDE = re.compile(  # kept with the weights, but no weights
-    r"(criterion|loss)\w*\..*"  # of the loss in a Lightning module
-    r"|(.*\.)?(n_averaged|total_ops|total_params|num_batches_tracked|position_ids|relative_position_index|attn_mask)"
-)
-_GLOBAL = re.compile(r"GLOBAL (\S+)")  # in torch's message
-_INDEX = ".index.json"  # of a checkpoint in several files
-_MOST_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class _Set:
-    """The tensors of a dictionary in a file whose names begin with a prefix; ``matches`` are named as in the model."""
-
-    place: str
-    prefix: str
-    matches: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.place}.{self.prefix}".strip(".") or "."
-
-
-def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> dict[str, Tensor]:
+def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:
     """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
 
     Reads safetensors, dictionaries written by ``torch.save``, and the index of a checkpoint in several files. A pickle
@@ -235,85 +207,82 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
             f"{path}: no weights found; expected a dictionary of tensors, as model.state_dict() returns"
         )
     names = {_WRAPPER.sub("", key): key for key in own}
-    needed = {short for short in names if not short.endswith(COUNTER)}
-    sets = [
-        _Set(place, prefix, count)
+    needed = {short for short in names if not short.endswith(_COUNTER)}
+    # how many of the model's names there are in each set: a table's tensors whose names have a prefix
+    matches = Counter(
+        (place, key[: start.end()])
         for place, table in tables.items()
-        for prefix, count in Counter(
-            key[:at] for key in table for at in _starts(key) if key[at:] in needed
-        ).items()
-    ]
-    fits = [one for one in sets if one.matches == len(needed)]
+        for key in table
+        for start in re.finditer(r"^|\.", key)
+        if key[start.end() :] in needed
+    )
+    fits = [one for one, count in matches.items() if count == len(needed)]
     if sized and len(fits) > 1:
         fits = [
-            one
-            for one in fits
-            if all(tables[one.place][one.prefix + short].shape == own[names[short]].shape for short in needed)
+            (place, prefix)
+            for place, prefix in fits
+            if all(tables[place][prefix + short].shape == own[names[short]].shape for short in needed)
         ] or fits
+    labels = {one: ".".join(one).strip(".") or "." for one in fits}
     if which:
-        known = ", ".join(one.name for one in fits) or "none"
-        fits = [one for one in fits if which == one.name or which in one.name.split(".")]
+        fits = [one for one in fits if which == labels[one] or which in labels[one].split(".")]
         if not fits:
+            known = ", ".join(labels.values()) or "none"
             raise UserError(f"{name}: no weights {shown(which)} that fit the model; the file has {known}")
-    if not fits:  # loading says what does not match
-        biggest = _Set(max(tables, key=lambda place: len(tables[place])), "", 0)
-        best = max(sets, key=lambda one: one.matches, default=biggest)
-        return _stripped(tables[best.place], best.prefix, names)
-    one = _choice(fits, path)
-    tensors = _stripped(tables[one.place], one.prefix, names)
+    if fits:
+        place, prefix = _choice({one: labels[one] for one in fits}, path)
+    else:  # loading says what does not match
+        biggest = max(tables, key=lambda place: len(tables[place])), ""
+        place, prefix = max(matches, key=lambda one: matches[one], default=biggest)
+    tensors = {
+        key.removeprefix(prefix): value for key, value in tables[place].items() if key.startswith(prefix)
+    }
+    tensors = {names.get(key, key): value for key, value in tensors.items()}
+    if not fits:
+        return tensors
     extra = [key for key in tensors if key not in own and _ASIDE.fullmatch(key)]
-    ignored = [key for key in tables[one.place] if not key.startswith(one.prefix)] + extra
-    for place in (place for place in tables if place not in {each.place for each in fits}):
-        ignored += [f"{place}.*"] if place else tables[place]
+    ignored = [key for key in tables[place] if not key.startswith(prefix)] + extra
+    for other in (other for other in tables if other not in dict(fits)):
+        ignored += [f"{other}.*"] if other else tables[other]
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
-        warnings.warn(
-            f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2
-        )
+        listed = ", ".join(ignored[:_MOST_SHOWN])
+        warnings.warn(f"{path}: ignored, not in the model: {listed}{more}", stacklevel=2)
     return {key: value for key, value in tensors.items() if key not in extra}
 
 
 def file_and_set(name: str | Path) -> tuple[Path, str]:
     """Return the file and the set of ``FILE#SET``; the set is empty if none is named."""
     file, _, which = str(name).rpartition("#")
-    whole = Path(name).expanduser()
-    return (Path(file).expanduser(), which) if file and not os.path.exists(whole) else (whole, "")
+    path = Path(name).expanduser()
+    return (Path(file).expanduser(), which) if file and not os.path.exists(path) else (path, "")
 
 
-def _choice(fits: list[_Set], path: Path) -> _Set:
-    """Return the only set that fits, or the moving average of the only other one."""
-    averages = [one for one in fits if _AVERAGE.search(one.name)]
+def _choice(labels: dict[tuple[str, str], str], path: Path) -> tuple[str, str]:
+    """Return the only set of weights that fits, or the moving average of the only other one."""
+    fits = list(labels)
+    averages = [one for one in fits if _AVERAGE.search(labels[one])]
     if len(fits) == 1:
         return fits[0]
     if len(fits) > 2 or len(averages) != 1:
-        listed = ", ".join(one.name for one in fits)
+        listed = ", ".join(labels.values())
         raise UserError(
-            f"{path}: several sets of weights fit the model: {listed}; choose one: {path}#{fits[0].name}"
+            f"{path}: several sets of weights fit the model: {listed}; choose one: {path}#{labels[fits[0]]}"
         )
-    (other,) = (one for one in fits if one not in averages)
+    (average,) = averages
+    (other,) = (label for one, label in labels.items() if one != average)
     warnings.warn(
-        f"{path}: loaded the moving average {averages[0].name}; for the other weights: {path}#{other.name}",
+        f"{path}: loaded the moving average {labels[average]}; for the other weights: {path}#{other}",
         stacklevel=3,
     )
-    return averages[0]
+    return average
 
 
-def _starts(key: str) -> Iterator[int]:
-    """Yield where a name and its parts behind a prefix begin."""
-    yield 0
-    yield from (match.end() for match in re.finditer(r"\.", key))
-
-
-def _stripped(table: dict[str, Tensor], prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
-    short = {key.removeprefix(prefix): value for key, value in table.items() if key.startswith(prefix)}
-    return {names.get(key, key): value for key, value in short.items()}
-
-
-def _tables(path: Path) -> dict[str, dict[str, Tensor]]:
+def _tables(path: Path) -> dict[str, State]:
     """Return the dictionaries of tensors in a file by their place in it, such as ``"state_dict"``."""
     if len(files := files_of(path)) > 1:
         return {"": {key: value for file in files[1:] for key, value in _tables(file).get("", {}).items()}}
-    if why := mistaken(path):
+    if why := _mistaken(path):
         raise UserError(f"{path}: {why}")
     with path.open("rb") as file:
         head = file.read(9)
@@ -336,11 +305,9 @@ def _unpickled(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # unpickling can raise anything, and torch's own message advises weights_only=False
-        names = _GLOBAL.findall(str(error))
-        has = f" (it contains {shown(names[0])}, and a pickle of other classes can run code)" if names else ""
+    except Exception as error:  # it can raise anything, and torch's own message advises weights_only=False
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        has = f" (it contains {shown(named[1])}, and a pickle of other classes can run code)" if named else ""
         raise UserError(
             f"{path}: cannot be read safely{has}; expected only tensors, numbers and an argparse.Namespace; if you "
             "trust the file, open it yourself and save model.state_dict() alone"
@@ -348,11 +315,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file, and those that it names if it is the index of a checkpoint in several files.
-
-    Raises:
-        UserError: if it is called an index and is none.
-    """
+    """Return a file, and those that it names if it is the index of a checkpoint in several files."""
     if not path.name.endswith(_INDEX) or not path.is_file():
         return [path]
     try:

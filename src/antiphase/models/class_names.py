@@ -32,27 +32,23 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet) -> tuple[ImageSet
         return data, []
     warnings: list[str] = []
     orders = {card.spec: _order(card, data, warnings) for card in cards}
-    first = next(iter(orders))
-    for spec, order in orders.items():
-        if order != orders[first]:
-            raise UserError(
-                f"{first} and {spec} order the classes of {data.name} differently; measure each in its own run"
-            )
-    return _relabelled(
-        data, orders[first], next((c.class_names for c in cards if c.class_names), None)
-    ), warnings
+    first, order = next(iter(orders.items()))
+    if other := next((spec for spec in orders if orders[spec] != order), None):
+        raise UserError(
+            f"{first} and {other} order the classes of {data.name} differently; measure each in its own run"
+        )
+    class_names = next((card.class_names for card in cards if card.class_names), data.class_names)
+    if class_names == data.class_names:
+        return data, warnings
+    names = [name or str(output) for output, name in enumerate(class_names)]
+    for output, name in zip(order, data.class_names, strict=True):
+        names[output] = name
+    labels = data.labels.new_tensor(order)[data.labels]
+    return replace(data, labels=labels, class_names=tuple(names), prompts=None), warnings
 
 
 def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
-    """Read class names from a text file, one line per model output; a blank line is an output without a name.
-
-    Args:
-        path: UTF-8 text file.
-        num_classes: number of the model's outputs, and of lines expected.
-
-    Raises:
-        UserError: if the file is unreadable, has a different number of lines, or repeats a name.
-    """
+    """Read class names from a UTF-8 file, one line per model output; a blank line is an output without a name."""
     try:
         names = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
@@ -71,33 +67,34 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
 
 def _order(card: ModelCard, data: ImageSet, warnings: list[str]) -> tuple[int, ...]:
     """Return the index of the model's output for each class of the data."""
-    numbers = tuple(range(len(data.class_names)))
-    if card.class_names == data.class_names or (
-        card.class_names is None and (card.recipe or {}).get("data") == data.name
-    ):
+    spec, count = card.spec, len(data.class_names)
+    numbers = tuple(range(count))
+    if card.class_names == data.class_names:
         return numbers
-    numbered = data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers))
-    if card.class_names is not None and not numbered:
-        return _matched(card.spec, card.class_names, data)
-    if numbered and len(numbers) <= card.num_classes:
+    if card.class_names is None and (card.recipe or {}).get("data") == data.name:
+        return numbers
+    if data.name.startswith(_NAMELESS) and data.class_names == tuple(map(str, numbers)):
+        if count > card.num_classes:
+            raise UserError(
+                f"{data.name} has labels up to {count - 1} without class names, but {spec} has "
+                f"{card.num_classes} classes"
+            )
         warnings.append(
-            f"{data.name} has no class names: its class numbers are used as output indices of {card.spec}"
+            f"{data.name} has no class names: its class numbers are used as output indices of {spec}"
         )
-    elif len(numbers) == card.num_classes:
-        warnings.append(
-            f"{card.spec} does not store the names of its {card.num_classes} classes: assuming the sorted order "
-            f"({_listed(data.class_names)}) of {data.name}; if the model orders them differently, {_HOW}"
-        )
-    elif numbered:
+        return numbers
+    if card.class_names is not None:
+        return _matched(spec, card.class_names, data)
+    listed = _listed(data.class_names)
+    if count != card.num_classes:
         raise UserError(
-            f"{data.name} has labels up to {len(numbers) - 1} without class names, but {card.spec} has "
-            f"{card.num_classes} classes"
+            f"{spec} has {card.num_classes} classes and does not store their names, but {data.name} has {count} "
+            f"({listed}); {_HOW}"
         )
-    else:
-        raise UserError(
-            f"{card.spec} has {card.num_classes} classes and does not store their names, but {data.name} has "
-            f"{len(numbers)} ({_listed(data.class_names)}); {_HOW}"
-        )
+    warnings.append(
+        f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of {data.name}; "
+        f"if the model orders them differently, {_HOW}"
+    )
     return numbers
 
 
@@ -111,57 +108,51 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet) -> tuple[i
         exact = _unique(naming) | exact
         loose = _unique((_letters(name), output) for name, output in naming) | loose
     sought = published_wnids(data.name, len(data.class_names)) or data.class_names
-    order: list[int] = []
-    for name, own in zip(data.class_names, sought, strict=True):
-        output = exact.get(own, exact.get(name, loose.get(_letters(name))))
+    order: dict[int, str] = {}  # output to the data's class
+    for name, wnid in zip(data.class_names, sought, strict=True):
+        output = exact.get(wnid, exact.get(name, loose.get(_letters(name))))
         if output is None:
             raise UserError(
                 f"class {name!r} of {data.name}: expected one of the classes of {spec} ({_listed(class_names)}); "
                 f"rename it, or {_HOW}"
             )
         if output in order:
-            other = data.class_names[order.index(output)]
             raise UserError(
-                f"classes {other!r} and {name!r} of {data.name} both match {class_names[output]!r} of {spec}; merge "
-                "or rename them"
+                f"classes {order[output]!r} and {name!r} of {data.name} both match {class_names[output]!r} of {spec}; "
+                "merge or rename them"
             )
-        order.append(output)
+        order[output] = name
     return tuple(order)
 
 
 def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
-    """Return (name, output) lists: the model's own names, then synonyms of the WordNet ids."""
+    """Return (name, output) lists: the model's own names, then synonyms of the WordNet ids of ImageNet's classes."""
     own = [(name, output) for output, name in enumerate(class_names) if name]
-    wnids = _wnids(class_names)
-    if not wnids:
+    prompted = prompt_names()
+    if all(map(WNID.fullmatch, class_names)):
+        wnids = class_names
+    elif len(class_names) == CLASSES and class_names == tuple(prompted.values()):
+        wnids = tuple(prompted)
+    else:
         return [own]
     from timm.data.imagenet_info import ImageNetInfo
 
-    prompted, info = prompt_names(), ImageNetInfo()
+    info, numbered = ImageNetInfo(), [(wnid, output) for output, wnid in enumerate(wnids)]
+    prompts = [(prompted[wnid], output) for wnid, output in numbered if wnid in prompted]
     synonyms = [
         (synonym.strip(), output)
-        for output, wnid in enumerate(wnids)
+        for wnid, output in numbered
         for synonym in info.label_name_to_description(wnid).split(",")
     ]
-    prompts = [(prompted[wnid], output) for output, wnid in enumerate(wnids) if wnid in prompted]
-    return [[(wnid, output) for output, wnid in enumerate(wnids)], own, prompts, synonyms]
-
-
-def _wnids(class_names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the WordNet ids if the classes are named by them or are ImageNet's 1,000; otherwise None."""
-    if all(map(WNID.fullmatch, class_names)):
-        return class_names
-    if len(class_names) == CLASSES and class_names == tuple(prompt_names().values()):
-        return tuple(prompt_names())
-    return None
+    return [numbered, own, prompts, synonyms]
 
 
 def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return the names that belong to exactly one output."""
-    found: dict[str, set[int]] = {}
+    outputs: dict[str, set[int]] = {}
     for name, output in naming:
-        found.setdefault(name, set()).add(output)
-    return {name: next(iter(outputs)) for name, outputs in found.items() if name and len(outputs) == 1}
+        outputs.setdefault(name, set()).add(output)
+    return {name: min(several) for name, several in outputs.items() if name and len(several) == 1}
 
 
 def _letters(name: str) -> str:
@@ -177,13 +168,3 @@ def _listed(names: Sequence[str]) -> str:
     """Return the first few names."""
     shown = [name for name in names if name]
     return ", ".join(shown[:10]) + (f", … ({len(shown)} in all)" if len(shown) > 10 else "")
-
-
-def _relabelled(data: ImageSet, order: tuple[int, ...], class_names: tuple[str, ...] | None) -> ImageSet:
-    if class_names is None or class_names == data.class_names:
-        return data
-    names = [name or str(output) for output, name in enumerate(class_names)]
-    for output, name in zip(order, data.class_names, strict=True):
-        names[output] = name
-    labels = data.labels.new_tensor(order)[data.labels]
-    return replace(data, labels=labels, class_names=tuple(names), prompts=None)

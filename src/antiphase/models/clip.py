@@ -1,4 +1,4 @@
-"""One dual encoder class for CLIP, DiffCLIP and its variants, which differ only in their attention modules."""
+"""CLIP and DiffCLIP: one dual encoder whose variants differ only in their attention modules, by size and variant."""
 
 import functools
 import math
@@ -16,6 +16,7 @@ from antiphase.arguments import Fields, Seed, validated
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError, invalid
+from antiphase.models.preprocessing import Images
 from antiphase.models.transformer import (
     AttentionFactory,
     Block,
@@ -27,15 +28,19 @@ from antiphase.models.transformer import (
     check_memory,
     run_blocks,
 )
-from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own
+from antiphase.models.vit import VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, find
-from antiphase.streams import generator
 
 if TYPE_CHECKING:
     from open_clip.tokenizer import SimpleTokenizer
 
+Init = Literal["matched", "released"]
+Towers = Literal["both", "vision", "text"]
+TokenIds = Int64[Tensor, "batch length"]
+Embeddings = Float[Tensor, "batch embed"]
 
 VOCABULARY = 49_408  # of OpenAI's byte-pair encoding; the last entry is end-of-text
+LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wasted tokens
 
 
@@ -50,49 +55,28 @@ class TextConfig(TowerConfig):
 class TextTransformer(nn.Module):
     """Encode each text's token ids as one feature vector, the layer-normalised output at the end-of-text token.
 
+    ``attention(layer_index)`` returns the attention module of a layer; it is called with a causal mask.
+
     Source: A. Radford et al., *Learning Transferable Visual Models From Natural Language Supervision*, 2021,
     Section 2.4 (causal attention, QuickGELU).
-
-    Args:
-        attention: ``attention(layer_index)`` returns the attention module of a layer.
-        vocab_size: number of token ids; the largest is end-of-text.
-        context_length: maximum number of tokens per text.
-        dim: token width.
-        depth: number of blocks.
-        mlp_ratio: hidden width of the MLP divided by ``dim``.
-        norm_eps: ε of the layer norms.
     """
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        *,
-        vocab_size: int,
-        context_length: int,
-        dim: int,
-        depth: int,
-        mlp_ratio: float = 4.0,
-        norm_eps: float = 1e-5,
-    ) -> None:
+    def __init__(self, attention: AttentionFactory, config: TextConfig) -> None:
         super().__init__()
-        self.context_length = context_length
+        dim, eps = config.dim, config.norm_eps
+        self.context_length = config.context_length
         self.checkpointing = False  # recompute each block in the backward pass: slower, less memory
-        self.token_embed = nn.Embedding(vocab_size, dim)
-        self.pos_embed = nn.Parameter(torch.zeros(context_length, dim))
+        self.token_embed = nn.Embedding(config.vocab_size, dim)
+        self.pos_embed = nn.Parameter(torch.zeros(config.context_length, dim))
         self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), mlp_ratio, QuickGELU(), norm_eps) for layer in range(depth)
+            Block(dim, attention(layer), config.mlp_ratio, QuickGELU(), eps) for layer in range(config.depth)
         )
-        self.norm = nn.LayerNorm(dim, eps=norm_eps)
+        self.norm = nn.LayerNorm(dim, eps=eps)
 
-    def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch dim"]:
+    def forward(self, tokens: TokenIds) -> Float[Tensor, "batch dim"]:
         """Return one feature vector per text.
 
-        Args:
-            tokens: at most ``context_length`` ids per row; a text ends at the largest id of its row, and later ids
-                have no effect (see :func:`trimmed`).
-
-        Raises:
-            ValueError: if there are more than ``context_length`` tokens.
+        A text ends at the largest id of its row, and later ids have no effect (see :func:`trimmed`).
         """
         length = tokens.shape[1]
         if length > self.context_length:
@@ -103,7 +87,7 @@ class TextTransformer(nn.Module):
         return self.norm(x[torch.arange(len(x), device=x.device), tokens.argmax(1)])
 
 
-def trimmed(tokens: Int64[Tensor, "batch length"]) -> Int64[Tensor, "batch shorter"]:
+def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
     """Drop the columns after the last end-of-text token.
 
     Attention is causal, so the features do not change; captions fill about a fifth of the 77 positions.
@@ -112,7 +96,7 @@ def trimmed(tokens: Int64[Tensor, "batch length"]) -> Int64[Tensor, "batch short
     return tokens[:, : min(-(-needed // _STEP) * _STEP, tokens.shape[1])]
 
 
-def tokenize(texts: Sequence[str], context_length: int = 77) -> Int64[Tensor, "batch length"]:
+def tokenize(texts: Sequence[str], context_length: int = 77) -> TokenIds:
     """Return byte-pair ids: start, words, end, zero padding; a long text is truncated but keeps its end token.
 
     >>> tokenize(["a mug"], 5).tolist()
@@ -126,36 +110,6 @@ def _tokenizer() -> "SimpleTokenizer":
     from open_clip.tokenizer import SimpleTokenizer  # seconds to import
 
     return SimpleTokenizer()
-
-
-def as_tokens(texts: "Sequence[str] | Tensor", context_length: int) -> Tensor:
-    """Tokenise strings; return token ids unchanged.
-
-    Raises:
-        TypeError: for a single string, which would be read as a list of letters.
-    """
-    if isinstance(texts, str):
-        raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
-    return texts if isinstance(texts, Tensor) else tokenize(texts, context_length)
-
-
-def text_tower(config: TextConfig, attention: AttentionFactory) -> TextTransformer:
-    """Build a text tower with the constructors' weights.
-
-    Raises:
-        UserError: if it does not fit the memory.
-    """
-    check_memory(config, config.vocab_size + config.context_length)
-    sizes: dict[str, Any] = config.model_dump(
-        include={"vocab_size", "context_length", "dim", "depth", "mlp_ratio", "norm_eps"}
-    )
-    return TextTransformer(attention, **sizes)
-
-
-Init = Literal["matched", "released"]
-
-
-LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 
 
 class ClipConfig(Fields):
@@ -212,30 +166,23 @@ class CLIP(nn.Module):
         self.config: ClipConfig | None = None  # set by the factories
 
     def encode_image(
-        self,
-        images: Float[Tensor, "batch 3 height width"],
-        normalize: bool = False,
-        *,
-        keep: Int64[Tensor, "batch kept"] | None = None,
-    ) -> Float[Tensor, "batch embed"]:
+        self, images: Images, normalize: bool = False, *, keep: Int64[Tensor, "batch kept"] | None = None
+    ) -> Embeddings:
         """Return image embeddings, of length 1 if ``normalize``; ``keep`` as in :class:`VisionTransformer`."""
         embeddings = self.visual(images, keep) @ self.image_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def encode_text(
-        self, texts: Sequence[str] | Int64[Tensor, "batch length"], normalize: bool = False
-    ) -> Float[Tensor, "batch embed"]:
-        """Return text embeddings, of length 1 if ``normalize``."""
-        tokens = as_tokens(texts, self.text.context_length).to(self.text_projection.device)
-        embeddings = self.text(trimmed(tokens)) @ self.text_projection
+    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+        """Return embeddings of strings or token ids, of length 1 if ``normalize``."""
+        if isinstance(texts, str):  # would be read as a list of letters
+            raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
+        tokens = texts if isinstance(texts, Tensor) else tokenize(texts, self.text.context_length)
+        embeddings = self.text(trimmed(tokens.to(self.text_projection.device))) @ self.text_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def forward(
-        self,
-        images: Float[Tensor, "batch 3 height width"],
-        texts: Sequence[str] | Int64[Tensor, "batch length"],
-        keep: Int64[Tensor, "batch kept"] | None = None,
-    ) -> tuple[Float[Tensor, "batch embed"], Float[Tensor, "batch embed"]]:
+        self, images: Images, texts: Sequence[str] | TokenIds, keep: Int64[Tensor, "batch kept"] | None = None
+    ) -> tuple[Embeddings, Embeddings]:
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
@@ -248,38 +195,30 @@ def build_clip(config: ClipConfig, seed: Seed = 0) -> CLIP:
     """
     with torch.random.fork_rng(devices=[]):  # the constructors' weights are overwritten
         model = bare_clip(config)
-    initialise_clip(model, config.init, seed)
+    _initialise(model, config.init, seed)
     return model
 
 
 def bare_clip(config: ClipConfig) -> CLIP:
-    """Build a model with the constructors' default weights.
-
-    Raises:
-        UserError: if the sizes are incompatible.
-    """
-    if config.vision.num_classes:
+    """Build a model with the constructors' default weights."""
+    vision, text = config.vision, config.text
+    if vision.num_classes:
         raise UserError(
-            f"vision.num_classes {config.vision.num_classes}: expected 0, a CLIP's image tower has no head"
+            f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's image tower has no head"
         )
     try:
-        text = text_tower(config.text, attention_slot(config.text))
+        check_memory(text, text.vocab_size + text.context_length)
+        text_tower = TextTransformer(attention_slot(text), text)
     except ValueError as error:
         raise UserError(f"text tower: {error}") from None
-    model = CLIP(
-        build_vision(config.vision),
-        text,
-        (config.vision.dim, config.text.dim),
-        config.embed_dim,
-        logit_scale=config.logit_scale,
-        logit_bias=config.logit_bias,
-    )
+    scale = {"logit_scale": config.logit_scale, "logit_bias": config.logit_bias}
+    model = CLIP(build_vision(vision), text_tower, (vision.dim, text.dim), config.embed_dim, **scale)
     model.config = config
-    model.square = Square(config.vision.image_size, config.interpolation)
+    model.square = Square(vision.image_size, config.interpolation)
     return model
 
 
-def initialise_clip(model: nn.Module, init: Init, seed: int) -> None:
+def _initialise(model: CLIP, init: Init, seed: int) -> None:
     """Draw a dual encoder's weights anew; each parameter has a stream of its own.
 
     ``"matched"`` gives standard and differential towers the rule of the recipe's baseline, so that twins of
@@ -287,79 +226,48 @@ def initialise_clip(model: nn.Module, init: Init, seed: int) -> None:
     and CLIP draw it. ``"released"`` differs, as the released DiffCLIP does, in differential towers: the image
     tower's blocks keep PyTorch's default, uniform within ±1/√fan_in with biases, and the text tower's
     attention keeps its biases. λ modules draw their own.
-
-    Args:
-        model: a :class:`~antiphase.models.clip.CLIP`.
-        init: which of the two.
-        seed: any integer.
     """
-    drawn = draw_own(model, seed)
-    for name, parameter in model.named_parameters():
-        if name in drawn:
-            continue
-        tower, _, rest = name.partition(".")
-        stream = generator(seed, "initialise", name)
-        with torch.no_grad():
-            if tower == "visual":
-                _image_tower(model, rest, parameter, stream, init)
-            elif tower == "text":
-                _text_tower(model, rest, parameter, stream, init)
-            elif name.endswith("_projection"):
-                parameter.normal_(0.0, parameter.shape[0] ** -0.5, generator=stream)
-
-
-def _image_tower(model: nn.Module, name: str, p: Tensor, stream: torch.Generator, init: Init) -> None:
-    visual = model.get_submodule("visual")
-    linear = name.rpartition(".")[0]
-    default = name.startswith("patch_embed.") or (
-        init == "released" and name.startswith("blocks.") and _differential(visual)
-    )
-    if "norm" in name:
-        p.fill_(1.0 if name.endswith("weight") else 0.0)
-    elif default:
-        _torch_default(visual.get_submodule(linear), p, stream)
-    elif name.endswith("bias"):
-        p.zero_()
-    else:
-        std = 1e-6 if name == "cls_token" else 0.02
-        nn.init.trunc_normal_(p, std=std, generator=stream)
-
-
-def _text_tower(model: nn.Module, name: str, p: Tensor, stream: torch.Generator, init: Init) -> None:
-    text = model.get_submodule("text")
-    dim, depth = text.get_parameter("pos_embed").shape[1], len(text.get_submodule("blocks")._modules)
+    dim, depth = model.text.pos_embed.shape[1], len(model.text.blocks)
+    out = dim**-0.5 * (2 * depth) ** -0.5
     stds = {
-        "token_embed.weight": 0.02,
-        "pos_embed": 0.01,
-        "attn.qkv.weight": dim**-0.5,
-        "attn.proj.weight": dim**-0.5 * (2 * depth) ** -0.5,
-        "mlp.fc1.weight": (2 * dim) ** -0.5,
-        "mlp.fc2.weight": dim**-0.5 * (2 * depth) ** -0.5,
+        "text.token_embed.weight": 0.02,
+        "text.pos_embed": 0.01,
+        "text.attn.qkv.weight": dim**-0.5,
+        "text.attn.proj.weight": out,
+        "text.mlp.fc1.weight": (2 * dim) ** -0.5,
+        "text.mlp.fc2.weight": out,
     }
-    key = ".".join(name.split(".")[2:]) if name.startswith("blocks.") else name
-    kept = key.startswith("mlp.") or (init == "released" and _differential(text))
-    if "norm" in name:
-        p.fill_(1.0 if name.endswith("weight") else 0.0)
-    elif key in stds:
-        p.normal_(0.0, stds[key], generator=stream)
-    elif kept:
-        _torch_default(text.get_submodule(name.rpartition(".")[0]), p, stream)
-    else:
-        p.zero_()
+    # where PyTorch's default is kept, unless there is a standard deviation above
+    kept = {"visual.patch_embed.", "text.mlp."}
+    if init == "released":
+        kept |= {"visual.blocks."} if _differential(model.visual) else set()
+        kept |= {"text."} if _differential(model.text) else set()
 
+    def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:
+        tower, _, rest = name.partition(".")
+        in_block = tower == "text" and rest.startswith("blocks.")
+        key = f"text.{'.'.join(name.split('.')[3:])}" if in_block else name
+        if not rest:  # logit scale and bias are as they were constructed
+            if name.endswith("_projection"):
+                parameter.normal_(0.0, parameter.shape[0] ** -0.5, generator=stream)
+        elif "norm" in rest:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        elif key in stds:
+            parameter.normal_(0.0, stds[key], generator=stream)
+        elif key.startswith(tuple(kept)):
+            weight = model.get_submodule(name.rpartition(".")[0]).get_parameter("weight")
+            draw_uniform(parameter, weight, stream)
+        elif tower == "text" or name.endswith("bias"):
+            parameter.zero_()
+        else:
+            nn.init.trunc_normal_(parameter, std=1e-6 if rest == "cls_token" else 0.02, generator=stream)
 
-def _torch_default(module: nn.Module, parameter: Tensor, stream: torch.Generator) -> None:
-    """Draw uniformly within ±1/√fan_in, as PyTorch's linear and convolutional layers do."""
-    weight = module.get_parameter("weight")
-    bound = weight[0].numel() ** -0.5
-    parameter.uniform_(-bound, bound, generator=stream)
+    draw_own(model, seed, draw)
 
 
 def _differential(tower: nn.Module) -> bool:
     return any(lambda_of(module) is not None for module in tower.modules())
 
-
-Towers = Literal["both", "vision", "text"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -429,18 +337,10 @@ def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
 def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
 
-    Args:
-        preset: ``"b16"`` or ``"small"``.
-        seed: random seed of the initial weights.
-        **fields: as in :func:`clip`, and ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"``
-            for the paper's DiffCLIP*) and ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and
-            ``attention``, another registered differential attention.
-
-    Raises:
-        UserError: for an unknown preset or field, or incompatible sizes.
+    ``fields`` also take ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"`` for the paper's DiffCLIP*),
+    ``towers`` (``"both"``, ``"text"``, or ``"vision"`` for DiffCLIP†) and ``attention``, another registered one.
     """
-    values: dict[str, Any] = {"towers": "both"} | fields
-    return build_clip(configure_clip(preset, **values), seed)
+    return clip(preset, seed=seed, **{"towers": "both"} | fields)
 
 
 @validated
@@ -465,12 +365,12 @@ def diffclip_vit_b16(
         lambda_init: λ_init of every layer; used by the constant schedule.
         schedule: ``"constant"``, or ``"depth"``: 0.8 − 0.6·exp(−0.3·layer), the paper's DiffCLIP*.
         towers: towers with differential attention; ``"vision"`` is the paper's DiffCLIP†.
-        init: ``"matched"`` to the baseline, or ``"released"``, see :mod:`antiphase.models.clip`.
+        init: initial weights ``"matched"`` to the baseline, or as in the ``"released"`` DiffCLIP.
         seed: random seed of the initial weights.
         **fields: as in :func:`clip`.
     """
     fields |= {"lambda_init": lambda_init, "schedule": schedule, "towers": towers, "init": init}
-    return diffclip("b16", seed=seed, **fields)
+    return clip("b16", seed=seed, **fields)
 
 
 @validated
@@ -490,40 +390,26 @@ def configure_clip(
 
     The ``towers`` have the registered ``attention``, other towers have standard attention; ``towers=None`` means
     standard attention in both.
-
-    Raises:
-        UserError: naming the first field that is unknown or out of range.
     """
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
-    if towers not in (None, "both", "vision", "text"):
-        raise UserError(f"towers {towers!r}: expected one of both, vision, text")
     sizes = PRESETS[preset]
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     standard = {"attention": "softmax"}
+    in_vision, in_text = (lam if towers in ("both", tower) else standard for tower in ("vision", "text"))
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's
-    eps = 1e-5 if init == "released" and towers in ("both", "vision") else 1e-6
+    eps = 1e-5 if init == "released" and in_vision is lam else 1e-6
     fixed = {"in_channels": 3, "num_classes": 0, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "norm_eps": eps}
-    values = {
-        "vision": fixed
-        | sizes["vision"]
-        | (lam if towers in ("both", "vision") else standard)
-        | (vision or {}),
-        "text": sizes["text"] | (lam if towers in ("both", "text") else standard) | (text or {}),
-        "embed_dim": sizes["embed_dim"],
-        "init": init,
-        **fields,
+    both = {
+        "vision": fixed | sizes["vision"] | in_vision | (vision or {}),
+        "text": sizes["text"] | in_text | (text or {}),
     }
-    return valid_clip(values)
+    return valid_clip({"embed_dim": sizes["embed_dim"], "init": init, **both, **fields})
 
 
-def valid_clip(values: Any, source: str = "", at: tuple[str, ...] = ()) -> ClipConfig:
-    """Validate ``values`` and return them as a configuration.
-
-    Raises:
-        UserError: naming ``source`` and the first invalid field.
-    """
+def valid_clip(values: Any, source: str = "", place: tuple[str, ...] = ()) -> ClipConfig:
+    """Validate ``values`` and return them as a configuration; an error names ``source`` and the field in ``place``."""
     try:
         return ClipConfig.model_validate(values)
     except ValidationError as error:
-        raise invalid(error, source, at) from None
+        raise invalid(error, source, place) from None

@@ -12,13 +12,12 @@ from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
-from antiphase.models.preprocessing import Normalized
+from antiphase.models.preprocessing import Images, Normalized
 from antiphase.models.schemes.open_clip import OpenClip
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of
 
-Images = Float[Tensor, "batch channels height width"]
 Features = Float[Tensor, "batch width"]
 
 
@@ -43,38 +42,36 @@ class ImageTower:
 
 
 def image_tower(model: nn.Module) -> ImageTower:
-    """Split the image tower of a loaded model.
-
-    Raises:
-        UserError: for a classifier of an unknown kind.
-    """
+    """Split the image tower of a loaded model; refuse a classifier of an unknown kind."""
     if isinstance(model, CLIP):
         return ImageTower(model.visual, lambda x: x @ model.image_projection, model.square, 3)
-    if isinstance(model, OpenClip):
-        return _open_clip(model)
-    if is_dual_encoder(model):
-        return _whole(model)
+    if isinstance(model, OpenClip) and (parts := _open_clip(model)):
+        return ImageTower(*parts, model.square, model.image_shape[0])
     channels = card_of(model).image_shape[0]
+    if is_dual_encoder(model):  # that cannot be split before its projection
+        dual = as_dual_encoder(model)
+        return ImageTower(dual.encode_image, lambda x: x, dual.square, channels, raw=False)
     if isinstance(model, VisionTransformer):
-        return ImageTower(model.features, None, square_of(model), channels)
-    if isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
+        features: Callable[[Images], Features] = model.features
+    elif isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
         timm: Any = model.model
 
         def features(images: Images) -> Features:
             return timm.forward_head(timm.forward_features(model.normalize(images)), pre_logits=True)
 
-        return ImageTower(features, None, square_of(model), channels)
-    return _before_last_layer(model)
+    else:
+        features = _before_last_layer(model)
+    return ImageTower(features, None, square_of(model), channels)
 
 
-def _before_last_layer(model: nn.Module) -> ImageTower:
+def _before_last_layer(model: nn.Module) -> Callable[[Images], Features]:
     """Take the input of the linear layer that gives the logits as the features of any other classifier."""
     card = card_of(model)
 
     def last_input(images: Images) -> Features | None:
-        seen: list[tuple[Tensor, Tensor]] = []  # input and output of each linear layer
+        calls: list[tuple[Tensor, Tensor]] = []  # input and output of each linear layer
         hooks = [
-            part.register_forward_hook(lambda *call: seen.append((cast(Any, call[1])[0], call[2])))
+            part.register_forward_hook(lambda *call: calls.append((cast(Any, call[1])[0], call[2])))
             for part in model.modules()
             if isinstance(part, nn.Linear)
         ]
@@ -83,12 +80,13 @@ def _before_last_layer(model: nn.Module) -> ImageTower:
         finally:
             for hook in hooks:
                 hook.remove()
-        return next((x for x, y in reversed(seen) if y.data_ptr() == logits.data_ptr() and x.ndim == 2), None)
+        return next(
+            (x for x, y in reversed(calls) if y.data_ptr() == logits.data_ptr() and x.ndim == 2), None
+        )
 
-    images = torch.full((1, *card.image_shape), 0.5, device=device_of(model))
     try:
         with torch.no_grad():
-            fits = last_input(images) is not None
+            fits = last_input(torch.full((1, *card.image_shape), 0.5, device=device_of(model))) is not None
     except (RuntimeError, ValueError, TypeError):
         fits = False
     if not fits:
@@ -96,33 +94,23 @@ def _before_last_layer(model: nn.Module) -> ImageTower:
             f"{card.spec}: cannot extract features; expected a CLIP, a vision transformer, a timm model or a "
             "classifier whose last layer is linear"
         )
-    return ImageTower(cast(Any, last_input), None, square_of(model), card.image_shape[0])
+    return cast(Any, last_input)
 
 
-def _open_clip(model: OpenClip) -> ImageTower:
+def _open_clip(model: OpenClip) -> tuple[Any, Any] | None:
+    """Return the functions before and of the projection; None if the tower cannot be split there."""
     visual: Any = model.model.visual
-    if isinstance(getattr(visual, "proj", None), nn.Parameter):  # the vision transformers
-        projection = cast(nn.Parameter, visual.proj)
+    if isinstance(projection := getattr(visual, "proj", None), nn.Parameter):  # the vision transformers
 
         def features(images: Images) -> Features:
             visual.proj = None  # makes forward stop before the projection
             try:
-                found = visual(model.normalize(images))
-                return found[0] if isinstance(found, tuple) else found  # some also return tokens
+                output = visual(model.normalize(images))
+                return output[0] if isinstance(output, tuple) else output  # some also return tokens
             finally:
                 visual.proj = projection
 
-        return ImageTower(features, lambda x: x @ projection, model.square, model.image_shape[0])
+        return features, lambda x: x @ projection
     if hasattr(visual, "trunk") and hasattr(visual, "head"):  # the towers from timm
-
-        def trunk(images: Images) -> Features:
-            return visual.trunk(model.normalize(images))
-
-        return ImageTower(trunk, visual.head, model.square, model.image_shape[0])
-    return _whole(model)
-
-
-def _whole(model: nn.Module) -> ImageTower:
-    """Take the image embedding of a dual encoder that cannot be split before its projection."""
-    dual = as_dual_encoder(model)
-    return ImageTower(dual.encode_image, lambda x: x, dual.square, card_of(model).image_shape[0], raw=False)
+        return lambda images: visual.trunk(model.normalize(images)), visual.head
+    return None

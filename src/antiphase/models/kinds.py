@@ -1,4 +1,4 @@
-"""Tell the kind of attention of a model from its modules' classes, and what is known of other libraries' attention."""
+"""What attention a model has: its kind, as far as its modules' classes tell, and the current λ of each layer."""
 
 import re
 from collections.abc import Callable, Set
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.arguments import validated
-from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.lambdas import lambda_at, lambda_of, reads_tokens
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
 _LIBRARIES = {"antiphase", "open_clip", "timm", "torch", "torchvision", "transformers"}
-_OWN: dict[type, AttentionKind] = {DifferentialAttention: "differential", SoftmaxAttention: "softmax"}
 # by full name, so that these libraries need not be imported
 _KNOWN: dict[str, AttentionKind] = {
+    "antiphase.attention.modules.DifferentialAttention": "differential",
     "timm.layers.diff_attention.DiffAttention": "differential",
     "timm.models.vision_transformer.DiffParallelScalingBlock": "differential",
     "transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention": "differential",
+    "antiphase.attention.modules.SoftmaxAttention": "softmax",
     "timm.layers.attention.Attention": "softmax",
     "timm.layers.attention.AttentionRope": "softmax",
     "timm.layers.attention_pool.AttentionPoolLatent": "softmax",
@@ -56,32 +56,7 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 def strongest(kinds: Set[AttentionKind]) -> AttentionKind:
     """Return the kind of a model whose modules have these kinds of attention."""
     order: tuple[AttentionKind, ...] = ("differential", "unknown", "softmax")
-    found: list[AttentionKind] = [kind for kind in order if kind in kinds]
-    return found[0] if found else "none"
-
-
-def is_own_code(model: nn.Module) -> bool:
-    """Return whether any module's class or ``forward`` is not from antiphase or a library that it knows."""
-    return any(
-        type(part).__module__.partition(".")[0] not in _LIBRARIES or "forward" in vars(part)
-        for part in model.modules()
-    )
-
-
-def named_attention(module: nn.Module) -> bool:
-    """Return whether a module's class name contains "attention" or "attn"."""
-    return bool(_CLASS.search(type(module).__name__))
-
-
-def known_lambda(module: nn.Module) -> Tensor | None:
-    """Return λ of another library's differential attention, None for a module of which it is not known."""
-    read = next((_LAMBDA_OF[name] for name in _names(module) if name in _LAMBDA_OF), None)
-    return None if read is None else read(module)
-
-
-def _names(module: nn.Module) -> list[str]:
-    """Return the full names of a module's class and of those that it is derived from."""
-    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
+    return next((kind for kind in order if kind in kinds), "none")
 
 
 def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]]:
@@ -89,13 +64,29 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
     known = _known(module)
     if known is not None:
         return [(module, known)]
-    inside = [found for part in module.children() for found in attention_modules(part)]
+    inside = [pair for part in module.children() for pair in attention_modules(part)]
     # by keys(), since TorchScript's dictionaries do not iterate
     parts: Any = [*module._modules.keys(), *module._parameters.keys(), *module._buffers.keys()]
     like_attention = named_attention(module) or any(map(_PART.fullmatch, parts)) or _softmax_in_graph(module)
-    if inside or not like_attention:
-        return inside
-    return [(module, "unknown")]
+    return inside if inside or not like_attention else [(module, "unknown")]
+
+
+def is_own_code(model: nn.Module) -> bool:
+    """Return whether any module's class or ``forward`` is not from antiphase or a library that it knows."""
+    return any(_is_users(type(part)) or "forward" in vars(part) for part in model.modules())
+
+
+def named_attention(module: nn.Module) -> bool:
+    """Return whether a module's class name contains "attention" or "attn"."""
+    return bool(_CLASS.search(type(module).__name__))
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in _LIBRARIES
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _softmax_in_graph(module: nn.Module) -> bool:
@@ -106,52 +97,40 @@ def _softmax_in_graph(module: nn.Module) -> bool:
 
 
 def _known(module: nn.Module) -> AttentionKind | None:
-    for kind in type(module).__mro__:
-        own: AttentionKind | None = _OWN.get(kind) or _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
-        if own is not None:
-            return own if _works_as(module, kind) else "unknown"
+    kind: Any = type(module)
+    for base in kind.__mro__:
+        if known := _KNOWN.get(_full_name(base)):
+            changed = "forward" in vars(module) or (_is_users(kind) and kind.forward is not base.forward)
+            return "unknown" if changed else known
     if lambda_of(module) is not None:
         return "differential"
-    if type(module).__module__.startswith("transformers.") and _projects(module):
-        return "softmax"
+    if kind.__module__.startswith("transformers."):
+        parts = dict(module.named_children())
+        if any(all(isinstance(parts.get(name), nn.Linear) for name in names) for names in _PROJECTIONS):
+            return "softmax"
     return None
-
-
-def _works_as(module: nn.Module, kind: type[Any]) -> bool:
-    """Return whether a module is of a class, or of a subclass that leaves ``forward`` as it is or is of a library."""
-    own = type(module).__module__.partition(".")[0] not in _LIBRARIES
-    return "forward" not in vars(module) and not (own and type(module).forward is not kind.forward)
-
-
-def _projects(module: nn.Module) -> bool:
-    """Return whether a module has linear layers for queries, keys and values."""
-    parts = dict(module.named_children())
-    return any(all(isinstance(parts.get(name), nn.Linear) for name in names) for names in _PROJECTIONS)
 
 
 @validated
 def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """Return λ of every differential attention layer, first layer first.
+    """Return λ of every differential attention layer, own or of a library that is known, first layer first.
 
-    Each has the shape ``()``, ``(heads,)`` or, if it depends on the tokens, ``(batch, heads, queries)``.
-
-    Args:
-        model: any model.
-        inputs: of the model. They are needed for layers whose λ depends on the tokens: without inputs these are
-            left out.
+    Each has the shape ``()``, ``(heads,)`` or, if it depends on the tokens, ``(batch, heads, queries)``. Layers of the
+    last kind are left out unless the model's ``inputs`` are given.
     """
-    tokens = _tokens(model, inputs)
-    found: list[Tensor] = []
+    tokens = _tokens(model, inputs) if inputs else {}
+    lambdas: list[Tensor] = []
     with torch.no_grad():
         for module in model.modules():
             lam = lambda_of(module)
-            if lam is not None and not reads_tokens(lam):
-                found.append(lam().detach())
-            elif lam is not None and lam in tokens:
-                found.append(lambda_at(lam, tokens[lam]).detach())
-            elif (known := known_lambda(module)) is not None:
-                found.append(known.detach())
-    return found
+            if lam is not None and reads_tokens(lam):
+                lambdas += [lambda_at(lam, tokens[lam]).detach()] if lam in tokens else []
+            elif lam is not None:
+                lambdas.append(lam().detach())
+            else:
+                names = [name for name in map(_full_name, type(module).__mro__) if name in _LAMBDA_OF]
+                lambdas += [_LAMBDA_OF[name](module).detach() for name in names[:1]]
+    return lambdas
 
 
 @validated
@@ -160,26 +139,24 @@ def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
 
     Of a user's own attention, which has no λ module, they are those that were measured when the model was loaded.
     """
-    found = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
+    means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
     measured = getattr(getattr(model, "card", None), "lambdas", ())
-    return list(measured) if len(measured) > len(found) else found
+    return list(measured) if len(measured) > len(means) else means
 
 
 def _tokens(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[nn.Module, Tensor]:
     """Return what each λ module that depends on the tokens is given when the model runs on the inputs."""
-    found: dict[nn.Module, Tensor] = {}
-    readers = [module for module in model.modules() if reads_tokens(module)]
-    if not (inputs and readers):
-        return found
-
-    def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
-        found[module] = given[0]
-
-    hooks = [module.register_forward_pre_hook(keep) for module in readers]
+    tokens: dict[nn.Module, Tensor] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args: tokens.update({module: args[0]}))
+        for module in model.modules()
+        if reads_tokens(module)
+    ]
     try:
         with torch.no_grad():
-            model(*inputs)
+            if hooks:
+                model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return tokens

@@ -1,7 +1,7 @@
-"""The pre-norm residual block of image and text towers, with an exchangeable attention module."""
+"""The transformers' block, with attention as a slot, and what a tower is told: its sizes and what attends in it."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -20,7 +20,10 @@ from antiphase.attention.modules import NormedAttention
 from antiphase.errors import UserError
 from antiphase.registry import ATTENTION, LAMBDAS, VITS, find
 
-AttentionFactory = Callable[[int], nn.Module]
+AttentionFactory = Callable[[int], nn.Module]  # from the index of a layer
+ScheduleName = Literal["constant", "depth"]
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Tokens = Float[Tensor, "batch tokens dim"]
 
 
 class QuickGELU(nn.Module):
@@ -46,12 +49,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Pre-norm residual block: x + attention(norm1(x)), then x + mlp(norm2(x)).
 
-    Args:
-        dim: token width.
-        attention: maps (tokens, mask) to tokens.
-        mlp_ratio: hidden width of the MLP divided by ``dim``.
-        activation: activation of the MLP.
-        eps: ε of the layer norms.
+    ``attention`` maps tokens, and a mask where there is one, to tokens; ``eps`` is that of the layer norms.
     """
 
     def __init__(
@@ -63,76 +61,52 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), activation)
 
-    def forward(
-        self, x: Float[Tensor, "batch tokens dim"], mask: Tensor | None = None
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the tokens after the block; ``mask`` as in ``differential_attention``."""
+    def forward(self, x: Tokens, mask: Tensor | None = None) -> Tokens:
         # pass the mask only if there is one, so that any one-argument module can be used as attention
         x = x + (self.attn(self.norm1(x)) if mask is None else self.attn(self.norm1(x), mask))
         return x + self.mlp(self.norm2(x))
 
-    def first_token(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch 1 dim"]:
+    def first_token(self, x: Tokens) -> Float[Tensor, "batch 1 dim"]:
         """Return the first token after the block, without computing the others' outputs."""
         normed = self.norm1(x)
         # only our own attention modules take `queries`
-        known = _as_written(self.attn, SoftmaxAttention, DifferentialAttention)
-        known = known and _as_written(self.attn.proj, nn.Linear)
-        x = x[:, :1] + (self.attn(normed, queries=1) if known else self.attn(normed)[:, :1])
+        ours = _as_written(self.attn, SoftmaxAttention, DifferentialAttention)
+        ours = ours and _as_written(self.attn.proj, nn.Linear)
+        x = x[:, :1] + (self.attn(normed, queries=1) if ours else self.attn(normed)[:, :1])
         return x + self.mlp(self.norm2(x))
 
 
 def run_blocks(
-    blocks: Iterable[nn.Module],
-    x: Float[Tensor, "batch tokens dim"],
-    mask: Tensor | None = None,
-    *,
-    checkpointing: bool = False,
-) -> Float[Tensor, "batch tokens dim"]:
-    """Return the tokens after all blocks.
-
-    Args:
-        blocks: blocks, applied in order.
-        x: tokens.
-        mask: as in ``differential_attention``.
-        checkpointing: store only the input of each block and recompute the rest in the backward pass.
-    """
+    blocks: Iterable[nn.Module], x: Tokens, mask: Tensor | None = None, *, checkpointing: bool = False
+) -> Tokens:
+    """Return the tokens after all blocks; ``checkpointing`` keeps each block's input alone for the backward pass."""
     for block in blocks:
-        given = (x,) if mask is None else (x, mask)
-        # blocks draw no random numbers, so no generator state is preserved
-        x = (
-            checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
-            if checkpointing
-            else block(*given)
-        )
+        x = _call(block, x, *(() if mask is None else (mask,)), checkpointing=checkpointing)
     return x
 
 
 def first_token(
-    blocks: Iterable[nn.Module], x: Float[Tensor, "batch tokens dim"], *, checkpointing: bool = False
+    blocks: Sequence[nn.Module] | nn.ModuleList, x: Tokens, *, checkpointing: bool = False
 ) -> Float[Tensor, "batch dim"]:
-    """Return the first token after all blocks; within ``outputs_only`` the last block computes that token alone.
-
-    Args:
-        blocks: blocks, applied in order.
-        x: tokens.
-        checkpointing: as in :func:`run_blocks`.
-    """
-    blocks = list(blocks)
-    if not (is_outputs_only() and blocks and _can_be_cut(last := blocks[-1])):
+    """Return the first token after all blocks; within ``outputs_only`` the last block computes that token alone."""
+    *others, last = blocks
+    if not (is_outputs_only() and _can_be_cut(last)):
         return run_blocks(blocks, x, checkpointing=checkpointing)[:, 0]
-    x = run_blocks(blocks[:-1], x, checkpointing=checkpointing)
-    if checkpointing:
-        x = checkpoint(last.first_token, x, use_reentrant=False, preserve_rng_state=False)
-    else:
-        x = last.first_token(x)
-    return x[:, 0]
+    x = run_blocks(others, x, checkpointing=checkpointing)
+    return _call(last.first_token, x, checkpointing=checkpointing)[:, 0]
+
+
+def _call(block: Callable[..., Any], *inputs: Tensor, checkpointing: bool) -> Any:
+    if not checkpointing:
+        return block(*inputs)
+    # blocks draw no random numbers, so no generator state is preserved
+    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def _can_be_cut(block: nn.Module) -> TypeGuard[Block]:
     """Return whether ``first_token`` is valid: an unmodified Block, token-wise but for its attention, without hooks."""
     return (
-        isinstance(block, Block)
-        and _as_written(block, Block)
+        _as_written(block, Block)
         and all(_as_written(part, *_BY_TOKEN) for part in (block.norm2, *block.mlp.modules()))
         and not any(getattr(module_hooks, f"_global{name}") for name in _HOOKS)
         and not any(getattr(part, name) for part in block.modules() for name in _HOOKS)
@@ -148,10 +122,6 @@ def _as_written(module: object, *types: type[nn.Module]) -> bool:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BY_TOKEN: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.Linear, nn.GELU, QuickGELU, Mlp)
 _WRITTEN = {kind: kind.forward for kind in (*_BY_TOKEN, Block, SoftmaxAttention, DifferentialAttention)}
-
-
-ScheduleName = Literal["constant", "depth"]
-Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _registered(table: Mapping[str, Any]) -> AfterValidator:
@@ -207,45 +177,49 @@ class AttentionSpec:
         return "differential" if self.differential else "softmax"
 
 
-def _softmax(config: TowerConfig, layer: int) -> nn.Module:
-    return SoftmaxAttention(config.dim, config.num_heads)
+def _lambda_init(config: TowerConfig, layer: int) -> float:
+    schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
+    return schedule(layer)
 
 
 def _differential(config: TowerConfig, layer: int) -> nn.Module:
+    options = config.model_dump(include={"parameterisation", "head_norm", "rescale"})
     return DifferentialAttention(
-        config.dim,
-        config.num_heads,
-        lambda_init=initial_lambda(config, layer),
-        parameterisation=config.parameterisation,
-        head_norm=config.head_norm,
-        rescale=config.rescale,
+        config.dim, config.num_heads, lambda_init=_lambda_init(config, layer), **options
     )
 
 
 def _normed(config: TowerConfig, layer: int) -> nn.Module:
-    return NormedAttention(config.dim, config.num_heads, scale=1.0 - initial_lambda(config, layer))
+    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
 
 
-SOFTMAX = AttentionSpec("ViT", differential=False, make=_softmax)
-DIFFERENTIAL = AttentionSpec("DiffViT", differential=True, make=_differential)
-NORMED = AttentionSpec("ViT with norm and factor", differential=False, make=_normed)
+SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
+DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
+NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 
 
-def initial_lambda(config: TowerConfig, layer: int) -> float:
-    """Return λ_init of a layer, counted from 0."""
-    schedule = depth_scheduled if config.lambda_schedule == "depth" else constant(config.lambda_init)
-    return schedule(layer)
+def attention_spec(name: str) -> AttentionSpec:
+    """Return the registered kind of attention of a name, such as ``"differential"``."""
+    return find(ATTENTION, name, "attention")
+
+
+def attention_slot(config: TowerConfig) -> AttentionFactory:
+    """Return the factory of a tower's attention modules."""
+    spec = attention_spec(config.attention)
+    return lambda layer: spec.make(config, layer)
+
+
+def attention_of(model: str) -> str:
+    """Return the name of the attention that a registered model such as ``"diffvit"`` has."""
+    if model not in VITS:
+        raise UserError(f"model {model!r}: expected {' or '.join(VITS)}")
+    return VITS[model]
 
 
 def check_memory(config: TowerConfig, vectors: int) -> None:
     """Refuse a tower whose weights are larger than this machine's memory, before any is allocated.
 
-    Args:
-        config: the tower's.
-        vectors: how many vectors of the tokens' width it has outside its blocks.
-
-    Raises:
-        UserError: naming its sizes.
+    ``vectors`` counts the vectors of the tokens' width outside its blocks.
     """
     needed = 4 * config.dim * (config.depth * config.dim * (4 + 2 * config.mlp_ratio) + vectors) / 2**30
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -255,25 +229,3 @@ def check_memory(config: TowerConfig, vectors: int) -> None:
             f"{sizes}: the weights need {needed:,.0f} GiB and this machine has {memory:,.0f} GiB of memory; choose "
             "smaller sizes"
         )
-
-
-def attention_slot(config: TowerConfig) -> AttentionFactory:
-    """Return the factory of a tower's attention modules, by the index of the layer."""
-    spec = attention_spec(config.attention)
-    return lambda layer: spec.make(config, layer)
-
-
-def attention_spec(name: str) -> AttentionSpec:
-    """Return the registered kind of attention of a name, such as ``"differential"``."""
-    return find(ATTENTION, name, "attention")
-
-
-def attention_of(model: str) -> str:
-    """Return the name of the attention that a model such as ``"diffvit"`` has.
-
-    Raises:
-        UserError: for a model that is not registered.
-    """
-    if model not in VITS:
-        raise UserError(f"model {model!r}: expected {' or '.join(VITS)}")
-    return VITS[model]

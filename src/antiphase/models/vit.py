@@ -1,4 +1,4 @@
-"""One vision transformer; what attends is a slot."""
+"""One vision transformer with attention as a slot: ViT and DiffViT of any size, and how their weights start."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -6,19 +6,12 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from pydantic import (
-    BaseModel,
-    Field,
-    PositiveFloat,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, Field, PositiveFloat, ValidationError, model_serializer
 from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, at_least, validated
 from antiphase.errors import UserError, invalid, one_line
-from antiphase.models.preprocessing import Normalize
+from antiphase.models.preprocessing import Images, Normalize
 from antiphase.models.transformer import (
     AttentionFactory,
     Block,
@@ -44,10 +37,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Conv2d(in_channels, dim, patch_size, patch_size)
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch patches dim"]:
-        """Return one token a patch, row by row."""
+    def forward(self, images: Images) -> Float[Tensor, "batch patches dim"]:
         size = self.proj.kernel_size[0]
         squares = images.unflatten(3, (-1, size)).unflatten(2, (-1, size)).permute(0, 2, 4, 1, 3, 5)
         return F.linear(squares.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
@@ -72,9 +62,6 @@ class VisionTransformer(nn.Module):
         norm_eps: of the layer norms (timm's 1e-6).
         mean: subtracted from the images, one number a channel (0.5 where not given).
         std: what they are divided by after that, one number a channel (0.5 where not given).
-
-    Raises:
-        UserError: if the patches do not tile the image, or ``mean`` and ``std`` are not one a channel.
     """
 
     pos_embed: Tensor
@@ -101,7 +88,7 @@ class VisionTransformer(nn.Module):
         self.image_shape = (in_channels, image_size, image_size)
         self.num_classes = num_classes
         self.config: BaseModel | None = None  # what the factories built it from
-        mean, std = ([0.5] * in_channels if given is None else given for given in (mean, std))
+        mean, std = ([0.5] * in_channels if values is None else values for values in (mean, std))
         if len(mean) != in_channels:
             raise UserError(f"mean {tuple(mean)}: expected one number for each of {in_channels} channels")
         self.normalize = Normalize(mean, std)
@@ -115,14 +102,8 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
 
-    def tokens(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the embedded tokens that enter the first block, the class token first.
-
-        Raises:
-            UserError: if the images have another shape than the model's.
-        """
+    def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
+        """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             raise UserError(
                 f"images of shape {tuple(images.shape)}: this model takes (batch, *{self.image_shape})"
@@ -132,19 +113,15 @@ class VisionTransformer(nn.Module):
         return torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
 
     def features(
-        self,
-        images: Float[Tensor, "batch channels height width"],
-        keep: Int64[Tensor, "batch kept"] | None = None,
+        self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
     ) -> Float[Tensor, "batch dim"]:
         """Return the class token behind the last norm, what the head is given.
 
         Under autocast and in evaluation mode, tokens enter the first block in autocast's type, of which the blocks' own
         outputs are: no sum then mixes two types, and the logits are little more rounded (dev/low-precision.md).
 
-        Args:
-            images: in [0, 1].
-            keep: indices of the patches that the blocks see, all where not given (Y. Li et al., *Scaling
-                Language-Image Pre-training via Masking*, CVPR 2023).
+        ``keep`` has the indices of the patches that the blocks see, all where not given (Y. Li et al., *Scaling
+        Language-Image Pre-training via Masking*, CVPR 2023).
         """
         x = self.tokens(images)
         if keep is not None:
@@ -157,9 +134,7 @@ class VisionTransformer(nn.Module):
         return self.norm(x.to(self.norm.weight.dtype))
 
     def forward(
-        self,
-        images: Float[Tensor, "batch channels height width"],
-        keep: Int64[Tensor, "batch kept"] | None = None,
+        self, images: Images, keep: Int64[Tensor, "batch kept"] | None = None
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`.
 
@@ -169,38 +144,6 @@ class VisionTransformer(nn.Module):
         features = self.features(images, keep)
         with torch.autocast(features.device.type, enabled=False):
             return self.head(features)
-
-
-def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") -> None:
-    """Draw a vision transformer's weights anew.
-
-    Matrices of the blocks and the patch projection are uniform within ±1/√fan_in (PyTorch's default, which
-    the released DiffCLIP keeps and timm keeps for the patches), positions and head N(0, 0.02) cut at two
-    standard deviations, biases 0, norms 1. λ modules draw their own
-    (:func:`~antiphase.models.vit.draw_own`). The rule is the same for standard and differential attention, and
-    each parameter has a random stream of its own, so the two twins of a seed start from equal projections. How large
-    the patches start matters to robustness: see dev/models.md.
-
-    Args:
-        model: a model with this package's parameter names.
-        seed: any integer.
-        scheme: ``"normal"`` draws the matrices of the blocks from N(0, 0.02) cut at two standard deviations; timm's
-            N(0, 0.02) is not cut.
-    """
-    drawn = draw_own(model, seed)
-    for name, parameter in model.named_parameters():
-        if name in drawn:
-            continue
-        stream = generator(seed, "initialise", name)
-        with torch.no_grad():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-            elif name.startswith("patch_embed.") or (name.startswith("blocks.") and scheme == "uniform"):
-                bound = parameter[0].numel() ** -0.5
-                parameter.uniform_(-bound, bound, generator=stream)
-            else:
-                std = 1e-6 if name == "cls_token" else 0.02
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=stream)
 
 
 class VitConfig(TowerConfig):
@@ -216,7 +159,7 @@ class VitConfig(TowerConfig):
     initial_weights: InitialWeights = "uniform"
 
     @model_serializer(mode="wrap")
-    def _leave_out_the_usual_weights(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_the_usual_weights(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         # keeps the identity of recipes written before there was another scheme
         fields = dump(self)
         if self.initial_weights == "uniform":
@@ -237,46 +180,6 @@ PRESETS: dict[int, dict[str, int]] = {
 
 
 @validated
-def build(config: VitConfig, seed: Seed = 0) -> VisionTransformer:
-    """Build the model that a configuration describes, with weights drawn from ``seed``.
-
-    Raises:
-        UserError: for sizes that do not fit together.
-    """
-    with torch.random.fork_rng(devices=[]):  # construction draws weights that `initialise` draws again
-        model = build_vision(config)
-    initialise(model, seed, config.initial_weights)
-    model.config = config
-    return model
-
-
-def build_vision(config: VitConfig) -> VisionTransformer:
-    """Build the model with whatever weights construction draws.
-
-    Raises:
-        UserError: for sizes that do not fit together, or do not fit the memory.
-    """
-    patches = (config.image_size // config.patch_size) ** 2
-    check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
-    try:
-        return VisionTransformer(
-            attention_slot(config),
-            image_size=config.image_size,
-            patch_size=config.patch_size,
-            in_channels=config.in_channels,
-            dim=config.dim,
-            depth=config.depth,
-            num_classes=config.num_classes,
-            mlp_ratio=config.mlp_ratio,
-            norm_eps=config.norm_eps,
-            mean=config.mean,
-            std=config.std,
-        )
-    except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
-        raise UserError(one_line(error)) from None
-
-
-@validated
 def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
     """Build a ViT with standard attention; sizes that are not given come from the image size's preset.
 
@@ -294,27 +197,16 @@ def vit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransf
 
 @validated
 def diffvit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTransformer:
-    """Build a DiffViT: the same class with differential attention in the slot.
+    """Build a DiffViT: the same class as :func:`vit` with differential attention in the slot.
 
-    Args:
-        image_size: height and width in pixels; 8, 28, 32, 64 and 224 have presets.
-        seed: of the initial weights.
-        **sizes: as in :func:`vit`; also ``lambda_init`` (0.8), ``lambda_schedule`` (``"constant"`` or
-            ``"depth"``), ``parameterisation``, ``head_norm`` and ``rescale`` of
-            :class:`~antiphase.attention.DifferentialAttention`.
-
-    Raises:
-        UserError: for an unknown or missing size, or sizes that do not fit together.
+    ``sizes`` also take ``lambda_init`` (0.8), ``lambda_schedule`` (``"constant"`` or ``"depth"``),
+    ``parameterisation``, ``head_norm`` and ``rescale`` of :class:`~antiphase.attention.DifferentialAttention`.
     """
     return build(configure("differential", image_size, sizes), seed)
 
 
 def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConfig:
-    """Return a validated configuration; sizes that are not given come from the image size's preset.
-
-    Raises:
-        UserError: naming the first field that is unknown, missing or out of range.
-    """
+    """Return a validated configuration; sizes that are not given come from the image size's preset."""
     if "attention" in sizes:
         raise UserError(f"attention {sizes['attention']!r}: not an option here; call vit or diffvit")
     values = {"attention": attention, "image_size": image_size, **PRESETS.get(image_size, {}), **sizes}
@@ -325,35 +217,92 @@ def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConf
         raise UserError(f"{invalid(error)} (presets exist for image sizes {presets})") from None
 
 
-def draw_own(model: nn.Module, seed: int) -> set[str]:
-    """Let the modules that have a method ``draw_parameters(stream)`` draw all of their parameters.
+@validated
+def build(config: VitConfig, seed: Seed = 0) -> VisionTransformer:
+    """Build the model that a configuration describes, with weights drawn from ``seed``.
 
-    ``stream(name)`` is the random generator of the parameter of that name in the module: each has its own, given by the
-    seed and the parameter's name in the model.
+    Raises:
+        UserError: for sizes that do not fit together.
+    """
+    with torch.random.fork_rng(devices=[]):  # construction draws weights that `initialise` draws again
+        model = build_vision(config)
+    initialise(model, seed, config.initial_weights)
+    model.config = config
+    return model
 
-    Args:
-        model: any model.
-        seed: of its weights.
 
-    Returns:
-        the names of the parameters that were drawn.
+def build_vision(config: VitConfig) -> VisionTransformer:
+    """Build the model with whatever weights construction draws."""
+    patches = (config.image_size // config.patch_size) ** 2
+    check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
+    sizes = {
+        "image_size",
+        "patch_size",
+        "in_channels",
+        "dim",
+        "depth",
+        "num_classes",
+        "mlp_ratio",
+        "norm_eps",
+    }
+    try:
+        return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes | {"mean", "std"}))
+    except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
+        raise UserError(one_line(error)) from None
+
+
+def initialise(model: nn.Module, seed: int, scheme: InitialWeights = "uniform") -> None:
+    """Draw a vision transformer's weights anew.
+
+    Matrices of the blocks and the patch projection are uniform within ±1/√fan_in (PyTorch's default, which
+    the released DiffCLIP keeps and timm keeps for the patches), positions and head N(0, 0.02) cut at two
+    standard deviations, biases 0, norms 1. λ modules draw their own (:func:`draw_own`). The rule is the same for
+    standard and differential attention, and each parameter has a random stream of its own, so the two twins of a seed
+    start from equal projections. How large the patches start matters to robustness: see dev/models.md.
+
+    ``scheme="normal"`` draws the matrices of the blocks from N(0, 0.02) cut at two standard deviations; timm's
+    N(0, 0.02) is not cut.
+    """
+
+    def draw(name: str, parameter: Tensor, stream: torch.Generator) -> None:
+        if parameter.ndim == 1:
+            parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        elif name.startswith("patch_embed.") or (name.startswith("blocks.") and scheme == "uniform"):
+            draw_uniform(parameter, parameter, stream)
+        else:
+            std = 1e-6 if name == "cls_token" else 0.02
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=stream)
+
+    draw_own(model, seed, draw)
+
+
+def draw_uniform(parameter: Tensor, weight: Tensor, stream: torch.Generator) -> None:
+    """Draw uniformly within ±1/√fan_in of a layer's weight, as PyTorch's linear and convolutional layers do."""
+    bound = weight[0].numel() ** -0.5
+    parameter.uniform_(-bound, bound, generator=stream)
+
+
+@torch.no_grad()
+def draw_own(model: nn.Module, seed: int, draw: Callable[[str, Tensor, torch.Generator], None]) -> None:
+    """Draw all parameters of a model: ``draw(name, parameter, stream)`` those that no module draws by itself.
+
+    A module with a method ``draw_parameters(stream)`` draws all of its own; ``stream(name)`` is the random generator
+    of the parameter of that name in the module. Each parameter has one, given by the seed and its name in the model.
 
     Raises:
         TypeError: a λ module (named ``lam``) has parameters, but no method that draws them.
     """
     drawn: set[str] = set()
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
         if hasattr(type(module), "draw_parameters"):
-            prefix = f"{name}." if name else ""
+            prefix = f"{path}." if path else ""
             own: Any = module
-            own.draw_parameters(_streams(seed, prefix))
-            drawn |= {prefix + parameter for parameter, _ in module.named_parameters()}
-    for name, _ in model.named_parameters():
-        if "lam" in name.split(".") and name not in drawn:
+            own.draw_parameters(lambda name, prefix=prefix: generator(seed, "initialise", prefix + name))
+            drawn |= {prefix + name for name, _ in module.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if name in drawn:
+            continue
+        if "lam" in name.split("."):
             kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
             raise TypeError(f"{name}: {kind} does not draw its parameters; give it draw_parameters(stream)")
-    return drawn
-
-
-def _streams(seed: int, prefix: str) -> Callable[[str], torch.Generator]:
-    return lambda name: generator(seed, "initialise", prefix + name)
+        draw(name, parameter, generator(seed, "initialise", name))

@@ -1,4 +1,4 @@
-"""Zero-shot classifiers of images in [0, 1]: dual encoders bound to class prompts."""
+"""Dual encoders bound to class prompts: zero-shot classifiers of images in [0, 1]."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,11 +42,7 @@ def is_dual_encoder(model: nn.Module) -> bool:
 
 
 def as_dual_encoder(model: nn.Module) -> DualEncoder:
-    """Return the model typed as a dual encoder.
-
-    Raises:
-        UserError: if it does not encode text.
-    """
+    """Return the model typed as a dual encoder; refuse one that is none."""
     if not is_dual_encoder(model):
         raise UserError(
             f"{type(model).__name__} is not a dual encoder: expected a CLIP, with encode_image and encode_text"
@@ -76,9 +72,8 @@ class ZeroShotClassifier(nn.Module):
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch classes"]:
         encoder = as_dual_encoder(self.model)
         embedded = encoder.encode_image(images)
-        with torch.autocast(
-            images.device.type, enabled=False
-        ):  # bf16 would round a logit of 25 to multiples of 1/8
+        # bf16 would round a logit of 25 to multiples of 1/8
+        with torch.autocast(images.device.type, enabled=False):
             directions = F.normalize(embedded.to(self.weights.dtype), dim=-1)
             return encoder.logit_scale.exp() * (directions @ self.weights)
 
@@ -122,27 +117,18 @@ def zero_shot_classifier(
         raise UserError(
             f"prompts for {len(prompts)} classes: expected prompts for {len(class_names)} classes"
         )
-    columns = []
     with torch.no_grad():
-        for texts in prompts:
-            mean = F.normalize(encoder.encode_text(texts).float(), dim=-1).mean(0)
-            columns.append(F.normalize(mean, dim=0))
-    return ZeroShotClassifier(model, torch.stack(columns, 1))
+        means = [F.normalize(encoder.encode_text(texts).float(), dim=-1).mean(0) for texts in prompts]
+        return ZeroShotClassifier(model, torch.stack([F.normalize(mean, dim=0) for mean in means], 1))
 
 
 def bound(model: nn.Module, images: ImageSet, prompt: str | None) -> nn.Module:
     """Bind a dual encoder to the classes of an image set; return a classifier unchanged.
 
-    Args:
-        model: a model loaded by ``load_model``.
-        images: image set with the classes.
-        prompt: template of the class prompts; None: the image set's own prompts, or the paper's template.
+    ``prompt`` is the template of the class prompts; None: the image set's own prompts, or the paper's template.
     """
     if not is_dual_encoder(model):
         return model
-    card = card_of(model)
-    prompts = images.prompts if prompt is None else None
-    classifier = zero_shot_classifier(model, images.class_names, [prompt or PAPER_TEMPLATE], prompts=prompts)
-    return with_card(
-        classifier, replace(card, num_classes=len(images.class_names), class_names=images.class_names)
-    )
+    names, prompts = images.class_names, images.prompts if prompt is None else None
+    classifier = zero_shot_classifier(model, names, [prompt or PAPER_TEMPLATE], prompts=prompts)
+    return with_card(classifier, replace(card_of(model), num_classes=len(names), class_names=names))

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 from torch import nn
 
 from antiphase.arguments import OWN_WORDS, Seed, validated
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
+from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.schemes.runs import load_run
 from antiphase.models.schemes.scheme import Scheme, Wanted
 from antiphase.registry import MODELS, find
@@ -51,7 +51,7 @@ def load_model(
     if random_weights and not (scheme and scheme.random):
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
-    if lambda_init is not None and scheme is not find(MODELS, "diffclip", "scheme"):
+    if lambda_init is not None and not spec.startswith("diffclip:"):
         raise UserError(
             f"model {shown(spec)}: lambda_init {shown(lambda_init)} only applies to diffclip: checkpoints, which do "
             "not contain it; leave it out"
@@ -81,14 +81,9 @@ def forms() -> list[str]:
 
 def fingerprint(model: nn.Module) -> str:
     """Return the SHA-256 of a model's ``repr``, parameters and buffers, and of its code if that is a user's."""
-    parts: list[bytes | str] = [repr(model)]
     code = getattr(getattr(model, "card", None), "code", "")
-    parts += [code] if code else []
+    parts: list[bytes | str] = [repr(model), *([code] if code else [])]
     named = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
-        parts += [
-            name,
-            str(tensor.dtype),
-            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
-        ]
+        parts += [name, str(tensor.dtype), raw_bytes(tensor)]
     return digest(*parts)

@@ -19,7 +19,8 @@ from torch import nn
 
 from antiphase.attacks import AttackResult, Threat, sweep
 from antiphase.budgets import eps_label
-from antiphase.commands.record import run_record, short_names
+from antiphase.commands.lineup import short_names
+from antiphase.commands.record import run_record
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models

@@ -15,8 +15,11 @@ from antiphase.attacks import Threat, eps_at, sweep
 from antiphase.attacks.catalogue import settings_of
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.budgets import eps_label
-from antiphase.commands.loading import check_compiler, check_twins, find_device, load_lineup, load_models
-from antiphase.commands.record import check_fit, run_record, short_names
+from antiphase.commands.lineup import check_fit, load_lineup, short_names
+from antiphase.commands.loading import check_compiler, check_twins, find_device, load_models
+from antiphase.commands.record import run_record
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance, summarise_rates
@@ -32,9 +35,6 @@ from antiphase.runs.attack_pope import PopeAttack
 from antiphase.runs.evaluation_sources import is_pope, load_source
 from antiphase.runs.gallery import AttackGallery, write_gallery
 from antiphase.runs.options.attack import AuditOptions
-from antiphase.runs.sense import BATCH_SIZE, entries
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import write_frame
 from antiphase.vlm.pope import PopeSet
@@ -68,19 +68,8 @@ def prepare(options: AuditOptions, command: str = "") -> "Audit | PopeAttack":
         check_compiler(find_device(options.device))
     if isinstance(options.data, str) and is_pope(options.data):
         return _of_answers(options, plan, command)
-    models, twins, data = load_lineup(
-        options.model,
-        options.against,
-        options.data,
-        split=options.split,
-        limit=options.limit,
-        random_weights=options.random_weights,
-        skip_bad=options.skip_bad,
-        device=options.device,
-        progress=not options.quiet,
-        prompt=options.prompt,
-        classes=options.classes,
-    )
+    loaded = load_lineup(options)
+    models, twins, data = loaded.models, loaded.twins, loaded.data
     plain = [card_of(model).spec for model in (*models, *twins) if not isinstance(model, ZeroShotClassifier)]
     if plain and options.objective == "cosine":
         raise UserError(f"objective 'cosine': {plain[0]} is no CLIP; expected cross_entropy, margin or dlr")
@@ -240,21 +229,16 @@ class Audit:
         """Return how the maps' gradients lie in every model, or why that is not known."""
         if not self.sense_limit:
             return None, []
-        plan = SensePlan(probes=_PROBES, seed=self.plan.seed)
+        options = SenseOptions(
+            model=("audit",),
+            parts=("alignment",),
+            probes=_PROBES,
+            seed=self.plan.seed,
+            quiet=not self.progress,
+        )
         try:
             found = [
-                sense(
-                    name,
-                    model,
-                    data,
-                    plan,
-                    self.out,
-                    parts=["alignment"],
-                    process=this_process(),
-                    batch_size=BATCH_SIZE,
-                    progress=self.progress,
-                    limit=self.sense_limit,
-                )["alignment"]
+                sense(name, model, data, options, self.out, limit=self.sense_limit)["alignment"]
                 for name, model in lineup.items()
             ]
         except UserError as error:

@@ -4,7 +4,7 @@ A cell is one model on one set of images, known by the hash of what affects its 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from torch import nn
 
 from antiphase.attacks.engine.oracle import attacked
-from antiphase.commands.loading import load_lineup
-from antiphase.commands.record import check_fit, run_record, short_names
+from antiphase.commands.lineup import check_fit, load_lineup, short_names
+from antiphase.commands.record import run_record
 from antiphase.data import ImageSet
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
 from antiphase.files import write_json
@@ -26,9 +26,8 @@ from antiphase.models.class_names import in_model_order
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.runs.estimated import estimate_radii
-from antiphase.runs.expectation import check_ends
 from antiphase.runs.options.certify import CertifyOptions
-from antiphase.sensitivity.smoothing import Smoothing, expected_seconds, smooth
+from antiphase.sensitivity.smoothing import Smoothing, smooth
 from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size, write_frame
 
@@ -99,9 +98,7 @@ def round_radii(smoothing: Smoothing) -> list[float]:
     return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
 
 
-def run(
-    options: CertifyOptions, command: str = "", announce: Callable[[str], None] | None = None
-) -> tuple[pl.DataFrame, dict[str, Any]]:
+def run(options: CertifyOptions, command: str = "") -> tuple[pl.DataFrame, dict[str, Any]]:
     """Load what the options name, certify it and write the run directory; return rows and summary.
 
     The summary also has ``estimated``, see :func:`~antiphase.runs.estimated.estimate_radii`.
@@ -109,31 +106,19 @@ def run(
     Args:
         options: of the smoothing.
         command: for the record.
-        announce: told of the expected time before the work starts; nothing is measured for it if None.
     """
     began = time.monotonic()
     names = ("sigma", "select", "samples", "alpha", "seed", "precision")
     smoothing = Smoothing(**{name: getattr(options, name) for name in names})
-    ours, twins, data = load_lineup(
-        [options.model],
-        [options.against] if options.against else [],
-        options.data,
-        split=options.split,
-        limit=options.limit,
-        random_weights=options.random_weights,
-        skip_bad=False,
-        device=options.device,
-        progress=not options.quiet,
-        prompt=options.prompt,
-        classes=options.classes,
-    )
+    pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
+    lineup = load_lineup(options.model_copy(update=pair))
+    ours, twins, data = lineup.models, lineup.twins, lineup.data
     rows, summary = certify(
         [*ours, *twins],
         data,
         smoothing,
         options.out,
         batch_size=options.batch_size,
-        announce=announce,
         progress=not options.quiet,
     )
     names = [model["name"] for model in summary["models"]]
@@ -171,7 +156,6 @@ def certify(
     out: Path,
     *,
     batch_size: int | None = None,
-    announce: Callable[[str], None] | None = None,
     progress: bool = True,
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Smooth each model on the same images and write rows and summary; return both.
@@ -185,7 +169,6 @@ def certify(
         smoothing: σ and the numbers of draws.
         out: directory, made if missing.
         batch_size: noisy copies through a model at once; affects no result.
-        announce: told of the expected time before the work starts; nothing is measured for it if None.
         progress: whether to show progress bars on stderr.
 
     Raises:
@@ -201,8 +184,6 @@ def certify(
     cells = [
         _open(name, model, data, smoothing, out, process) for name, model in zip(names, models, strict=True)
     ]
-    if announce is not None and process.first:
-        announce(_expectation(cells, data, smoothing, batch_size, process))
     for cell in cells:
         title = f"{cell.name} σ={smoothing.sigma:g}" if progress else ""
         _fill(cell, data, smoothing, batch_size, process, title)
@@ -274,30 +255,6 @@ def _open(
     }
     asked = [(name, sample) for sample in data.ids.tolist()]
     return _Cell(name, model, Cache(out, {name: what}, _CELL_SCHEMA, asked, process))
-
-
-def _expectation(
-    cells: Sequence[_Cell], data: ImageSet, smoothing: Smoothing, batch_size: int | None, process: Process
-) -> str:
-    """Say how long the slowest process will take.
-
-    Raises:
-        UserError: more than a year.
-    """
-    missing = sum(len(cell.cache.missing) for cell in cells)
-    if not missing:
-        return "every image is on disk already"
-    seconds = 0.0
-    for cell in cells:
-        mine = -(-len(cell.cache.missing) // process.count)
-        if mine:
-            sample = data.images(cell.cache.missing[:1])
-            seconds += expected_seconds(cell.model, sample, smoothing, count=mine, batch_size=batch_size)
-    check_ends(seconds, f"{missing:,} images, {smoothing.draws:,} noisy copies of each")
-    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    if seconds >= 7200:
-        time = f"{seconds / 3600:.1f} h"
-    return f"about {time}: {missing} images, {smoothing.draws:,} noisy copies of each"
 
 
 def _fill(

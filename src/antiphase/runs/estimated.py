@@ -9,14 +9,13 @@ import polars as pl
 import torch
 from torch import nn
 
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import card_of
 from antiphase.processes import Process
 from antiphase.runs.radii import measure_radii
-from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.layer_estimates import within
 from antiphase.sensitivity.theorem_ratios import layer_parts, radius_parts, radius_ratios
 from antiphase.sensitivity.theory import estimated_radius
@@ -78,9 +77,11 @@ def estimate_radii(
     layers, note = None, ""
     if kinds == ("differential", "softmax"):
         try:
-            plan = SensePlan(probes=16, seed=seed)
+            options = SenseOptions(
+                model=("certify",), parts=("alignment",), probes=16, seed=seed, quiet=not progress
+            )
             aligned = [
-                sense(name, model, data, plan, out, parts=["alignment"], **shared)["alignment"]
+                sense(name, model, data, options, out, limit=limit, process=process)["alignment"]
                 for name, model in zip(names, models, strict=True)
             ]
             if len({rows["layer"].n_unique() for rows in aligned}) > 1:

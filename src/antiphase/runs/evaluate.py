@@ -11,7 +11,8 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from antiphase.commands.record import run_record, short_names
+from antiphase.commands.lineup import short_names
+from antiphase.commands.record import run_record
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.mmvp import MmvpSet
 from antiphase.data.pairs import content_key

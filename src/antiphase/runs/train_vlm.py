@@ -1,26 +1,18 @@
 """Training of a vision-language model by its options."""
 
 import time
-from pathlib import Path
-from typing import Any, cast
-
-from torch import nn
+from typing import Any
 
 from antiphase.commands.loading import find_device
 from antiphase.commands.record import write_training_record
 from antiphase.data.conversations import load_conversations
-from antiphase.errors import UserError
-from antiphase.files import digest
-from antiphase.models.checkpoints import WEIGHTS_FILE
 from antiphase.models.zoo import load_model
 from antiphase.runs.options.vlm_training import TrainVlmOptions
 from antiphase.training.recipe import fastest_precision
 from antiphase.training.tracking import check_trackers
-from antiphase.vlm import VisionLanguageModel, VlmConfig, image_tokens, load_language, load_vlm
-from antiphase.vlm.checkpoint import make_projector, weights_digest
+from antiphase.vlm import VisionLanguageModel, VlmConfig
+from antiphase.vlm.checkpoint import aligned, assemble
 from antiphase.vlm.language import add_lora
-from antiphase.vlm.model import Kind
-from antiphase.vlm.prompt import Prompt, Style
 from antiphase.vlm.recipe import MERGE, make_vlm_recipe
 from antiphase.vlm.training import train_vlm
 
@@ -64,59 +56,6 @@ def run(options: TrainVlmOptions, command: str = "") -> list[dict[str, Any]]:
     )
     write_training_record(options, options.out, command, time.monotonic() - began)
     return metrics
-
-
-def assemble(
-    model: nn.Module,
-    spec: str,
-    name: str,
-    *,
-    style: Style | None = None,
-    kind: Kind = "linear",
-    merge: int = 1,
-    seed: int = 0,
-) -> tuple[VlmConfig, VisionLanguageModel]:
-    """Return architecture and model with which stage 1 begins: the projector's weights are drawn.
-
-    Args:
-        model: a loaded model that has an image tower.
-        spec: from where it came, for the record.
-        name: of the language model, see ``load_language``.
-        style: conversation format; None: the tokenizer's chat template where it has one.
-        kind: of the projector.
-        merge: side of the squares of image tokens that become one.
-        seed: random seed of the projector.
-
-    Raises:
-        UserError: the model has no image tower, or the language model cannot be loaded.
-    """
-    tower = image_tokens(model)
-    language, tokenizer = load_language(name)
-    config = VlmConfig(
-        tower_spec=spec,
-        tower=tower.reference,
-        tower_sha256=weights_digest(cast(nn.Module, tower)),
-        projector=kind,
-        merge=merge,
-        language=name,
-        language_sha256=weights_digest(language),
-        prompt=Prompt(tokenizer, style).style,
-    )
-    projector = make_projector(config, tower, language, seed)
-    return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
-
-
-def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
-    """Return architecture and model that stage 1 left, with which stage 2 begins, and the digest of its weights.
-
-    Raises:
-        UserError: the directory is not one of stage 1.
-    """
-    vlm = load_vlm(folder)
-    config = VlmConfig.model_validate(vlm.card.recipe["model"])  # type: ignore[union-attr,index]
-    if config.lora or config.tuned:
-        raise UserError(f"{folder}: a model of stage 2; expected a directory of stage 1")
-    return config, vlm, digest((folder / WEIGHTS_FILE).read_bytes())
 
 
 def _begin(options: TrainVlmOptions) -> tuple[VlmConfig, VisionLanguageModel, str | None]:

@@ -13,7 +13,7 @@ import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.sensitivity.theory import amplification
-from antiphase.statistics.intervals import Estimate, as_difference, as_share, as_size, jackknife
+from antiphase.statistics.intervals import Estimate, Statistic, as_difference, as_share, as_size, jackknife
 
 Schema = dict[str, Any]
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -108,7 +108,55 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     return by_group(rows, keys, lambda block: estimates(_sample_parts(block), _statistics_of(block)))
 
 
-_PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided", "below"]
+def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """Estimate how much larger each metric of :func:`alignment` is than another model's.
+
+    The interval is the jackknife's over the samples, each left out of both models at once: f(x̄) − f(ȳ) with x and y
+    of the same sample. Metrics that only one of the two models has are left out, and so is the norm along the loss's
+    gradient, which is along another cotangent in each model.
+
+    Args:
+        rows: of ``ALIGNMENT_SCHEMA``.
+        pairs: (model, against), with as many layers, measured on the same samples.
+
+    Returns:
+        Columns ``model, against, site, layer, metric, difference, low, high, n``, n the number of samples.
+
+    Raises:
+        UserError: two models were not measured on the same samples, sites and layers.
+    """
+    blocks: list[Block] = []
+    for pair in pairs:
+        first, second = (
+            rows.filter(model=name).partition_by("site", "layer", as_dict=True, maintain_order=True)
+            for name in pair
+        )
+        if _samples(first) != _samples(second):
+            raise UserError(
+                f"{pair[0]} and {pair[1]}: measured on different images, layers or sites; measure both with the same "
+                "settings"
+            )
+        for place, block in first.items():
+            parts = np.concatenate([_sample_parts(block), _sample_parts(second[place])], axis=1)
+            theirs = _statistics(second[place])
+            statistics = {
+                metric: _apart(mine, theirs[metric])
+                for metric, mine in _statistics(block).items()
+                if metric in theirs and (place[0], metric) != ("loss", "norm")
+            }
+            blocks.append(((*pair, *place), parts, statistics))
+    return estimate_table(blocks, _PAIR, "difference", bounded=False)
+
+
+_PAIR = {"model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64}
+
+
+def _samples(blocks: Mapping[Any, pl.DataFrame]) -> dict[Any, set[int]]:
+    return {place: set(block["sample"]) for place, block in blocks.items()}
+
+
+def _apart(mine: Statistic, theirs: Statistic) -> Statistic:
+    return lambda means: mine(means[..., : len(_PARTS)]) - theirs(means[..., len(_PARTS) :])
 
 
 def _signed(rows: pl.DataFrame) -> pl.DataFrame:
@@ -134,17 +182,7 @@ def _statistics_of(block: pl.DataFrame) -> dict[str, Statistic]:
     norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
     attention = block["attention"][0]
     one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
-    if one_map:
-        return norm
-    return norm | {
-        "cosine": lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]),
-        "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
-        "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
-        "negative": lambda m: m[..., 4],
-        "positive": lambda m: m[..., 5],
-        "undecided": lambda m: m[..., 6],
-        "below": lambda m: m[..., 7],
-    }
+    return _NORM if one_map else _TWO_MAPS
 
 
 # of first, λ²·second, difference, base

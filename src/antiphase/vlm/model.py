@@ -1,10 +1,10 @@
-"""From an image tower's tokens to the word space of a language model."""
+"""A small vision-language model: image tower, projector, causal language model."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -22,11 +22,12 @@ from antiphase.vlm.prompt import (
     check_question,
     prepare_questions,
 )
-from antiphase.vlm.towers import Tower
+from antiphase.vlm.towers import Images, Tokens, Tower
 
+ANSWERS = ("No", "Yes")
 Kind = Literal["linear", "mlp2x"]
-Tokens = Float[Tensor, "batch tokens width"]
 Words = Float[Tensor, "batch language"]
+Ids = Int64[Tensor, "batch length"]
 _RIDGE = 1e-3
 
 
@@ -88,22 +89,22 @@ class Projector(nn.Module):
             raise UserError(f"projector {self.kind}: expected a linear one, which alone can be fitted")
         layer = self.layers[0]
         assert isinstance(layer, nn.Linear)
-        wide, out = layer.in_features, layer.out_features
-        squares, products = (torch.zeros(wide, size, dtype=torch.float64) for size in (wide, out))
-        total, words = torch.zeros(wide, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
-        energy = 0.0
-        images = 0
+        width, out = layer.in_features, layer.out_features
+        squares, products, tokens_sum, words_sum = (
+            torch.zeros(shape, dtype=torch.float64) for shape in ((width, width), (width, out), width, out)
+        )
+        energy, images = 0.0, 0
         for tokens, mean_words in batches:
-            own, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
-            flat = own.flatten(0, 1)
+            x, target = self._merged(tokens).cpu().double(), mean_words.cpu().double()
+            flat = x.flatten(0, 1)
             squares += flat.T @ flat
-            products += own.sum(1).T @ target
-            total += flat.sum(0)
-            words += target.sum(0)
+            products += x.sum(1).T @ target
+            tokens_sum += flat.sum(0)
+            words_sum += target.sum(0)
             energy += float(target.square().sum())
-            images += len(own)
+            images += len(x)
         count = images * self.count
-        mean, mean_word = total / count, words / images
+        mean, mean_word = tokens_sum / count, words_sum / images
         if energy / images - float(mean_word.square().sum()) < 1e-9 * norm**2:  # rounding
             raise UserError(
                 "projector-start captions: all captions have the same words; expected different ones, or "
@@ -111,7 +112,7 @@ class Projector(nn.Module):
             )
         covariance = squares / count - mean.outer(mean)
         common = products / count - mean.outer(mean_word)
-        ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(wide, dtype=torch.float64)
+        ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
         weight = torch.linalg.solve(covariance + ridge, common).T
         size = (weight @ covariance * weight).sum().sqrt()
         layer.weight.copy_(weight * (norm / size))
@@ -127,11 +128,6 @@ class Projector(nn.Module):
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "batch positions language"]:
         return self.layers(self._merged(tokens) - self.centre)
-
-
-Images = Float[Tensor, "batch 3 height width"]
-Ids = Int64[Tensor, "batch length"]
-ANSWERS = ("No", "Yes")
 
 
 class VisionLanguageModel(nn.Module):
@@ -156,10 +152,8 @@ class VisionLanguageModel(nn.Module):
         self, tower: Tower, projector: Projector, language: Any, tokenizer: Any, style: Style | None = None
     ) -> None:
         super().__init__()
-        self.tower: Tower = tower
-        self.projector = projector
-        self.language = language
-        self.tokenizer = tokenizer
+        self.tower, self.projector = tower, projector
+        self.language, self.tokenizer = language, tokenizer
         self.prompt = Prompt(tokenizer, style)
         self.image_shape, self.square = tower.image_shape, tower.square
 
@@ -169,8 +163,8 @@ class VisionLanguageModel(nn.Module):
     @property
     def ends(self) -> list[int]:
         """Ids of the tokens that end an answer: the tokenizer's, and those of the language model's own settings."""
-        own = getattr(self.language.generation_config, "eos_token_id", None)
-        more = own if isinstance(own, list) else [] if own is None else [own]
+        more = getattr(self.language.generation_config, "eos_token_id", None)
+        more = more if isinstance(more, list) else [] if more is None else [more]
         return sorted({self.tokenizer.eos_token_id, *more})
 
     def visual_tokens(self, images: Images) -> Float[Tensor, "batch positions width"]:
@@ -197,32 +191,32 @@ class VisionLanguageModel(nn.Module):
             Embeddings, labels (``IGNORED`` at the image's positions) and mask, padded on the right.
         """
         place = input_ids == IMAGE
-        has = place.any(1)
-        if int(place.sum(1).max()) > 1 or (images is None and bool(has.any())):
+        has_image = place.any(1)
+        if int(place.sum(1).max()) > 1 or (images is None and bool(has_image.any())):
             raise ValueError("input_ids: expected IMAGE at most once in each row, and an image for each")
         mask = torch.ones_like(place) if attention_mask is None else attention_mask.bool()
         words = self.language.get_input_embeddings()(input_ids.masked_fill(place, 0))
-        if images is None or not bool(has.any()):
+        if images is None or not bool(has_image.any()):
             return words, labels, mask.long()
         visual = self.visual_tokens(images).to(words.dtype)
-        count, length = visual.shape[1], input_ids.shape[1]
-        # position p of the result is column `source` of [words, visual]; text-only rows are padded on the right
-        at = place.int().argmax(1, keepdim=True)
-        position = torch.arange(length - 1 + count, device=input_ids.device).expand(len(input_ids), -1)
-        after = (position - count + 1).clamp(0, length - 1)
-        source = torch.where(
-            position < at, position, torch.where(position < at + count, length + position - at, after)
-        )
-        text = position.clamp(max=length - 1)
-        source = torch.where(has[:, None], source, text)
-        used = torch.cat([mask, torch.ones_like(mask[:, :1]).expand(-1, count)], 1).gather(1, source)
-        used &= has[:, None] | (position < length)
-        whole = torch.cat([words, visual], 1)
-        embedded = whole.gather(1, source[:, :, None].expand(-1, -1, whole.shape[2]))
+        count, columns = visual.shape[1], place.int().argmax(1).tolist()
+        # rows without an image are padded on the right, where the mask is False
+        columns = [at if image else None for at, image in zip(columns, has_image.tolist(), strict=True)]
+
+        def insert(rows: Tensor, parts: Tensor) -> Tensor:
+            several = zip(rows, parts, columns, strict=True)
+            return torch.stack(
+                [
+                    torch.cat([row, part[1:]] if at is None else [row[:at], part, row[at + 1 :]])
+                    for row, part, at in several
+                ]
+            )
+
+        used = insert(mask, has_image[:, None].expand(-1, count))
         if labels is not None:
-            none = torch.full_like(labels[:, :1], IGNORED).expand(-1, count)
-            labels = torch.cat([labels, none], 1).gather(1, source).masked_fill(~used, IGNORED)
-        return embedded, labels, used.long()
+            untargeted = torch.full_like(labels[:, :1], IGNORED).expand(-1, count)
+            labels = insert(labels, untargeted).masked_fill(~used, IGNORED)
+        return insert(words, visual), labels, used.long()
 
     def forward(
         self,
@@ -232,29 +226,19 @@ class VisionLanguageModel(nn.Module):
         attention_mask: Bool[Tensor, "batch length"] | None = None,
         **options: Any,
     ) -> Any:
-        """Return the language model's output, with ``logits`` and, given labels, ``loss``.
+        """Return the language model's output, with ``logits`` and, given labels, ``loss``; see :meth:`embed`.
 
-        Args:
-            images: see :meth:`embed`.
-            input_ids: see :meth:`embed`.
-            labels: see :meth:`embed`; the loss is transformers' mean cross-entropy of the targets.
-            attention_mask: see :meth:`embed`.
-            **options: of the language model's ``forward``.
+        The loss is transformers' mean cross-entropy of the targets; ``options`` are of the language model's forward.
         """
         embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
         return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
 
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
-        """Answer one question about each image in words, by greedy decoding.
+        """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
 
         The language model's own settings of generation, such as a repetition penalty, have no effect.
         Prompts of equal length are answered together, so that none is padded and an answer does not depend on the
         batch but for rounding.
-
-        Args:
-            images: in [0, 1].
-            questions: one for each image.
-            max_new_tokens: longest answer, in tokens.
 
         Raises:
             UserError: if there are not as many questions as images, or a question is empty.
@@ -278,32 +262,43 @@ class VisionLanguageModel(nn.Module):
         self, images: Images, questions: Sequence[str], max_new_tokens: int
     ) -> tuple[list[str], Float[Tensor, "batch vocabulary"]]:
         """Return the answers, and the scores of their first token."""
-        from transformers import GenerationConfig
-
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=self.ends,
-            pad_token_id=self.tokenizer.eos_token_id,
-        )
-        prompts = self._prompts(images, questions)
-        texts: dict[int, str] = {}
-        scores = []
-        for rows, ids in prompts:
+        prompts = {question: self.prompt.question(question) for question in _one_each(questions, len(images))}
+        by_length: dict[int, list[int]] = {}
+        for row, question in enumerate(questions):
+            by_length.setdefault(len(prompts[question]), []).append(row)
+        texts, first = [""] * len(images), [torch.empty(0)] * len(images)
+        for rows in by_length.values():
+            ids = torch.stack([prompts[questions[row]] for row in rows]).to(images.device)
             embedded, _, mask = self.embed(images[rows], ids)
-            first = _First()
-            with _settings(self.language, config):
-                new = self.language.generate(
-                    inputs_embeds=embedded,
-                    attention_mask=mask,
-                    generation_config=config,
-                    logits_processor=[first],
-                )
-            scores.append(first.scores)
+            new, scores = self._decoded(embedded, mask, max_new_tokens)
             said = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-            texts |= {row: text.strip() for row, text in zip(rows.tolist(), said, strict=True)}
-        order = torch.cat([rows for rows, _ in prompts]).argsort()
-        return [texts[row] for row in range(len(images))], torch.cat(scores)[order]
+            for row, text, own in zip(rows, said, scores, strict=True):
+                texts[row], first[row] = text.strip(), own
+        return texts, torch.stack(first)
+
+    def _decoded(self, embedded: Tensor, mask: Tensor, max_new_tokens: int) -> tuple[Tensor, Tensor]:
+        """Return the new tokens by greedy decoding, and the logits of the first."""
+        from transformers import GenerationConfig  # an extra
+
+        end = self.tokenizer.eos_token_id
+        config = GenerationConfig(
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=self.ends, pad_token_id=end
+        )
+        first: list[Tensor] = []
+
+        def keep_first(ids: Tensor, scores: Tensor) -> Tensor:
+            if not first:
+                first.append(scores)
+            return scores
+
+        with _generating_by(self.language, config):
+            new = self.language.generate(
+                inputs_embeds=embedded,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=[keep_first],
+            )
+        return new, first[0]
 
     def answer_logits(
         self, images: Images, questions: str | Sequence[str], answers: tuple[str, str] = ANSWERS
@@ -331,66 +326,28 @@ class VisionLanguageModel(nn.Module):
         """Return the logits of the first answer token to prepared questions; differentiable in the images.
 
         All prompts are padded to the longest of ``questions``, and logits are computed wherever one of them ends: what
-        the model computes has the same shape in every batch.
-
-        Args:
-            images: in [0, 1].
-            questions: see :func:`~antiphase.vlm.prompt.prepare_questions`.
-            which: of each image, the position of its question.
+        the model computes has the same shape in every batch. ``which`` is the position of each image's question.
         """
-        where = images.device
+        device = images.device
         ids, mask, columns = (
-            part[which.cpu()].to(where) for part in (questions.ids, questions.mask, questions.columns)
+            part[which.cpu()].to(device) for part in (questions.ids, questions.mask, questions.columns)
         )
         embedded, _, used = self.embed(images, ids, attention_mask=mask)
         ends = questions.mask.sum(1) + self.projector.count - 2  # the image stands for one id
-        kept, place = (each.to(where) for each in ends.unique(return_inverse=True))
+        kept, place = (part.to(device) for part in ends.unique(return_inverse=True))
         logits = self.language(inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept).logits
-        own = logits[torch.arange(len(images), device=where), place[which.to(where)]].gather(1, columns)
+        own = logits[torch.arange(len(images), device=device), place[which.to(device)]].gather(1, columns)
         return own.to(torch.promote_types(own.dtype, torch.float32))
-
-    def _prompts(self, images: Images, questions: Sequence[str]) -> list[tuple[Tensor, Ids]]:
-        """Return the rows of each length of prompt, and their prompts."""
-        known = {
-            question: self.prompt.question(question)
-            for question in dict.fromkeys(_one_each(questions, len(images)))
-        }
-        lengths: dict[int, list[int]] = {}
-        for row, question in enumerate(questions):
-            lengths.setdefault(len(known[question]), []).append(row)
-        return [
-            (
-                torch.tensor(rows, device=images.device),
-                torch.stack([known[questions[row]] for row in rows]).to(images.device),
-            )
-            for rows in lengths.values()
-        ]
 
 
 @contextmanager
-def _settings(language: Any, config: Any) -> Iterator[None]:
+def _generating_by(language: Any, config: Any) -> Iterator[None]:
     """Let a language model generate by these settings alone: transformers fills in what they leave out from its own."""
-    own = language.generation_config
-    language.generation_config = config
+    own, language.generation_config = language.generation_config, config
     try:
         yield
     finally:
         language.generation_config = own
-
-
-class _First:
-    """Keep the logits of the first new token, for ``generate`` of transformers."""
-
-    scores: Tensor
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        if not self.steps:
-            self.scores = scores
-        self.steps += 1
-        return scores
 
 
 def _one_each(questions: Sequence[str], count: int) -> list[str]:
@@ -424,10 +381,8 @@ class YesNo(nn.Module):
         if not self.questions:
             raise UserError("questions: expected at least one")
         self._prepared = prepare_questions(vlm.prompt, self.questions, ANSWERS)
-        known = getattr(vlm, "card", None)
-        card = known or ModelCard(
-            "vlm", "vlm", attention_kind(cast(nn.Module, vlm.tower)), None, vlm.image_shape, 0
-        )
+        card = getattr(vlm, "card", None)
+        card = card or ModelCard("vlm", "vlm", attention_kind(vlm.tower), None, vlm.image_shape, 0)
         with_card(self, replace(card, num_classes=2, class_names=("no", "yes")))
 
     def extra_repr(self) -> str:

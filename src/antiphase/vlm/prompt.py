@@ -20,11 +20,10 @@ IGNORED = -100
 Style = Literal["chat", "llava"]
 Turns = Sequence[tuple[str, str]]
 Ids = Int64[Tensor, " length"]
+Pieces = list[tuple[str, bool]]  # text, and whether it is a target
 
 _PLACE = "<image>"
-_TODAY = date(
-    2024, 7, 26
-)  # for templates with a date, which would else change every day; Llama 3.2's own default
+_TODAY = date(2024, 7, 26)  # for templates that write the date; Llama 3.2's own default
 _NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -56,14 +55,11 @@ class Prompt:
     """
 
     def __init__(self, tokenizer: Any, style: Style | None = None) -> None:
+        name = type(tokenizer).__name__
         if not tokenizer.is_fast:
-            raise UserError(
-                f"{type(tokenizer).__name__}: not a fast tokenizer; save it as tokenizer.json, which has offsets"
-            )
+            raise UserError(f"{name}: not a fast tokenizer; save it as tokenizer.json, which has offsets")
         if not tokenizer.eos_token:
-            raise UserError(
-                f"{type(tokenizer).__name__}: no end-of-sequence token; set its eos_token and save it again"
-            )
+            raise UserError(f"{name}: no end-of-sequence token; set its eos_token and save it again")
         template = bool(getattr(tokenizer, "chat_template", None))
         self.style: Style = style or ("chat" if template else "llava")
         if self.style == "chat" and not template:
@@ -71,60 +67,49 @@ class Prompt:
         self.tokenizer = tokenizer
 
     def question(self, question: str, *, image: bool = True) -> Ids:
-        """Return the ids of a question, up to where the answer begins; ``IMAGE`` stands for the image."""
-        (text, _), *_ = self._pieces([(question, "")], image)
-        return self._tokenised([(text, False)], image, special=self.style == "llava")[0]
+        """Return the ids of a question, up to where the answer begins."""
+        opening = self._pieces([(question, "")], image)[0][0]
+        return self._tokenised([(opening, False)], image, special=self.style == "llava")[0]
 
     def conversation(self, turns: Turns, *, image: bool = True) -> tuple[Ids, Ids]:
-        """Return the ids and labels of questions with answers.
-
-        Args:
-            turns: pairs of a question and an answer, without a placeholder for the image.
-            image: whether an image precedes the first question.
-        """
+        """Return the ids and labels of pairs of a question and an answer; perhaps an image precedes the first."""
         return self._tokenised(self._pieces(turns, image), image, special=self.style == "llava")
 
     def caption(self, caption: str) -> tuple[Ids, Ids]:
         """Return the ids and labels of an image with its caption, for stage 1."""
-        return self._tokenised([(_PLACE, False), (f"{caption.strip()}\n", True)], True, special=True)
+        return self._tokenised([(_PLACE, False), (f"{caption.strip()}\n", True)], image=True, special=True)
 
-    def first_ids(self, question: str, answers: Sequence[str], *, image: bool = True) -> list[int]:
-        """Return the first token's id of each of several answers to a question.
+    def first_ids(self, question: str, answers: Sequence[str]) -> list[int]:
+        """Return the first token's id of each of several answers to a question about an image.
 
         Raises:
             UserError: if two answers begin with the same token.
         """
-        found = []
-        for answer in answers:
-            ids, labels = self.conversation([(question, answer)], image=image)
-            found.append(int(ids[labels != IGNORED][0]))
-        if len(set(found)) < len(found):
-            raise UserError(
-                f"answers {', '.join(map(repr, answers))}: they begin with the same token; expected others"
-            )
-        return found
+        whole = [self.conversation([(question, answer)]) for answer in answers]
+        first = [int(ids[labels != IGNORED][0]) for ids, labels in whole]
+        if len(set(first)) < len(first):
+            several = ", ".join(map(repr, answers))
+            raise UserError(f"answers {several}: they begin with the same token; expected others")
+        return first
 
-    def _pieces(self, turns: Turns, image: bool) -> list[tuple[str, bool]]:
-        """Return the text in pieces, each with whether it is a target."""
-        asked = [
-            (f"{_PLACE}\n{question.strip()}" if image and not at else question.strip(), answer.strip())
-            for at, (question, answer) in enumerate(turns)
-        ]
-        return self._chat(asked) if self.style == "chat" else self._llava(asked)
+    def _pieces(self, turns: Turns, image: bool) -> Pieces:
+        stripped = [(question.strip(), answer.strip()) for question, answer in turns]
+        if image and stripped:
+            stripped[0] = (f"{_PLACE}\n{stripped[0][0]}", stripped[0][1])
+        return self._chat(stripped) if self.style == "chat" else self._llava(stripped)
 
-    def _llava(self, turns: Turns) -> list[tuple[str, bool]]:
-        pieces = [(f"{_SYSTEM} ", False)]
-        for question, answer in turns:
-            pieces.append((pieces.pop()[0] if len(pieces) == 1 else "", False))
-            pieces[-1] = (f"{pieces[-1][0]}USER: {question} ASSISTANT:", False)
+    def _llava(self, turns: Turns) -> Pieces:
+        pieces = []
+        for number, (question, answer) in enumerate(turns):
+            before = "" if number else f"{_SYSTEM} "
+            pieces.append((f"{before}USER: {question} ASSISTANT:", False))
             pieces.append((f" {answer}{self.tokenizer.eos_token}", True))
         return pieces
 
-    def _chat(self, turns: Turns) -> list[tuple[str, bool]]:
-        pieces: list[tuple[str, bool]] = []
+    def _chat(self, turns: Turns) -> Pieces:
+        pieces: Pieces = []
         messages: list[dict[str, str]] = []
         written = ""
-        end = self.tokenizer.eos_token
         for question, answer in turns:
             messages.append({"role": "user", "content": question})
             before = self._rendered(messages, opened=True)
@@ -135,8 +120,8 @@ class Prompt:
                     f"chat template: it changes earlier messages when there are {len(messages)}, so that answers "
                     "cannot be found; use the format llava"
                 )
-            between, ended, rest = after[len(before + answer) :].partition(end)
-            pieces += [(before[len(written) :], False), (answer + between + ended, True), (rest, False)]
+            between, end, rest = after[len(before + answer) :].partition(self.tokenizer.eos_token)
+            pieces += [(before[len(written) :], False), (answer + between + end, True), (rest, False)]
             written = after
         return pieces
 
@@ -147,37 +132,34 @@ class Prompt:
             messages, chat_template=dated, tokenize=False, add_generation_prompt=opened
         )
 
-    def _tokenised(
-        self, pieces: Sequence[tuple[str, bool]], image: bool, *, special: bool
-    ) -> tuple[Ids, Ids]:
+    def _tokenised(self, pieces: Pieces, image: bool, *, special: bool) -> tuple[Ids, Ids]:
         text, spans = "", []
         for piece, target in pieces:
             spans += [(len(text), len(text) + len(piece))] if target else []
             text += piece
-        sides = text.split(_PLACE, 1) if image else [text]
         ids: list[int] = []
         labels: list[int] = []
         start = 0
-        for number, side in enumerate(sides):
+        for number, side in enumerate(text.split(_PLACE, 1) if image else [text]):
             if number:
                 ids.append(IMAGE)
                 labels.append(IGNORED)
                 start += len(_PLACE)
             # only the first side gets the token that begins a sequence
-            found = self.tokenizer(
+            tokens = self.tokenizer(
                 side, add_special_tokens=special and not number, return_offsets_mapping=True, verbose=False
             )
-            for one, (first, last) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+            for token, (first, last) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
                 inside = any(start + last > low and start + first < high for low, high in spans)
-                ids.append(one)
-                labels.append(one if inside and last > first else IGNORED)
+                ids.append(token)
+                labels.append(token if inside and last > first else IGNORED)
             start += len(side)
         return torch.tensor(ids), torch.tensor(labels)
 
 
 @dataclass(frozen=True)
 class PreparedQuestions:
-    """Questions that are answered with one of two words, ready for a model.
+    """Questions that are answered with one of several words, ready for a model.
 
     Attributes:
         ids: of each question, padded on the right to the longest.
@@ -191,32 +173,20 @@ class PreparedQuestions:
 
 
 def prepare_questions(prompt: Prompt, questions: Sequence[str], answers: Sequence[str]) -> PreparedQuestions:
-    """Prepare questions about images.
-
-    Args:
-        prompt: conversation format.
-        questions: at least one.
-        answers: words, of which the first token counts.
+    """Prepare questions about images, of whose answers the first token counts.
 
     Raises:
         UserError: if a question is empty, or two answers begin with the same token.
     """
     ids = [prompt.question(check_question(question)) for question in questions]
-    lengths = torch.tensor([len(one) for one in ids])
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    return PreparedQuestions(
-        padded,
-        torch.arange(padded.shape[1]) < lengths[:, None],
-        torch.tensor([prompt.first_ids(question, answers) for question in questions]),
-    )
+    lengths = torch.tensor([len(row) for row in ids])
+    columns = torch.tensor([prompt.first_ids(question, answers) for question in questions])
+    return PreparedQuestions(padded, torch.arange(padded.shape[1]) < lengths[:, None], columns)
 
 
 def check_question(question: object) -> str:
-    """Return the question.
-
-    Raises:
-        UserError: if it is not a string, or empty.
-    """
+    """Return the question, which has to be a string that is not empty."""
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"question {shown(question)}: expected a string that is not empty")
     return question

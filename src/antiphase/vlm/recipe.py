@@ -42,16 +42,15 @@ class VlmConfig(Fields):
 
 
 class VlmRecipe(Fields):
-    """Hyperparameters of one stage of a vision-language model's training; stored next to its weights.
+    """Hyperparameters of one stage of a vision-language model's training: every field that affects the weights.
 
     Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
     tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
     decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
 
     ``projector_start`` of stage 1: ``"default"`` are PyTorch's weights, as in LLaVA; ``"captions"`` are a least squares
-    fit from image tokens to the words of the captions, see
-    :meth:`~antiphase.vlm.model.Projector.start_at_words`. With ``text_first`` the first epoch begins with
-    the conversations that have no image.
+    fit from image tokens to the words of the captions, see :meth:`~antiphase.vlm.Projector.start_at_words`. With
+    ``text_first`` the first epoch begins with the conversations that have no image.
     """
 
     kind: Literal["vlm"] = "vlm"
@@ -91,13 +90,7 @@ MERGE = {"diffclip": 1, "emoji": 2}
 
 
 def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
-    """Build the recipe of a stage.
-
-    Args:
-        stage: 1 or 2.
-        preset: a key of ``VLM_PRESETS``.
-        model: the architecture.
-        **fields: other fields of the recipe; they override the preset's.
+    """Build the recipe of a stage; fields override those of the preset, a key of ``VLM_PRESETS``.
 
     Raises:
         UserError: naming the field that is out of range.

@@ -1,8 +1,9 @@
 """Image towers of vision-language models: an image's tokens before the last block, without the class token."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from antiphase.models.card import card_of
 from antiphase.models.clip import CLIP
 from antiphase.models.preprocessing import Normalize
 from antiphase.models.schemes.hugging_face import HuggingFaceDual
-from antiphase.models.schemes.open_clip import OpenClip
+from antiphase.models.schemes.open_clip import OpenClip, quiet_logging
 from antiphase.models.transformer import run_blocks
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision
 from antiphase.modules import device_of
@@ -27,120 +28,71 @@ Images = Float[Tensor, "batch 3 height width"]
 Tokens = Float[Tensor, "batch tokens width"]
 
 
-class Tower(Protocol):
-    """Interface of an image tower.
+class Tower(nn.Module):
+    """An image tower: from images in [0, 1] to tokens.
+
+    Args:
+        visual: a vision transformer of ours, open_clip or transformers; its head and last block are not used.
+        square: resizes and crops an image to the tower's size.
+        reference: from what :func:`build_tower` builds it again, without its weights; ``kind`` is a key of ``_TOKENS``.
+        normalize: normalises the images; None: the transformer does.
 
     Attributes:
-        image_shape: (channels, height, width) of the images, in [0, 1].
-        square: resizes and crops an image to that size.
-        width: width of a token.
         count: tokens of an image, a square number.
-        reference: from what :func:`build_tower` builds it again, without its weights.
+        width: width of a token.
+
+    Raises:
+        UserError: if the tower is not a transformer of square patches.
     """
-
-    image_shape: tuple[int, int, int]
-    square: Square
-    width: int
-    count: int
-    reference: dict[str, Any]
-
-    def __call__(self, images: Images) -> Tokens: ...
-
-
-class OurTower(nn.Module):
-    """A vision transformer of ours.
-
-    Args:
-        visual: the transformer; its head and last block are not used.
-        square: as in :class:`Tower`.
-    """
-
-    image_shape: tuple[int, int, int]
-
-    def __init__(self, visual: VisionTransformer, square: Square) -> None:
-        super().__init__()
-        if visual.config is None:
-            raise UserError("the image tower was built by hand; expected one built from a configuration")
-        self.visual = visual
-        self.image_shape, self.square = visual.image_shape, square
-        self.width, self.count = visual.pos_embed.shape[2], visual.pos_embed.shape[1] - 1
-        self.reference = {
-            "kind": "antiphase",
-            "config": visual.config.model_dump(mode="json"),
-            "interpolation": square.interpolation,
-        }
-
-    def forward(self, images: Images) -> Tokens:
-        x = self.visual.tokens(images)
-        if torch.is_autocast_enabled(device := x.device.type):
-            x = x.to(torch.get_autocast_dtype(device))  # as in VisionTransformer.features
-        return run_blocks(list(self.visual.blocks)[: len(self.visual.blocks) + HIDDEN_STATE + 1], x)[:, 1:]
-
-
-class OpenClipTower(nn.Module):
-    """The image tower of an open_clip model: a vision transformer of its own, or timm's.
-
-    Args:
-        visual: the model's ``visual``.
-        normalize: normalises the images.
-        square: as in :class:`Tower`.
-        name: name of the architecture.
-        quick_gelu: whether it was built with QuickGELU.
-    """
-
-    image_shape: tuple[int, int, int]
 
     def __init__(
-        self, visual: Any, normalize: Normalize, square: Square, name: str, quick_gelu: bool
+        self, visual: Any, square: Square, reference: dict[str, Any], normalize: Normalize | None = None
     ) -> None:
         super().__init__()
-        self.visual, self.normalize, self.square = visual, normalize, square
+        self.visual, self.normalize = visual, normalize or nn.Identity()
+        self.square, self.reference = square, reference
         self.image_shape = (3, square.size, square.size)
-        self.reference = {
-            "kind": "open_clip",
-            "name": name,
-            "quick_gelu": quick_gelu,
-            **_reference(normalize, square),
-        }
-        self.count, self.width = _shape_of(self, name)
+        self.count, self.width = 0, 0
+        blank = torch.zeros(1, *self.image_shape, device=device_of(visual))
+        try:
+            with torch.no_grad():
+                self.count, self.width = self(blank).shape[1:]
+        except (AttributeError, TypeError, ValueError):
+            pass
+        if not self.count or math.isqrt(self.count) ** 2 != self.count:
+            name = reference.get("name") or reference["config"].get("model_type")
+            raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
 
     def forward(self, images: Images) -> Tokens:
-        inner = getattr(self.visual, "trunk", self.visual)
-        blocks = inner.blocks if inner is not self.visual else inner.transformer.resblocks
-        found = inner.forward_intermediates(
-            self.normalize(images),
-            indices=[len(blocks) + HIDDEN_STATE],
-            stop_early=True,
-            intermediates_only=True,
-            output_fmt="NLC",
-        )
-        kept = found["image_intermediates"] if isinstance(found, dict) else found
-        return kept[0]
+        return _TOKENS[self.reference["kind"]](self.visual, self.normalize(images))
 
 
-class HuggingFaceTower(nn.Module):
-    """The image tower of a dual encoder of transformers.
+def _our_tokens(visual: VisionTransformer, images: Images) -> Tokens:
+    x = visual.tokens(images)
+    if torch.is_autocast_enabled(device := x.device.type):
+        x = x.to(torch.get_autocast_dtype(device))  # as in VisionTransformer.features
+    return run_blocks(list(visual.blocks)[: len(visual.blocks) + HIDDEN_STATE + 1], x)[:, 1:]
 
-    Args:
-        visual: its ``vision_model``.
-        normalize: normalises the images.
-        square: as in :class:`Tower`.
-        config: configuration of the whole model.
-    """
 
-    image_shape: tuple[int, int, int]
+def _open_clip_tokens(visual: Any, images: Images) -> Tokens:
+    inner = getattr(visual, "trunk", visual)  # timm's transformer, or open_clip's own
+    blocks = inner.blocks if inner is not visual else inner.transformer.resblocks
+    wanted = {"stop_early": True, "intermediates_only": True, "output_fmt": "NLC"}
+    states = inner.forward_intermediates(images, indices=[len(blocks) + HIDDEN_STATE], **wanted)
+    return (states["image_intermediates"] if isinstance(states, dict) else states)[0]
 
-    def __init__(self, visual: Any, normalize: Normalize, square: Square, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.visual, self.normalize, self.square = visual, normalize, square
-        self.image_shape = (3, square.size, square.size)
-        self.patches = (square.size // int(visual.config.patch_size)) ** 2
-        self.reference = {"kind": "hf", "config": config, **_reference(normalize, square)}
-        self.count, self.width = _shape_of(self, str(config.get("model_type")))
 
-    def forward(self, images: Images) -> Tokens:
-        hidden = self.visual(pixel_values=self.normalize(images), output_hidden_states=True).hidden_states
-        return hidden[HIDDEN_STATE][:, -self.patches :]  # SigLIP has no class token
+def _hugging_face_tokens(visual: Any, images: Images) -> Tokens:
+    states = visual(pixel_values=images, output_hidden_states=True).hidden_states
+    patches = (images.shape[-1] // int(visual.config.patch_size)) ** 2
+    return states[HIDDEN_STATE][:, -patches:]  # SigLIP has no class token
+
+
+_TOKENS: dict[str, Callable[[Any, Images], Tokens]] = {
+    "antiphase": _our_tokens,
+    "open_clip": _open_clip_tokens,
+    "hf": _hugging_face_tokens,
+}
 
 
 @validated
@@ -151,27 +103,27 @@ def image_tokens(model: nn.Module) -> Tower:
         UserError: for a model of another kind.
     """
     if isinstance(model, CLIP):
-        if model.config is not None:
-            model.visual.config = model.config.vision
-        return OurTower(model.visual, model.square)
+        return _our_tower(model.visual, model.config and model.config.vision, model.square)
     if isinstance(model, VisionTransformer):
         if model.image_shape[0] != 3:
             raise UserError(
                 f"tower {card_of(model).spec}: takes grey images; expected a tower of colour images"
             )
-        return OurTower(model, Square(model.image_shape[1]))
+        return _our_tower(model, model.config, Square(model.image_shape[1]))
     if isinstance(model, OpenClip):
         name = model.card.name.partition("/")[0]  # type: ignore[union-attr]
         quick = any(type(part).__name__ == "QuickGELU" for part in model.model.visual.modules())
-        return OpenClipTower(model.model.visual, model.normalize, model.square, name, quick)
-    if isinstance(model, HuggingFaceDual) and hasattr(model.model, "vision_model"):
-        return HuggingFaceTower(
-            model.model.vision_model, model.normalize, model.square, model.model.config.to_dict()
+        about = {"kind": "open_clip", "name": name, "quick_gelu": quick}
+        visual = model.model.visual
+    elif isinstance(model, HuggingFaceDual) and hasattr(model.model, "vision_model"):
+        about = {"kind": "hf", "config": model.model.config.to_dict()}
+        visual = model.model.vision_model
+    else:
+        raise UserError(
+            f"{type(model).__name__} has no image tokens: expected a CLIP of train-clip, open_clip or transformers, a "
+            "released DiffCLIP, or a vision transformer of antiphase train"
         )
-    raise UserError(
-        f"{type(model).__name__} has no image tokens: expected a CLIP of train-clip, open_clip or transformers, a "
-        "released DiffCLIP, or a vision transformer of antiphase train"
-    )
+    return Tower(visual, model.square, about | _preprocessing(model.normalize, model.square), model.normalize)
 
 
 def build_tower(reference: dict[str, Any]) -> Tower:
@@ -179,51 +131,38 @@ def build_tower(reference: dict[str, Any]) -> Tower:
     with torch.random.fork_rng(devices=[]):
         if reference["kind"] == "antiphase":
             config = VitConfig.model_validate(reference["config"])
-            visual = build_vision(config)
-            visual.config = config
-            return OurTower(visual, Square(config.image_size, reference["interpolation"]))
+            square = Square(config.image_size, reference["interpolation"])
+            return _our_tower(build_vision(config), config, square)
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
         square = Square(
-            **{each.name: reference[each.name] for each in fields(Square) if each.name in reference}
+            **{field.name: reference[field.name] for field in fields(Square) if field.name in reference}
         )
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
-            from antiphase.models.schemes.open_clip import quiet_logging
-
-            name, quick = reference["name"], reference["quick_gelu"]
             with quiet_logging():
-                model = open_clip.create_model(name, pretrained=None, force_quick_gelu=quick)
-            return OpenClipTower(model.visual, normalize, square, name, quick)
+                model = open_clip.create_model(
+                    reference["name"], pretrained=None, force_quick_gelu=reference["quick_gelu"]
+                )
+            return Tower(model.visual, square, reference, normalize)
         import transformers
 
         config = cast(Any, transformers.AutoConfig).for_model(**reference["config"])
-        visual = transformers.AutoModel.from_config(config).vision_model
-        return HuggingFaceTower(visual, normalize, square, reference["config"])
+        return Tower(transformers.AutoModel.from_config(config).vision_model, square, reference, normalize)
 
 
-def _reference(normalize: Normalize, square: Square) -> dict[str, Any]:
-    """Return the preprocessing without what is at its default, as files of before have it."""
-    defaults = {each.name: each.default for each in fields(Square)}
-    own = {name: value for name, value in asdict(square).items() if value != defaults[name]}
+def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Square) -> Tower:
+    if config is None:
+        raise UserError("the image tower was built by hand; expected one built from a configuration")
+    written = config.model_dump(mode="json")
+    about = {"kind": "antiphase", "config": written, "interpolation": square.interpolation}
+    return Tower(visual, square, about)
+
+
+def _preprocessing(normalize: Normalize, square: Square) -> dict[str, Any]:
+    """Return the preprocessing without what is at its default, as older files have it."""
+    defaults = {field.name: field.default for field in fields(Square)}
+    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
     mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
     order = {"bgr": True} if normalize.bgr else {}
-    return {"interpolation": square.interpolation, **own, "mean": mean, "std": std, **order}
-
-
-def _shape_of(tower: Any, name: str) -> tuple[int, int]:
-    """Return the number of tokens of an image and their width.
-
-    Raises:
-        UserError: if the tower is not a transformer of square patches.
-    """
-    place = device_of(tower.visual)
-    try:
-        with torch.no_grad():
-            tokens = tower(torch.zeros(1, *tower.image_shape, device=place))
-        count, width = tokens.shape[1:]
-    except (AttributeError, TypeError, ValueError):
-        count, width = 0, 0
-    if not count or math.isqrt(count) ** 2 != count:
-        raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
-    return count, width
+    return {"interpolation": square.interpolation, **changed, "mean": mean, "std": std, **order}

@@ -26,14 +26,200 @@ from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.sharding import is_sharded, shard
 from antiphase.training.tracking import Tracker, check_trackers, log_options, start_tracking
-from antiphase.vlm import VisionLanguageModel, save_vlm
+from antiphase.vlm.checkpoint import save_vlm
 from antiphase.vlm.language import is_lora
+from antiphase.vlm.model import VisionLanguageModel
 from antiphase.vlm.prompt import IGNORED, IMAGE
 from antiphase.vlm.recipe import VlmRecipe, vlm_learning_rate
 
 _FITTED = 4096  # captions to which the projector's start is fitted
 _TOGETHER = 64  # of them at a time
 _CPU_PART = 4  # a step of 16 takes a quarter less time than at once, its intermediate values in the cache
+
+
+def train_vlm(
+    recipe: VlmRecipe,
+    vlm: VisionLanguageModel,
+    conversations: Conversations,
+    out: Path,
+    *,
+    part: int | None = None,
+    checkpointing: bool = False,
+    sharded: bool = False,
+    trackers: Sequence[Tracker] = (),
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Train one stage and write a directory that :func:`~antiphase.vlm.load_vlm` takes.
+
+    The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector,
+    and the adapters or the language model if they were trained). Calling it again resumes an interrupted run at the
+    step that was saved last, and returns the log of a finished one. Under torchrun the processes share every batch;
+    the gradient is that of the whole batch.
+
+    Args:
+        recipe: model, data and hyperparameters.
+        vlm: the model before training; changed in place.
+        conversations: captions for stage 1, instructions for stage 2.
+        out: output directory, created if missing.
+        part: samples of a process that pass through the model at a time, see :func:`accumulate`. Affects the result
+            only by rounding.
+        checkpointing: recompute the language model's layers in the backward pass, to save memory.
+        sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
+            fit one device; implies checkpointing. Affects the result only by rounding.
+        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The log, one entry per epoch.
+
+    Raises:
+        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, stage 2 is to
+            begin at captions, the language model has no known blocks to recompute, a single process is to be sharded,
+            an image is unreadable, or the loss is not finite.
+    """
+    written = recipe.model_dump(mode="json")
+    if (log := loop.finished(written, out)) is not None:
+        return log
+    check_trackers(trackers)
+    accelerator = start_processes(**log_options(trackers, out))
+    blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
+    _check(recipe, len(conversations), accelerator.num_processes, sharded)
+    if (checkpointing or sharded) and not blocks:
+        raise UserError(
+            f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
+            "--shard"
+        )
+    vlm.eval()  # without dropout, so that a step depends on nothing but its number
+    prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
+    trained = trained_parameters(vlm, recipe)
+    model = SummedLoss(vlm)
+    if not sharded:
+        model.to(accelerator.device)
+    if recipe.projector_start == "captions":
+        _start_at_captions(vlm, conversations, recipe)
+    if sharded:
+        shard(model, blocks, accelerator)
+        trained = trained_parameters(vlm, recipe)  # others have taken their places
+    main = accelerator.is_main_process
+    if main:
+        write_json(out / checkpoints.RECIPE_FILE, written)
+    track = start_tracking(accelerator, trackers, written)
+    stream = _Stream(recipe, vlm, conversations, accelerator.process_index, accelerator.num_processes)
+
+    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
+        samples = stream.at(epoch, within)
+        loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
+        torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
+        return loss, recipe.batch_size
+
+    optimizer = torch.optim.AdamW(
+        list(trained.values()),
+        lr=recipe.learning_rate,
+        betas=recipe.betas,
+        eps=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
+    steps = len(conversations) // recipe.batch_size
+    task = loop.Task(
+        # what is trained and nothing else: a saved state needs no frozen weights
+        nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()}),
+        optimizer,
+        digest(recipe.model_dump_json()),
+        recipe.epochs,
+        steps,
+        lambda step: vlm_learning_rate(recipe, step, steps),
+        backward,
+        dict,
+        track=track,
+    )
+    with _recomputed(blocks):
+        metrics = loop.run(task, out, accelerator, progress=progress)
+    save_vlm(vlm, written, out, getattr(torch, recipe.store), write=main)
+    if main:
+        (out / loop.STATE_FILE).unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+    if trackers:
+        accelerator.end_training()
+    return metrics
+
+
+def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
+    """Refuse what cannot be trained together."""
+    size = recipe.batch_size
+    if size % processes:
+        raise UserError(f"batch size {size}: expected a multiple of {processes}, the number of processes")
+    if conversations < size:
+        raise UserError(f"batch size {size}: expected 1 to {conversations}, the number of conversations")
+    if sharded and processes == 1:
+        raise UserError(
+            "shard: there is one process; start several with torchrun --nproc-per-node, or leave out --shard"
+        )
+    if recipe.projector_start == "captions" and recipe.stage == 2:
+        raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
+    if recipe.projector_start == "captions" and recipe.model.projector != "linear":
+        raise UserError(
+            f"projector {recipe.model.projector}: --projector-start captions expects a linear one; add "
+            "--projector-start default"
+        )
+
+
+def decoder_blocks(language: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a language model: those that transformers keeps on one device, else those it recomputes."""
+    from transformers.modeling_layers import GradientCheckpointingLayer  # an extra
+
+    names = set(getattr(language, "_no_split_modules", None) or ())
+    parts = list(language.modules())
+    named = [part for part in parts if type(part).__name__ in names]
+    return named or [part for part in parts if isinstance(part, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Compute blocks again in the backward pass. transformers can do so in training mode only, with dropout."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
+    """Return what a stage trains by name; all other parameters no longer require a gradient.
+
+    Stage 1 trains the projector; stage 2 also the adapters, or else the whole language model.
+    """
+    for name, parameter in vlm.named_parameters():
+        language = recipe.stage == 2 and name.startswith("language.")
+        tuned = language and (recipe.model.lora is None or is_lora(name))
+        parameter.requires_grad_(tuned or name.startswith("projector."))
+    return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
+
+
+def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
+    """Let the projector begin with the least squares fit to the words of the first captions."""
+    embeddings = vlm.language.get_input_embeddings().weight.detach()
+    rows = range(min(_FITTED, len(conversations)))
+
+    def sample(row: int) -> "Sample":
+        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
+
+    labels = (sample(row).labels.to(embeddings.device) for row in rows)
+    captions = [embeddings[ids[ids != IGNORED]].float() for ids in labels]
+    words = torch.cat(captions)
+    norm = float((words - words.mean(0)).square().sum(1).mean().sqrt())
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(rows), _TOGETHER):
+            some = rows[start : start + _TOGETHER]
+            images = [image for row in some if (image := sample(row).image) is not None]
+            with torch.no_grad():
+                tokens = vlm.tower(torch.stack(images).to(embeddings.device))
+            yield tokens, torch.stack([captions[row].mean(0) for row in some])
+
+    vlm.projector.start_at_words(batches(), norm)
 
 
 @dataclass(frozen=True)
@@ -54,29 +240,22 @@ class Sample:
 def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, max_length: int) -> Sample:
     """Tokenise a conversation by the stage's format and bring its image to the model's size.
 
-    Args:
-        vlm: the model.
-        conversation: in stage 1, one turn whose answer is the caption of an image.
-        stage: 1 or 2.
-        max_length: positions after which a conversation is cut, the image's included.
-
-    Returns:
-        The sample. It has no targets if the conversation is cut before its first answer, and no image if it is cut
-        before the image.
+    The sample has no targets if the conversation is cut before its first answer, and no image if it is cut before the
+    image; ``max_length`` counts the positions of the image too.
 
     Raises:
         UserError: for stage 1, if there is no image, or not one turn; if an image leaves no position for words.
     """
-    image = conversation.image
+    image, turns = conversation.image, conversation.turns
     if stage == 1:
-        if image is None or len(conversation.turns) != 1:
-            has = "no image" if image is None else f"{len(conversation.turns)} turns"
+        if image is None or len(turns) != 1:
+            has = "no image" if image is None else f"{len(turns)} turns"
             raise UserError(
                 f"conversation {conversation.id}: {has}; stage 1 expects an image with one caption"
             )
-        ids, labels = vlm.prompt.caption(conversation.turns[0][1])
+        ids, labels = vlm.prompt.caption(turns[0][1])
     else:
-        ids, labels = vlm.prompt.conversation(conversation.turns, image=image is not None)
+        ids, labels = vlm.prompt.conversation(turns, image=image is not None)
     longest = max_length - (0 if image is None else vlm.projector.count - 1)
     if longest < 2:
         raise UserError(
@@ -85,13 +264,38 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):
         image = None
-    return Sample(ids, labels, None if image is None else _square(vlm, image))
+    elif image is not None and tuple(image.shape) != vlm.image_shape:
+        image = vlm.square((image * 255).round().to(torch.uint8)).float() / 255
+    return Sample(ids, labels, image)
 
 
-def _square(vlm: VisionLanguageModel, image: Float[Tensor, "3 height width"]) -> Float[Tensor, "3 side side"]:
-    if tuple(image.shape) == vlm.image_shape:
-        return image
-    return vlm.square((image * 255).round().to(torch.uint8)).float() / 255
+class _Stream:
+    """This process's share of each step; a request for a step other than the next restarts the stream there."""
+
+    def __init__(
+        self, recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, rank: int, world: int
+    ) -> None:
+        self.recipe, self.vlm, self.conversations = recipe, vlm, conversations
+        self.rank, self.world = rank, world
+        self.next: tuple[int, int] | None = None
+        self.samples: Iterator[Sample] = iter(())
+
+    def at(self, epoch: int, within: int) -> list[Sample]:
+        size = self.recipe.batch_size
+        if self.next != (epoch, within):
+            draw = generator(self.recipe.seed, "order", epoch)
+            order = torch.randperm(len(self.conversations), generator=draw).tolist()
+            if self.recipe.text_first and epoch == 0:
+                order.sort(key=self.conversations.has_image)  # stable: drawn order within each kind
+            starts = range(within * size, len(order) - size + 1, size)
+            shares = (order[start : start + size][self.rank :: self.world] for start in starts)
+            rows = [row for share in shares for row in share]
+            self.samples = in_threads(self._prepared, rows, ahead=2 * size)
+        self.next = (epoch, within + 1)
+        return [next(self.samples) for _ in range(size // self.world)]
+
+    def _prepared(self, row: int) -> Sample:
+        return prepare(self.vlm, self.conversations[row], self.recipe.stage, self.recipe.max_length)
 
 
 class SummedLoss(nn.Module):
@@ -113,14 +317,13 @@ class SummedLoss(nn.Module):
         embedded, expanded, used = vlm.embed(images, ids, labels, mask)
         assert expanded is not None
         target = expanded[:, 1:]
-        asked = (target != IGNORED).any(0).nonzero()[:, 0]  # logits are computed at these positions only
+        columns = (target != IGNORED).any(0).nonzero()[:, 0]  # logits are computed at these positions only
         keeps = "logits_to_keep" in inspect.signature(vlm.language.forward).parameters
-        options = {"logits_to_keep": asked} if keeps else {}
+        options = {"logits_to_keep": columns} if keeps else {}
         logits = vlm.language(inputs_embeds=embedded, attention_mask=used, use_cache=False, **options).logits
-        logits = logits if keeps else logits[:, asked]
-        summed = F.cross_entropy(
-            logits.flatten(0, 1).float(), target[:, asked].flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        logits = logits if keeps else logits[:, columns]
+        flat, wanted = logits.flatten(0, 1).float(), target[:, columns].flatten()
+        summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
         if images is None:  # the projector has a gradient, though of 0, in every process
             blank = torch.zeros(1, *vlm.image_shape, device=ids.device)
             summed = summed + 0.0 * vlm.visual_tokens(blank).sum()
@@ -151,12 +354,12 @@ def accumulate(
         The sum over this process's targets, divided by the batch's mean number of targets in a process.
     """
     device = accelerator.device
-    mine = sum(int((one.labels[1:] != IGNORED).sum()) for one in samples)
+    mine = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
     every: Any = accelerator.reduce(torch.tensor(float(mine), device=device), "sum")
     total = max(float(every), 1.0)  # without any target, the loss and its gradient are 0
     loss = torch.zeros((), device=device)
     size = part or (_CPU_PART if device.type == "cpu" else len(samples))
-    samples = sorted(samples, key=lambda one: len(one.ids))  # so that little is padded
+    samples = sorted(samples, key=lambda sample: len(sample.ids))  # so that little is padded
     sharded = any(map(is_sharded, model.parameters()))
     scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
     for start in range(0, len(samples), size):
@@ -175,235 +378,13 @@ def _together(
     samples: Sequence[Sample], shape: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """Return images (None: there are none), ids, labels and mask of some samples, padded on the right."""
-    length = max(len(one.ids) for one in samples)
-    ids = torch.stack([F.pad(one.ids, (0, length - len(one.ids))) for one in samples])
-    labels = torch.stack([F.pad(one.labels, (0, length - len(one.labels)), value=IGNORED) for one in samples])
-    mask = torch.stack([torch.arange(length) < len(one.ids) for one in samples])
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    ids = pad([sample.ids for sample in samples])
+    labels = pad([sample.labels for sample in samples], padding_value=IGNORED)
+    mask = pad([torch.ones_like(sample.ids, dtype=torch.bool) for sample in samples])
     images = None
-    if any(one.image is not None for one in samples):
+    if any(sample.image is not None for sample in samples):
         blank = torch.zeros(shape)
-        images = torch.stack([blank if one.image is None else one.image for one in samples]).to(device)
+        images = torch.stack([blank if sample.image is None else sample.image for sample in samples])
+        images = images.to(device)
     return images, ids.to(device), labels.to(device), mask.to(device)
-
-
-def train_vlm(
-    recipe: VlmRecipe,
-    vlm: VisionLanguageModel,
-    conversations: Conversations,
-    out: Path,
-    *,
-    part: int | None = None,
-    checkpointing: bool = False,
-    sharded: bool = False,
-    trackers: Sequence[Tracker] = (),
-    progress: bool = True,
-) -> list[dict[str, Any]]:
-    """Train one stage and write a directory that :func:`~antiphase.vlm.load_vlm` takes.
-
-    The directory then contains ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector,
-    and the adapters or the language model if they were trained). Calling it again resumes an interrupted run at the
-    step that was saved last, and returns the log of a finished one. Under torchrun the processes share every batch;
-    the gradient is that of the whole batch.
-
-    Args:
-        recipe: model, data and hyperparameters.
-        vlm: the model before training; changed in place.
-        conversations: captions for stage 1, instructions for stage 2.
-        out: output directory, created if missing.
-        part: samples of a process that pass through the model at a time, see
-            :func:`~antiphase.vlm.training.accumulate`. Affects the result only by rounding.
-        checkpointing: recompute the language model's layers in the backward pass, to save memory.
-        sharded: divide weights, gradients and optimizer state among the processes, for a language model that does not
-            fit one device; implies checkpointing. Affects the result only by rounding.
-        trackers: experiment trackers, by name or as accelerate's objects, see :mod:`antiphase.training.tracking`.
-        progress: show a progress bar on stderr.
-
-    Returns:
-        The log, one entry per epoch.
-
-    Raises:
-        UserError: if ``out`` contains a different run, the data do not fit the stage or the batch size, stage 2 is to
-            begin at captions, the language model has no known blocks to recompute, a single process is to be sharded,
-            an image is unreadable, or the loss is not finite.
-    """
-    if (log := loop.finished(recipe.model_dump(mode="json"), out)) is not None:
-        return log
-    check_trackers(trackers)
-    accelerator = start_processes(**log_options(trackers, out))
-    world = accelerator.num_processes
-    if recipe.batch_size % world:
-        raise UserError(
-            f"batch size {recipe.batch_size}: expected a multiple of {world}, the number of processes"
-        )
-    if len(conversations) < recipe.batch_size:
-        raise UserError(
-            f"batch size {recipe.batch_size}: expected 1 to {len(conversations)}, the number of conversations"
-        )
-    steps_per_epoch = len(conversations) // recipe.batch_size
-    if sharded and world == 1:
-        raise UserError(
-            "shard: there is one process; start several with torchrun --nproc-per-node, or leave out --shard"
-        )
-    if recipe.stage == 2 and recipe.projector_start == "captions":
-        raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
-    vlm.eval()  # without dropout, so that a step depends on nothing but its number
-    trained = trained_parameters(vlm, recipe)
-    blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
-    if (checkpointing or sharded) and not blocks:
-        raise UserError(
-            f"checkpointing: no blocks of {type(vlm.language).__name__} are known; leave out --checkpointing and "
-            "--shard"
-        )
-    prepare(vlm, conversations[0], recipe.stage, recipe.max_length)  # before anything is written
-    fitted = recipe.stage == 1 and recipe.projector_start == "captions"
-    if fitted and recipe.model.projector != "linear":
-        raise UserError(
-            f"projector {recipe.model.projector}: --projector-start captions expects a linear one; add "
-            "--projector-start default"
-        )
-    model = SummedLoss(vlm)
-    if not sharded:
-        model.to(accelerator.device)
-    if fitted:
-        _start_at_captions(vlm, conversations, recipe)
-    if sharded:
-        shard(model, blocks, accelerator)
-        trained = trained_parameters(vlm, recipe)  # others have taken their places
-    stream = _Stream(recipe, vlm, conversations, accelerator.process_index, world)
-    if accelerator.is_main_process:
-        write_json(out / checkpoints.RECIPE_FILE, recipe.model_dump(mode="json"))
-    track = start_tracking(accelerator, trackers, recipe.model_dump(mode="json"))
-
-    def backward(epoch: int, within: int) -> tuple[Tensor, int]:
-        samples = stream.at(epoch, within)
-        loss = accumulate(model, samples, accelerator, precision=recipe.precision, part=part)
-        torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_norm)
-        return loss, recipe.batch_size
-
-    optimizer = torch.optim.AdamW(
-        list(trained.values()),
-        lr=recipe.learning_rate,
-        betas=recipe.betas,
-        eps=recipe.epsilon,
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
-    # holds what is trained and nothing else: a saved state needs no frozen weights
-    parts = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
-    task = loop.Task(
-        parts,
-        optimizer,
-        digest(recipe.model_dump_json()),
-        recipe.epochs,
-        steps_per_epoch,
-        lambda step: vlm_learning_rate(recipe, step, steps_per_epoch),
-        backward,
-        dict,
-        track=track,
-    )
-    with _recomputed(blocks):
-        metrics = loop.run(task, out, accelerator, progress=progress)
-    main = accelerator.is_main_process
-    save_vlm(vlm, recipe.model_dump(mode="json"), out, getattr(torch, recipe.store), write=main)
-    if main:
-        (out / loop.STATE_FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
-    if trackers:
-        accelerator.end_training()
-    return metrics
-
-
-def decoder_blocks(language: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a language model: those that transformers keeps on one device, else those it recomputes."""
-    from transformers.modeling_layers import GradientCheckpointingLayer  # an extra
-
-    names = set(getattr(language, "_no_split_modules", None) or ())
-    named = [module for module in language.modules() if type(module).__name__ in names]
-    return named or [
-        module for module in language.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
-
-
-@contextmanager
-def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Compute blocks again in the backward pass. transformers can do so in training mode only, with dropout."""
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward
-
-
-def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
-    """Return what a stage trains by name; all other parameters no longer require a gradient.
-
-    Stage 1 trains the projector; stage 2 also the adapters, or else the whole language model.
-    """
-    found: dict[str, nn.Parameter] = {}
-    for name, parameter in vlm.named_parameters():
-        language = name.startswith("language.") and recipe.stage == 2
-        own = language and (is_lora(name) if recipe.model.lora else True)
-        parameter.requires_grad_(own or name.startswith("projector."))
-        if parameter.requires_grad:
-            found[name] = parameter
-    return found
-
-
-def _start_at_captions(vlm: VisionLanguageModel, conversations: Conversations, recipe: VlmRecipe) -> None:
-    """Let the projector begin with the least squares fit to the words of the first captions."""
-    embeddings = vlm.language.get_input_embeddings().weight.detach()
-    rows = range(min(_FITTED, len(conversations)))
-
-    def sample(row: int) -> Sample:
-        return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
-
-    labels = (sample(row).labels.to(embeddings.device) for row in rows)
-    captions = [embeddings[each[each != IGNORED]].float() for each in labels]
-    words = torch.cat(captions)
-    norm = float((words - words.mean(0)).square().sum(1).mean().sqrt())
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(rows), _TOGETHER):
-            some = rows[start : start + _TOGETHER]
-            images = torch.stack(
-                [image for image in (sample(row).image for row in some) if image is not None]
-            )
-            with torch.no_grad():
-                tokens = vlm.tower(images.to(embeddings.device))
-            yield tokens, torch.stack([captions[row].mean(0) for row in some])
-
-    vlm.projector.start_at_words(batches(), norm)
-
-
-class _Stream:
-    """This process's share of each step; a request for a step other than the next restarts the stream there."""
-
-    def __init__(
-        self, recipe: VlmRecipe, vlm: VisionLanguageModel, conversations: Conversations, rank: int, world: int
-    ) -> None:
-        self.recipe, self.vlm, self.conversations = recipe, vlm, conversations
-        self.rank, self.world = rank, world
-        self.next: tuple[int, int] | None = None
-        self.samples: Iterator[Sample] = iter(())
-
-    def at(self, epoch: int, within: int) -> list[Sample]:
-        size = self.recipe.batch_size
-        if self.next != (epoch, within):
-            draw = generator(self.recipe.seed, "order", epoch)
-            order = torch.randperm(len(self.conversations), generator=draw).tolist()
-            if self.recipe.text_first and epoch == 0:
-                order.sort(key=self.conversations.has_image)  # stable: drawn order within each kind
-            steps = range(within, len(order) // size)
-            rows = [
-                row
-                for step in steps
-                for row in order[step * size : (step + 1) * size][self.rank :: self.world]
-            ]
-            self.samples = in_threads(self._prepared, rows, ahead=2 * size)
-        self.next = (epoch, within + 1)
-        return [next(self.samples) for _ in range(size // self.world)]
-
-    def _prepared(self, row: int) -> Sample:
-        return prepare(self.vlm, self.conversations[row], self.recipe.stage, self.recipe.max_length)

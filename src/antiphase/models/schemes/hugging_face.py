@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from antiphase.data.decoding import Square
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
-from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, with_card
-from antiphase.models.kinds import attention_kind
-from antiphase.models.preprocessing import Normalized, Preprocessing, of_processor, one_side
+from antiphase.models.checkpoints import check_finite
+from antiphase.models.preprocessing import Images, Normalized, Preprocessing, of_processor, one_side
 from antiphase.models.schemes.classifiers import imagenet_names
 from antiphase.models.schemes.scheme import Scheme, Wanted, drawn_from
 
@@ -26,17 +24,13 @@ _FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
 
 
 class Logits(nn.Module):
-    """Return the logits of a classifier of transformers as a tensor.
-
-    Args:
-        model: an image classifier of transformers.
-    """
+    """Return the logits of an image classifier of transformers as a tensor."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
         return self.model(pixel_values=images).logits
 
 
@@ -54,15 +48,14 @@ class HuggingFaceDual(nn.Module):
         self.model = model
         self.normalize = preprocessing.normalize()
         self.tokenizer = tokenizer
-        self.square = preprocessing.square
-        self.image_shape = (len(preprocessing.mean), self.square.size, self.square.size)
+        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
 
     @property
     def logit_scale(self) -> Tensor:
         """Natural logarithm of the factor on the cosines."""
         return self.model.logit_scale
 
-    def encode_image(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch embed"]:
+    def encode_image(self, images: Images) -> Float[Tensor, "batch embed"]:
         return _tensor(self.model.get_image_features(pixel_values=self.normalize(images)))
 
     def encode_text(
@@ -79,10 +72,8 @@ class HuggingFaceDual(nn.Module):
         # siglip was trained on texts of full length without a mask
         padding = "max_length" if self.model.config.model_type.startswith("siglip") else True
         longest = self.model.config.text_config.max_position_embeddings
-        tokens = self.tokenizer(
-            list(texts), padding=padding, truncation=True, max_length=longest, return_tensors="pt"
-        )
-        return _tensor(self.model.get_text_features(**tokens.to(place)))
+        options = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
+        return _tensor(self.model.get_text_features(**self.tokenizer(list(texts), **options).to(place)))
 
 
 def _tensor(output: Any) -> Tensor:
@@ -91,13 +82,9 @@ def _tensor(output: Any) -> Tensor:
 
 
 def import_transformers(what: str) -> Any:
-    """Return the module transformers.
-
-    Raises:
-        UserError: if it is not installed.
-    """
+    """Return the module transformers, an extra that ``what`` needs."""
     try:
-        import transformers  # an extra
+        import transformers
     except ImportError:
         raise UserError(f"{what}: needs transformers; install it with pip install 'antiphase[vlm]'") from None
     return transformers
@@ -124,58 +111,39 @@ def _load(wanted: Wanted) -> nn.Module:
             ) from None
         processor = None if kind == "other" else _processor(transformers, place, spec)
         tokenizer = _tokenizer(transformers, place) if kind == "dual" else None
-    checkpoints.check_finite(model.state_dict(), spec)
+    check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
-        about = ModelCard(short, spec, attention_kind(model), wanted.drawn, (0, 0, 0), 0)
-        return with_card(model, about)
+        return wanted.loaded(model, short, (0, 0, 0))
     vision = getattr(config, "vision_config", config)
     channels = int(getattr(vision, "num_channels", 3))
     doubts = ()
     if processor is None:
         doubts = (f"{spec}: no preprocessor_config.json: its images are not normalised",)
         warnings.warn(doubts[0], stacklevel=3)
-        square = Square(_size(vision, spec))
-        found = Preprocessing(square, (0.0,) * channels, (1.0,) * channels)
+        used = Preprocessing(Square(_size(vision, spec)), (0.0,) * channels, (1.0,) * channels)
     else:
-        found = of_processor(processor, channels, spec)
-    shape = (channels, found.square.size, found.square.size)
-    if kind == "dual":
-        if not all(
-            hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")
-        ):
-            raise UserError(
-                f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
-            )
-        dual = HuggingFaceDual(model, tokenizer, found)
-        about = ModelCard(
-            short, spec, attention_kind(model), wanted.drawn, shape, 0, preprocessing=found, doubts=doubts
+        used = of_processor(processor, channels, spec)
+    facts: dict[str, Any] = {"preprocessing": used, "doubts": doubts}
+    if kind == "classifier":
+        count = config.num_labels
+        wrapped = Normalized(Logits(model), used.mean, used.std, used.bgr)
+        facts["class_names"] = _class_names(config.id2label, count)
+        return wanted.loaded(wrapped, short, used.image_shape, count, **facts)
+    if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
+        raise UserError(
+            f"{spec}: {type(model).__name__} is not supported; expected a model such as CLIP or SigLIP"
         )
-        return with_card(dual, about)
-    labels = config.num_labels
-    card = ModelCard(
-        short,
-        spec,
-        attention_kind(model),
-        wanted.drawn,
-        shape,
-        labels,
-        class_names=_class_names(config.id2label, labels),
-        preprocessing=found,
-        doubts=doubts,
-    )
-    return with_card(Normalized(Logits(model), found.mean, found.std, found.bgr), card)
+    return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used.image_shape, **facts)
 
 
 def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
     """Return whether a model is a ``classifier``, a ``dual`` encoder or ``other``, and the class that loads it."""
-    known = transformers.models.auto.modeling_auto
-    names = config.architectures or [""]
-    if "ImageClassification" in names[0] and config.model_type in (
-        known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-    ):
+    auto, kind = transformers.models.auto.modeling_auto, config.model_type
+    classifies = "ImageClassification" in (config.architectures or [""])[0]
+    if classifies and kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         return "classifier", transformers.AutoModelForImageClassification
-    if config.model_type in known.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+    if kind in auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         return "dual", transformers.AutoModelForZeroShotImageClassification
     return "other", transformers.AutoModel
 
@@ -189,21 +157,17 @@ def _tokenizer(transformers: Any, place: str) -> Any:
 
 
 def _processor(transformers: Any, place: str, spec: str) -> Any:
-    """Load an image processor, that for Pillow where there are two; None if its file is missing.
-
-    Raises:
-        UserError: if the file is there but cannot be read, or is of an unknown type.
-    """
-    there = _has_processor(transformers, place)
+    """Load an image processor, that for Pillow where there are two; None if its file is missing."""
+    exists = _has_processor(transformers, place)
     try:
-        about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if there else {}
+        about = transformers.ImageProcessingMixin.get_image_processor_dict(place)[0] if exists else {}
         named = str(about.get("image_processor_type") or about.get("feature_extractor_type") or "")
         plain = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
         if named and not hasattr(transformers, plain):  # else that of the model's family is taken
             raise ValueError(f"unknown type {shown(named)}")
         return transformers.AutoImageProcessor.from_pretrained(place, use_fast=False, trust_remote_code=False)
     except Exception as error:  # of transformers, for any content
-        if not there and isinstance(error, OSError):
+        if not exists and isinstance(error, OSError):
             return None
         raise UserError(
             f"{spec}: its preprocessor_config.json cannot be used ({first_line(error)}); expected an image processor "
@@ -214,11 +178,9 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
 def _has_processor(transformers: Any, place: str) -> bool:
     """Return whether a model has a file of its image processor, readable or not; True if that cannot be told."""
     names = ("preprocessor_config.json", "processor_config.json")
+    find, options = transformers.utils.cached_file, {"_raise_exceptions_for_missing_entries": False}
     try:
-        alone, joint = (
-            transformers.utils.cached_file(place, name, _raise_exceptions_for_missing_entries=False)
-            for name in names
-        )
+        alone, joint = (find(place, name, **options) for name in names)
         return bool(alone) or (bool(joint) and "image_processor" in json.loads(Path(joint).read_bytes()))
     except (OSError, ValueError):
         return True
@@ -230,30 +192,23 @@ def _size(vision: Any, spec: str) -> int:
         raise UserError(
             f"{spec}: says nothing of its image size; expected a preprocessor_config.json next to it"
         )
-    sides = size if isinstance(size, list | tuple) else (size, size)
-    return one_side(sides, spec)
+    return one_side(size if isinstance(size, list | tuple) else (size, size), spec)
 
 
 def _class_names(labels: dict[int, str], count: int) -> tuple[str, ...] | None:
     names = tuple(str(labels.get(number, "")) for number in range(count))
     if names[:1] == ("LABEL_0",):
         return None
-    ours = imagenet_names(count) if names[0].startswith("tench") else None
-    return ours or names
+    return (imagenet_names(count) if names[0].startswith("tench") else None) or names
 
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """Silence the progress bars and messages of transformers and of the hub's client."""
-    logging = transformers.utils.logging
-    level, bars, hub = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        getLogger("huggingface_hub"),
-    )
+    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
+    level, hub_level, bars = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    hub_level = hub.level
     hub.setLevel("ERROR")
     try:
         yield

@@ -1,22 +1,18 @@
 """Dual encoders of open_clip."""
 
 import contextlib
-import difflib
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, first_line
-from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, with_card
-from antiphase.models.kinds import attention_kind
-from antiphase.models.preprocessing import Preprocessing, of_open_clip
-from antiphase.models.schemes.scheme import Scheme, Wanted
+from antiphase.models.checkpoints import check_finite
+from antiphase.models.preprocessing import Images, Preprocessing, of_open_clip
+from antiphase.models.schemes.scheme import Scheme, Wanted, check_known, drawn_from
 
 
 class OpenClip(nn.Module):
@@ -33,17 +29,14 @@ class OpenClip(nn.Module):
         self.model = model
         self.normalize = preprocessing.normalize()
         self.tokenizer = tokenizer
-        self.preprocessing, self.square = preprocessing, preprocessing.square
-        self.image_shape = (len(preprocessing.mean), self.square.size, self.square.size)
+        self.square, self.image_shape = preprocessing.square, preprocessing.image_shape
 
     @property
     def logit_scale(self) -> Tensor:
         """Natural logarithm of the factor on the cosines."""
         return self.model.logit_scale
 
-    def encode_image(
-        self, images: Float[Tensor, "batch 3 height width"], normalize: bool = False
-    ) -> Float[Tensor, "batch embed"]:
+    def encode_image(self, images: Images, normalize: bool = False) -> Float[Tensor, "batch embed"]:
         """Return image embeddings, of length 1 if ``normalize``."""
         return self.model.encode_image(self.normalize(images), normalize=normalize)
 
@@ -67,67 +60,40 @@ def quiet_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def load_open_clip(name: str, random_weights: bool, seed: int) -> OpenClip:
-    """Load ``NAME`` or ``NAME/TAG`` from open_clip; TAG names the pretrained weights.
-
-    Raises:
-        UserError: if open_clip does not know the model, or its weights are not available.
-    """
+def _load(wanted: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
-    base, _, tag = name.partition("/")
-    if base not in open_clip.list_models():
-        near = difflib.get_close_matches(base, open_clip.list_models(), 3)
-        hint = f"did you mean {', '.join(near)}?" if near else "open_clip.list_models() lists them"
-        raise UserError(f"open_clip has no model {base!r}; {hint}")
+    spec, drawn = f"open_clip:{wanted.name}", wanted.random_weights
+    base, _, tag = wanted.name.partition("/")
+    check_known(base, open_clip.list_models(), "open_clip has no model", "open_clip.list_models() lists them")
     tags = open_clip.list_pretrained_tags_by_model(base)
-    if not random_weights and tag not in tags:
+    if not drawn and tag not in tags:
         raise UserError(
-            f"open_clip:{name}: expected open_clip:{base}/TAG with TAG one of {', '.join(tags) or 'none'}, or "
-            "--random-weights"
+            f"{spec}: expected open_clip:{base}/TAG with TAG one of {', '.join(tags) or 'none'}, or --random-weights"
         )
     # some weights were trained with QuickGELU; open_clip would only warn and use GELU
-    known = {} if random_weights else open_clip.get_pretrained_cfg(base, tag)
+    quick = not drawn and bool(open_clip.get_pretrained_cfg(base, tag).get("quick_gelu"))
     try:
-        with torch.random.fork_rng(devices=[]), quiet_logging():
-            torch.manual_seed(seed)  # open_clip draws from the global generator; fork_rng restores it
+        with drawn_from(wanted.seed), quiet_logging():
             model: Any = open_clip.create_model(
-                base,
-                pretrained=None if random_weights else tag,
-                force_quick_gelu=bool(known.get("quick_gelu")),
+                base, pretrained=None if drawn else tag, force_quick_gelu=quick
             )
             tokenizer = open_clip.get_tokenizer(base)  # some are downloaded from the hub
     except OFFLINE as error:
-        reason = first_line(error)
-        if random_weights:
-            raise UserError(
-                f"open_clip:{name}: its text tower or tokenizer is neither cached nor available ({reason}); "
-                "load it once with network access, or use a model with a built-in tokenizer, such as open_clip:ViT-B-32"
-            ) from None
-        raise UserError(
-            f"open_clip:{name}: the weights are not available ({reason}); download them on a machine with network "
-            "access, or build the model with --random-weights"
-        ) from None
-    checkpoints.check_finite(model.state_dict(), f"open_clip:{name}")
-    found = of_open_clip(model.visual.preprocess_cfg, f"open_clip:{name}")
-    return OpenClip(model, tokenizer, found)
-
-
-def _load_open_clip(wanted: Wanted) -> nn.Module:
-    model = load_open_clip(wanted.name, wanted.random_weights, wanted.seed)
-    card = ModelCard(
-        wanted.name,
-        wanted.spec,
-        attention_kind(model),
-        wanted.drawn,
-        model.image_shape,
-        0,
-        preprocessing=model.preprocessing,
-        tag="" if wanted.random_weights else wanted.name.partition("/")[2],
-    )
-    return with_card(model, card)
+        what = "its text tower or tokenizer is neither cached nor" if drawn else "the weights are not"
+        fix = (
+            "load it once with network access, or use a model with a built-in tokenizer, such as open_clip:ViT-B-32"
+            if drawn
+            else "download them on a machine with network access, or build the model with --random-weights"
+        )
+        raise UserError(f"{spec}: {what} available ({first_line(error)}); {fix}") from None
+    check_finite(model.state_dict(), spec)
+    preprocessing = of_open_clip(model.visual.preprocess_cfg, spec)
+    dual = OpenClip(model, tokenizer, preprocessing)
+    facts = {"preprocessing": preprocessing, "tag": "" if drawn else tag}
+    return wanted.loaded(dual, wanted.name, dual.image_shape, **facts)
 
 
 OPEN_CLIP = Scheme(
-    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load_open_clip, random=True
+    "open_clip:NAME/TAG", "any open_clip model, with the pretrained weights TAG", _load, random=True
 )

@@ -1,4 +1,4 @@
-"""Models from a user's own code: ``python:model.py:build?depth=4,weights=run/best.pt``."""
+"""Models from a user's own code, ``python:model.py:build?depth=4,weights=run/best.pt``, and how such code is run."""
 
 import ast
 import importlib
@@ -18,16 +18,14 @@ from torch import nn
 
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import digest
-from antiphase.models import checkpoints
-from antiphase.models.card import ModelCard, with_card
-from antiphase.models.checkpoints import file_and_set, files_of, read_state
-from antiphase.models.kinds import attention_kind
-from antiphase.models.schemes.scheme import Probe, Scheme, Wanted, drawn_from, probe
+from antiphase.models.checkpoints import check_finite, file_and_set, files_of, load_into, read_state
+from antiphase.models.schemes.scheme import ImageShape, Scheme, Wanted, drawn_from, probe
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.modules import device_of, differentiable, to_evaluation
 
 _WEIGHTS = "weights"  # the setting that names a file of weights
 _WEIGHTS_LAST = re.compile(rf"(?:^|,)\s*{_WEIGHTS}\s*=\s*(.+)$")
+_imported: set[str] = set()  # modules imported from users' folders so far
 
 
 def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
@@ -35,9 +33,6 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
 
     Values are Python's literals; anything else is a string, and so is the file of ``weights``. Its name may contain
     commas if it comes last.
-
-    Raises:
-        UserError: if a part is missing.
 
     >>> split_spec("model.py:build?depth=4,weights=run/best.pt")
     ('model.py', 'build', {'depth': 4, 'weights': 'run/best.pt'})
@@ -53,16 +48,74 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     if (last := _WEIGHTS_LAST.search(rest)) and os.path.exists(file_and_set(last[1])[0]):
         rest, settings[_WEIGHTS] = rest[: last.start()], last[1]
     for part in filter(None, rest.split(",")):
-        key, sign, value = part.partition("=")
-        if not sign or not key.strip().isidentifier():
+        key, sign, value = (piece.strip() for piece in part.partition("="))
+        if not sign or not key.isidentifier():
             raise UserError(
                 f"model {shown(f'python:{name}')}: {part!r}: expected name=value, such as depth=4"
             )
-        settings[key.strip()] = value.strip() if key.strip() == _WEIGHTS else _literal(value.strip())
+        settings[key] = value if key == _WEIGHTS else _literal(value)
     return where, function, settings
 
 
-def file_of(where: str) -> Path | None:
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def code_content(name: str) -> str:
+    """Return a digest of the code and weights that ``python:NAME`` names; nothing is executed."""
+    where, _, settings = split_spec(name)
+    with importing_from(Path.cwd()):
+        file = _file_of(where)
+    parts: list[bytes | str] = [source_digest(file)] if file else []
+    if weights := settings.get(_WEIGHTS):
+        path, which = file_and_set(weights)
+        parts += [each.read_bytes() for each in files_of(path) if each.is_file()]
+        parts += [which] if which else []
+    return digest(*parts)[:16] if parts else ""
+
+
+def _load(wanted: Wanted) -> nn.Module:
+    spec = wanted.spec
+    where, function, settings = split_spec(wanted.name)
+    is_file = where.endswith(".py")
+    folder = Path(where).expanduser().resolve().parent if is_file else Path.cwd()
+    with importing_from(folder):
+        file = _file_of(where)
+        if file is None:
+            raise UserError(
+                f"{spec}: no such file or module {shown(where)}; expected a Python file or a module"
+            )
+        module = guarded(
+            spec, folder, lambda: _import_file(file) if is_file else importlib.import_module(where)
+        )
+        build = _attribute(spec, module, function)
+        # an untrained model is drawn from the seed, so that the same command finds its stored rows
+        with drawn_from(wanted.seed):
+            model, weights = _built(spec, folder, build, settings)
+        if weights is not None:
+            load_into(model, read_state(weights, model.state_dict()), weights)
+        device_of(model)  # refuses weights without values
+        check_finite(model.state_dict(), spec)
+        model = to_evaluation(differentiable(model))
+        name, facts = wanted.name.rpartition(":")[2], {"code": source_digest(file)}
+        if is_dual_encoder(model):
+            square: Any = getattr(model, "square", None)
+            if square is None:
+                raise UserError(
+                    f"{spec}: a dual encoder needs an attribute square, such as "
+                    "antiphase.data.decoding.Square(224), which says how images are resized"
+                )
+            return wanted.loaded(model, name, (3, square.size, square.size), **facts)
+        shape, count, any_size = probe(model, spec, _stated_shape(model, spec))
+        names: Any = getattr(model, "class_names", None)
+        names = tuple(map(str, names)) if names is not None and len(names) == count else None
+        return wanted.loaded(model, name, shape, count, class_names=names, any_size=any_size, **facts)
+
+
+def _file_of(where: str) -> Path | None:
     """Return the Python file of a file name or module name; None if there is none."""
     if where.endswith(".py"):
         path = Path(where).expanduser().resolve()
@@ -74,67 +127,25 @@ def file_of(where: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def code_content(name: str) -> str:
-    """Return a digest of the code and weights that ``python:NAME`` names; nothing is executed."""
-    where, _, settings = split_spec(name)
-    with importing_from(Path.cwd()):
-        file = file_of(where)
-    weights = settings.get(_WEIGHTS)
-    parts = [source_digest(file).encode()] if file else []
-    if weights:
-        held, which = file_and_set(weights)
-        parts += [each.read_bytes() for each in files_of(held) if each.is_file()]
-        parts += [which.encode()] if which else []
-    return checkpoints.digest(*parts)[:16] if parts else ""
-
-
-def _load(wanted: Wanted) -> nn.Module:
-    spec = wanted.spec
-    where, function, settings = split_spec(wanted.name)
-    folder = Path(where).expanduser().resolve().parent if where.endswith(".py") else Path.cwd()
-    with importing_from(folder):
-        file = file_of(where)
-        if file is None:
-            raise UserError(
-                f"{spec}: no such file or module {shown(where)}; expected a Python file or a module"
-            )
-        module = guarded(spec, folder, lambda: _import_target(where, file))
-        build = _attribute(spec, module, function)
-        # an untrained model is drawn from the seed, so that the same command finds its stored rows
-        with drawn_from(wanted.seed):
-            model, weights = _built(spec, folder, build, settings)
-        if weights is not None:
-            checkpoints.load_into(model, read_state(weights, model.state_dict()), weights)
-        device_of(model)  # refuses weights without values
-        checkpoints.check_finite(model.state_dict(), spec)
-        model = to_evaluation(differentiable(model))
-        return _with_card(model, spec, wanted.name.rpartition(":")[2], source_digest(file))
-
-
-def _import_target(where: str, file: Path) -> Any:
-    return import_file(file) if where.endswith(".py") else importlib.import_module(where)
-
-
-def _attribute(spec: str, module: Any, name: str) -> Any:
-    found = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            own = [
-                each
-                for each, value in vars(module).items()
+def _attribute(spec: str, module: Any, path: str) -> Any:
+    target = module
+    for part in path.split("."):
+        if not hasattr(target, part):
+            functions = (
+                name
+                for name, value in vars(module).items()
                 if callable(value)
                 and getattr(value, "__module__", None) == module.__name__
-                and each[0] != "_"
-            ]
-            raise UserError(
-                f"{spec}: no {name!r} in {module.__name__}; it has {', '.join(own) or 'nothing to call'}"
+                and name[0] != "_"
             )
-        found = getattr(found, part)
-    if not callable(found):
+            listed = ", ".join(functions) or "nothing to call"
+            raise UserError(f"{spec}: no {path!r} in {module.__name__}; it has {listed}")
+        target = getattr(target, part)
+    if not callable(target):
         raise UserError(
-            f"{spec}: {name} is a {type(found).__name__}; expected a function that returns a model"
+            f"{spec}: {path} is a {type(target).__name__}; expected a function that returns a model"
         )
-    return found
+    return target
 
 
 def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tuple[nn.Module, str | None]:
@@ -142,17 +153,19 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
     if isinstance(build, nn.Module):
         return build, settings.get(_WEIGHTS)
     try:
-        known = inspect.signature(build)
+        signature = inspect.signature(build)
     except (TypeError, ValueError):
-        known = None
-    ours = known is None or _WEIGHTS not in known.parameters
-    weights = settings.pop(_WEIGHTS, None) if ours else None
-    settings |= {_WEIGHTS: _literal(settings[_WEIGHTS])} if _WEIGHTS in settings else {}
-    if known is not None:
+        signature = None
+    weights = None
+    if signature is None or _WEIGHTS not in signature.parameters:
+        weights = settings.pop(_WEIGHTS, None)
+    elif _WEIGHTS in settings:
+        settings[_WEIGHTS] = _literal(settings[_WEIGHTS])
+    if signature is not None:
         try:
-            known.bind(**settings)
+            signature.bind(**settings)
         except TypeError as error:
-            takes = ", ".join(known.parameters) or "nothing"
+            takes = ", ".join(signature.parameters) or "nothing"
             raise UserError(f"{spec}: {error}; the callable takes {takes}") from None
     model = guarded(spec, folder, lambda: build(**settings))
     if not isinstance(model, nn.Module):
@@ -162,36 +175,7 @@ def _built(spec: str, folder: Path, build: Any, settings: dict[str, Any]) -> tup
     return model, weights
 
 
-def _with_card(model: nn.Module, spec: str, name: str, code: str) -> nn.Module:
-    kind = attention_kind(model)
-    if is_dual_encoder(model):
-        square: Any = getattr(model, "square", None)
-        if square is None:
-            raise UserError(
-                f"{spec}: a dual encoder needs an attribute square, such as "
-                "antiphase.data.decoding.Square(224), which says how images are resized"
-            )
-        return with_card(
-            model, ModelCard(name, spec, kind, None, (3, square.size, square.size), 0, code=code)
-        )
-    found: Probe = probe(model, spec, _stated_shape(model, spec))
-    names: Any = getattr(model, "class_names", None)
-    names = tuple(map(str, names)) if names is not None and len(names) == found.num_classes else None
-    card = ModelCard(
-        name,
-        spec,
-        kind,
-        None,
-        found.image_shape,
-        found.num_classes,
-        class_names=names,
-        any_size=found.any_size,
-        code=code,
-    )
-    return with_card(model, card)
-
-
-def _stated_shape(model: nn.Module, spec: str) -> tuple[int, int, int] | None:
+def _stated_shape(model: nn.Module, spec: str) -> ImageShape | None:
     stated: Any = getattr(model, "image_shape", None)
     if stated is None:
         return None
@@ -200,23 +184,6 @@ def _stated_shape(model: nn.Module, spec: str) -> tuple[int, int, int] | None:
     except (TypeError, ValueError):
         raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
     return channels, height, width
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-PYTHON = Scheme(
-    "python:FILE:CALLABLE",
-    "your own model: what a function of a Python file or module returns; the file is executed",
-    _load,
-)
-
-
-_imported: set[str] = set()  # modules imported from users' folders so far
 
 
 @contextmanager
@@ -236,12 +203,13 @@ def importing_from(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
-        _imported.update(
-            name for name in set(sys.modules) - before if _beside(folder, name.partition(".")[0])
-        )
+        for name in set(sys.modules) - before:
+            top = folder / name.partition(".")[0]
+            if top.with_name(f"{top.name}.py").is_file() or top.is_dir():
+                _imported.add(name)
 
 
-def import_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """Import a Python file under its own name, unless another module has that name."""
     name = path.stem if path.stem not in sys.modules else f"python_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -254,32 +222,22 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def source_files(path: Path) -> list[Path]:
-    """Return a Python file and the files next to it that it imports, directly or not, sorted; nothing is executed."""
-    folder, found, left = path.parent, set[Path](), [path]
+def source_digest(path: Path) -> str:
+    """Return the SHA-256 of a Python file and the files next to it that it imports, directly or not; nothing is run."""
+    sources, left = set[Path](), [path]
     while left:
-        one = left.pop()
-        if one in found:
+        file = left.pop()
+        if file in sources:
             continue
-        found.add(one)
+        sources.add(file)
         try:
-            tree = ast.parse(one.read_bytes())
+            tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError):
             continue
         for name in {name for node in ast.walk(tree) for name in _imports(node)}:
-            place = folder.joinpath(*name.split("."))
-            left += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
-    return sorted(found)
-
-
-def source_digest(path: Path) -> str:
-    """Return the SHA-256 of a Python file and of the files next to it that it imports."""
-    parts = [part for file in source_files(path) for part in (file.name, file.read_bytes())]
-    return digest(*parts)
-
-
-def _beside(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+            place = path.parent.joinpath(*name.split("."))
+            left += [each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()]
+    return digest(*(part for file in sorted(sources) for part in (file.name, file.read_bytes())))
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
@@ -296,16 +254,7 @@ def _imports(node: ast.AST) -> Iterator[str]:
 
 
 def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
-    """Run a user's code.
-
-    Args:
-        what: what it is called in messages.
-        folder: where the user's code is.
-        call: runs it.
-
-    Raises:
-        UserError: it raised something; names the place.
-    """
+    """Run a user's code in a folder; what it raises becomes a ``UserError`` in a line that names ``what`` and place."""
     try:
         return call()
     except UserError:
@@ -318,3 +267,10 @@ def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
         place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
         raise UserError(f"{what}: raised {type(error).__name__}: {first_line(error)}{place}") from error
+
+
+PYTHON = Scheme(
+    "python:FILE:CALLABLE",
+    "your own model: what a function of a Python file or module returns; the file is executed",
+    _load,
+)

@@ -1,4 +1,4 @@
-"""Models in our own layout: run directories, the specimens of the package, and uploads on the Hugging Face hub."""
+"""Models in our own layout: run directories, specimens of the package, uploads on the hub; how they are written."""
 
 import tempfile
 from dataclasses import replace
@@ -15,8 +15,16 @@ from antiphase.arguments import validated
 from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, invalid, shown
 from antiphase.files import replacing
-from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, card_of, with_card
+from antiphase.models.checkpoints import (
+    CLASS_NAMES,
+    RECIPE_FILE,
+    WEIGHTS_FILE,
+    load_into,
+    read_recipe,
+    read_weights,
+    save,
+)
 from antiphase.models.clip import CLIP, build_clip, valid_clip
 from antiphase.models.kinds import attention_kind
 from antiphase.models.schemes.diffclip import CONFIG, to_released
@@ -25,44 +33,36 @@ from antiphase.models.transformer import attention_spec
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import RUNS, find
 
+RELEASED_WEIGHTS = "released.safetensors"
+
 
 def load_run(directory: Path, spec: str, name: str) -> nn.Module:
     """Load a run directory of ``antiphase train``, ``train-clip`` or ``train-vlm``."""
-    recipe = checkpoints.read_recipe(directory)
-    source = directory / checkpoints.RECIPE_FILE
-    path = directory / checkpoints.WEIGHTS_FILE
-    if recipe.get("kind") == "clip":
-        encoder = build_clip(valid_clip(recipe.get("model"), f"{source}: ", ("model",)))
-        checkpoints.load_into(encoder, checkpoints.read_weights(path), str(path))
-        kind, seed = attention_kind(encoder), recipe.get("seed")
-        return with_card(encoder, ModelCard(name, spec, kind, seed, encoder.image_shape, 0, recipe))
-    if (found := recipe.get("kind")) in RUNS:
-        model = find(RUNS, found, "kind of run")(directory)
+    recipe = read_recipe(directory)
+    source, path = directory / RECIPE_FILE, directory / WEIGHTS_FILE
+    if (made := recipe.get("kind")) in RUNS:
+        model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
-    try:
-        config = VitConfig.model_validate(recipe.get("model"))
-    except ValidationError as error:
-        raise invalid(error, f"{source}: ", ("model",)) from None
-    model = build(config)
-    checkpoints.load_into(model, checkpoints.read_weights(path), str(path))
-    card = ModelCard(
-        name,
-        spec,
-        attention_spec(config.attention).family,
-        recipe.get("seed"),
-        model.image_shape,
-        config.num_classes,
-        recipe,
-        _class_names(recipe, config.num_classes, source),
-    )
+    names, count = None, 0
+    if made == "clip":
+        model = build_clip(valid_clip(recipe.get("model"), f"{source}: ", ("model",)))
+        kind = attention_kind(model)
+    else:
+        try:
+            config = VitConfig.model_validate(recipe.get("model"))
+        except ValidationError as error:
+            raise invalid(error, f"{source}: ", ("model",)) from None
+        model, kind = build(config), attention_spec(config.attention).family
+        count = config.num_classes
+        names = _class_names(recipe, count, source)
+    load_into(model, read_weights(path), str(path))
+    card = ModelCard(name, spec, kind, recipe.get("seed"), model.image_shape, count, recipe, names)
     return with_card(model, card)
 
 
 def specimen_names() -> list[str]:
     """Return the names of the trained models that ship with the package."""
-    return sorted(
-        entry.name for entry in _specimens().iterdir() if (entry / checkpoints.RECIPE_FILE).exists()
-    )
+    return sorted(entry.name for entry in _specimens().iterdir() if (entry / RECIPE_FILE).exists())
 
 
 def _specimens() -> Path:
@@ -77,44 +77,28 @@ def _load_specimen(wanted: Wanted) -> nn.Module:
 
 
 def _load_from_hub(wanted: Wanted) -> nn.Module:
-    """Download a model in our layout and load it."""
     name = wanted.name
     try:
         with offline_at_once():
-            files = [
-                hf_hub_download(name, file) for file in (checkpoints.RECIPE_FILE, checkpoints.WEIGHTS_FILE)
-            ]
+            recipe, _ = (hf_hub_download(name, file) for file in (RECIPE_FILE, WEIGHTS_FILE))
     except OFFLINE as error:
         raise UserError(
             f"hub:{name}: not available from the hub ({first_line(error)}); check the name, or "
             "download it on a machine with network access and give the folder"
         ) from None
-    return load_run(Path(files[0]).parent, wanted.spec, name.rpartition("/")[2])
+    return load_run(Path(recipe).parent, wanted.spec, name.rpartition("/")[2])
 
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
     """Return the class names in a recipe; None for runs of older versions."""
-    names = recipe.get(checkpoints.CLASS_NAMES)
+    names = recipe.get(CLASS_NAMES)
     if names is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
         raise UserError(
-            f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
+            f"{source}: {CLASS_NAMES}: expected a list of {num_classes} names; correct or remove it"
         )
     return tuple(names)
-
-
-SPECIMEN = Scheme(
-    "specimen:NAME",
-    "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
-    _load_specimen,
-)
-HUB = Scheme(
-    "hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push", _load_from_hub
-)
-
-
-RELEASED_WEIGHTS = "released.safetensors"
 
 
 @validated
@@ -140,8 +124,12 @@ def write_model(
             f"{type(model).__name__}: cannot be written; expected a model of antiphase or a DiffCLIP checkpoint"
         )
     if layout == "antiphase":
-        checkpoints.save(model, _recipe(model), directory)
-        return directory / checkpoints.WEIGHTS_FILE
+        card = getattr(model, "card", None)
+        kind = {"kind": "clip"} if isinstance(model, CLIP) else {}
+        config = {"model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
+        recipe = getattr(card, "recipe", None)
+        save(model, kind | config if recipe is None else recipe, directory)
+        return directory / WEIGHTS_FILE
     if not isinstance(model, CLIP):
         raise UserError(f"layout 'released': expected a dual encoder, not {type(model).__name__}")
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
@@ -165,22 +153,21 @@ def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
         UserError: if the model is of another library, or the hub refuses the upload.
     """
     with tempfile.TemporaryDirectory() as folder:
-        write_model(model, Path(folder))
+        write_model(model, folder)
         api = HfApi()
         try:
             api.create_repo(repository, private=private, exist_ok=True)
-            found = api.upload_folder(repo_id=repository, folder_path=folder)
+            return str(api.upload_folder(repo_id=repository, folder_path=folder))
         except OFFLINE as error:
             reason = first_line(error)
             raise UserError(f"{repository}: upload failed ({reason}); log in with: hf auth login") from None
-    return str(found)
 
 
-def _recipe(model: CLIP | VisionTransformer) -> dict[str, Any]:
-    """Return the model's recipe, or one with its configuration alone if it has none."""
-    card = getattr(model, "card", None)
-    if card is not None and card.recipe is not None:
-        return card.recipe
-    assert model.config is not None
-    known = {"kind": "clip"} if isinstance(model, CLIP) else {}
-    return {**known, "model": model.config.model_dump(mode="json"), "source": getattr(card, "spec", None)}
+SPECIMEN = Scheme(
+    "specimen:NAME",
+    "a trained model shipped with the package: vit-0 … vit-2, diffvit-0 … diffvit-2",
+    _load_specimen,
+)
+HUB = Scheme(
+    "hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push", _load_from_hub
+)

@@ -1,6 +1,7 @@
-"""What a scheme of model specifications is, such as ``timm:`` in ``timm:vit_tiny_patch16_224``."""
+"""What a scheme of model specifications is, such as ``timm:`` in ``timm:vit_tiny_patch16_224``, and what they share."""
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,10 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import UserError, first_line
-from antiphase.models import checkpoints
-from antiphase.models.checkpoints import read_state
+from antiphase.errors import UserError, first_line, shown
+from antiphase.models.card import Model, ModelCard, with_card
+from antiphase.models.checkpoints import load_into, read_state
+from antiphase.models.kinds import attention_kind
 from antiphase.modules import advice, device_of
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+_SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
+_USUAL = 224  # of a model that takes any
 
 
 @dataclass(frozen=True)
@@ -32,20 +38,23 @@ class Wanted:
     seed: int = 0
     lambda_init: float | Literal["depth"] | None = None
 
-    @property
-    def drawn(self) -> int | None:
-        """The seed if the weights are random."""
-        return self.seed if self.random_weights else None
-
     def split(self) -> tuple[str, str]:
         """Return NAME and FILE of ``SCHEME:NAME@FILE``; FILE is empty if there is none."""
         name, _, file = self.name.partition("@")
         return name, file
 
+    def loaded(
+        self, model: Model, name: str, image_shape: ImageShape, num_classes: int = 0, **facts: Any
+    ) -> Model:
+        """Return the model in evaluation mode with its card; ``facts`` are more fields of it."""
+        seed = self.seed if self.random_weights else None
+        kind = attention_kind(model)
+        return with_card(model, ModelCard(name, self.spec, kind, seed, image_shape, num_classes, **facts))
+
 
 @dataclass(frozen=True)
 class Scheme:
-    """A kind of specification.
+    """A kind of specification, as registered in :data:`antiphase.registry.MODELS`.
 
     Attributes:
         form: how it is written.
@@ -68,57 +77,70 @@ def drawn_from(seed: int) -> Iterator[None]:
         yield
 
 
-_SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
-_USUAL = 224  # of a model that takes any
+def check_known(name: str, known: Sequence[str], lacks: str, lists: str) -> None:
+    """Refuse a name that is not known, such as ``lacks`` "timm has no model"; ``lists`` tells who lists them."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"did you mean {', '.join(near)}?" if near else lists
+        raise UserError(f"{lacks} {shown(name)}; {hint}")
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a classifier takes and returns.
-
-    Attributes:
-        image_shape: (channels, height, width).
-        num_classes: number of logits.
-        any_size: whether it also takes images of other sizes.
-    """
-
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    any_size: bool = False
-
-
-def probe(model: nn.Module, spec: str, image_shape: tuple[int, int, int] | None = None) -> Probe:
-    """Find the images that a classifier takes, and its number of logits.
+def build_to_fit(
+    make: Callable[..., nn.Module], file: str, *, positions: str, size: str, classes: str, channels: str = ""
+) -> nn.Module:
+    """Build a library's classifier with the sizes of a file of weights, and load them.
 
     Args:
-        model: a classifier in evaluation mode.
-        spec: its specification, for error messages.
-        image_shape: its own; if None, the usual ones are tried, the smallest first.
+        make: builds the model from keyword arguments; without any, with the library's own sizes.
+        file: the weights, as :func:`~antiphase.models.checkpoints.read_state` takes them.
+        positions: suffix of the name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
+        size: name of the argument of ``make`` for the side of the image in pixels.
+        classes: that for the number of classes.
+        channels: that for the number of channels; empty if there is none.
+    """
+    with torch.device("meta"):
+        own = make().state_dict()
+    state = read_state(file, own, sized=False)
+    sizes: dict[str, Any] = {}
+    head = [name for name, weight in own.items() if name.endswith(("weight", "bias")) and weight.ndim][-1]
+    first = next((name for name, weight in own.items() if weight.ndim == 4), "")
+    place = next((name for name in own if name.endswith(positions)), "")
+    if head in state and state[head].ndim:
+        sizes[classes] = len(state[head])
+    if channels and first in state and state[first].ndim == 4:
+        sizes[channels] = state[first].shape[1]
+    if place in state and first in own and state[place].shape != own[place].shape:
+        others = own[place].shape[-2] - int(own[place].shape[-2] ** 0.5) ** 2  # tokens that are no patches
+        sizes[size] = round(max(state[place].shape[-2] - others, 1) ** 0.5) * own[first].shape[-1]
+    model = make(**sizes)
+    load_into(model, state, file)
+    return model
+
+
+def probe(model: nn.Module, spec: str, image_shape: ImageShape | None = None) -> tuple[ImageShape, int, bool]:
+    """Run a classifier to find its shape of images, its number of logits, and whether it takes images of other sizes.
+
+    If its own ``image_shape`` is None, the usual ones are tried, the smallest first.
 
     Raises:
         UserError: if the model fails on images of every shape that was tried, or does not return logits.
     """
     odd: UserError | None = None
-    failure: BaseException | None = None
+    failure: Exception | None = None
     for shape in [image_shape] if image_shape else _shapes(model):
         try:
-            output = _run(model, shape)
+            count = _logits(model, shape, spec)
+        except UserError as error:
+            odd = odd or error
         except Exception as error:
             failure = failure or error
-            continue
-        count = _logits(output)
-        if count is None:
-            odd = odd or UserError(
-                f"{spec}: returns {_described(output)} for images of shape {(2, *shape)}; expected logits, a tensor "
-                "of shape (images, classes)"
-            )
-            continue
-        if image_shape is None and _takes(model, (shape[0], 2 * shape[1], 2 * shape[2]), count):
-            return Probe((shape[0], _USUAL, _USUAL), count, any_size=True)
-        return Probe(shape, count)
-    if odd is not None:
-        raise odd
-    assert failure is not None
+        else:
+            channels, height, width = shape
+            if image_shape is None and _takes(model, (channels, 2 * height, 2 * width), count):
+                return (channels, _USUAL, _USUAL), count, True
+            return shape, count, False
+    if odd is not None or failure is None:
+        raise odd or UserError(f"{spec}: no usual size of images has whole patches")
     tried = (
         f"shape {image_shape}"
         if image_shape
@@ -131,7 +153,7 @@ def probe(model: nn.Module, spec: str, image_shape: tuple[int, int, int] | None 
     ) from failure
 
 
-def _shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
+def _shapes(model: nn.Module) -> Iterator[ImageShape]:
     """Yield the usual shapes, with the channels of the first convolution; for patches, whole ones and at least 2×2.
 
     With a single patch, position embeddings for any number of tokens would fit.
@@ -144,71 +166,23 @@ def _shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
             yield from ((count, side, side) for count in channels)
 
 
-@torch.no_grad()
-def _run(model: nn.Module, shape: tuple[int, int, int]) -> object:
-    return model(torch.full((2, *shape), 0.5, device=device_of(model)))
+def _logits(model: nn.Module, shape: ImageShape, spec: str) -> int:
+    """Return the number of logits for images of a shape; refuse an output that is something else."""
+    with torch.no_grad():
+        output: Any = model(torch.full((2, *shape), 0.5, device=device_of(model)))
+    described = f"a {type(output).__name__}"
+    if isinstance(output, Tensor):
+        if output.is_floating_point() and output.ndim == 2 and len(output) == 2 and output.shape[1]:
+            return output.shape[1]
+        described = f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
+    raise UserError(
+        f"{spec}: returns {described} for images of shape {(2, *shape)}; expected logits, a tensor of shape (images, "
+        "classes)"
+    )
 
 
-def _logits(output: object) -> int | None:
-    """Return the number of logits; None if the output is something else."""
-    if (
-        not isinstance(output, Tensor)
-        or not output.is_floating_point()
-        or output.ndim != 2
-        or len(output) != 2
-    ):
-        return None
-    return output.shape[1] or None
-
-
-def _takes(model: nn.Module, shape: tuple[int, int, int], count: int) -> bool:
+def _takes(model: nn.Module, shape: ImageShape, count: int) -> bool:
     try:
-        return _logits(_run(model, shape)) == count
+        return _logits(model, shape, "") == count
     except Exception:
         return False
-
-
-def _described(output: object) -> str:
-    if not isinstance(output, Tensor):
-        return f"a {type(output).__name__}"
-    return f"a tensor of {str(output.dtype).removeprefix('torch.')} and shape {tuple(output.shape)}"
-
-
-def build_to_fit(
-    make: Callable[..., nn.Module], file: str, *, positions: str, size: str, **names: str
-) -> nn.Module:
-    """Build a classifier with the sizes of a file of weights, and load them.
-
-    Args:
-        make: builds the model from keyword arguments; without any, with the library's own sizes.
-        file: the weights, as :func:`~antiphase.models.checkpoints.read_state` takes them.
-        positions: suffix of the name of a vision transformer's position embeddings, ``(1, tokens, dim)``.
-        size: name of the argument of ``make`` for the side of the image in pixels.
-        **names: argument of ``make`` for ``classes`` and, if it has one, for ``channels``.
-
-    Raises:
-        UserError: naming the first parameter that does not match.
-    """
-    with torch.device("meta"):
-        plain = make()
-    own = plain.state_dict()
-    state = read_state(file, own, sized=False)
-    sizes: dict[str, Any] = {}
-    heads = [name for name, weight in own.items() if name.endswith(("weight", "bias")) and weight.ndim]
-    if (head := heads[-1]) in state and state[head].ndim:
-        sizes[names["classes"]] = len(state[head])
-    first = next((name for name, weight in own.items() if weight.ndim == 4), None)
-    if "channels" in names and first in state and state[first].ndim == 4:
-        sizes[names["channels"]] = state[first].shape[1]
-    place = next((name for name in own if name.endswith(positions)), None)
-    if place in state and first in own and state[place].shape != own[place].shape:
-        sizes[size] = _side(state[place], own[place], own[first].shape[-1])
-    model = make(**sizes)
-    checkpoints.load_into(model, state, file)
-    return model
-
-
-def _side(given: Tensor, own: Tensor, patch: int) -> int:
-    """Return the side of the image of given position embeddings; tokens that are no patches are as in ``own``."""
-    others = own.shape[-2] - int(own.shape[-2] ** 0.5) ** 2
-    return round(max(given.shape[-2] - others, 1) ** 0.5) * patch

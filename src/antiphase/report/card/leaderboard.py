@@ -16,8 +16,8 @@ from antiphase.files import write_text
 from antiphase.registry import ATTACKS, find
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, Rates, RobustnessCard
 from antiphase.report.card.reading import CARD, read_card
-from antiphase.report.style.markup import environment
-from antiphase.report.style.wording import attack_label, p_text, percent, percent_range, points, points_range
+from antiphase.report.page import environment
+from antiphase.report.words import attack_label, p_text, percent, percent_range, points, points_range
 
 _TABS = {
     "robust_accuracy": ("Robust accuracy", "correctly classified and not broken / all"),

@@ -8,7 +8,7 @@ import polars as pl
 from antiphase.budgets import eps_label
 from antiphase.evaluation.rates import with_decisions
 from antiphase.report.card.model import Difference, MeanDifference, Model, Rate, RobustnessCard
-from antiphase.report.style.wording import attack_label, lambda_range, p_text, percent, points_interval
+from antiphase.report.words import attack_label, lambda_range, p_text, percent, points_interval
 from antiphase.terminal import safe
 
 _MARKS = re.compile(r"[\\`*~|$\[\]]|(?<![^\W_])_|_(?![^\W_])")  # "_" only where it is not inside a word

@@ -9,8 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.report.evaluation.wording import heading
-from antiphase.report.style.families import Family
-from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
+from antiphase.report.figure import MARKERS, STYLE, Family, dress, legend_label
 from antiphase.report.style.radar import draw_radar
 from antiphase.statistics.intervals import as_share, mean_over_seeds
 

@@ -18,7 +18,7 @@ from typing import Any
 from antiphase.evaluation.rates import by_seed
 from antiphase.evaluation.tasks import find_task
 from antiphase.report.evaluation.wording import heading
-from antiphase.report.style.wording import points_interval
+from antiphase.report.words import points_interval
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate
 

@@ -8,9 +8,9 @@ from antiphase.files import replacing, write_text
 from antiphase.report.evaluation.figures import dot_figure, radar_figure
 from antiphase.report.evaluation.headline import headline
 from antiphase.report.evaluation.wording import difference_sheet, sheets
+from antiphase.report.figure import families, seed_counts
+from antiphase.report.page import embedded, environment
 from antiphase.report.runs.stored import RUN_KEYS, read_json
-from antiphase.report.style.families import families, seed_counts
-from antiphase.report.style.markup import embedded, environment
 
 
 def write_evaluation_page(directory: Path) -> Path:

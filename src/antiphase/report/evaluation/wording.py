@@ -9,10 +9,10 @@ from rich.text import Text
 
 from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
-from antiphase.report.style.console import ruled_table
-from antiphase.report.style.families import Family
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import p_text, percent, percent_range, points, points_range
+from antiphase.report.figure import Family
+from antiphase.report.table import Field, ruled_table
+from antiphase.report.table import Table as Sheet
+from antiphase.report.words import p_text, percent, percent_range, points, points_range
 
 Result = Mapping[str, Any]
 

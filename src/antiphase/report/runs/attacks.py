@@ -4,11 +4,11 @@ import polars as pl
 
 from antiphase.budgets import eps_label
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import attack_label
+from antiphase.report.table import Field, Table
+from antiphase.report.words import attack_label
 
 
-def norm_sheets(run: StoredRun) -> list[Sheet]:
+def norm_sheets(run: StoredRun) -> list[Table]:
     """Tabulate the ε at which the ASR reaches each level: one row per model, one column per level."""
     if not run.norms:
         return []
@@ -20,10 +20,10 @@ def norm_sheets(run: StoredRun) -> list[Sheet]:
         rows.append((Field(str(model), kind="name"), *(_norm_cell(found[level]) for level in levels)))
     columns = ("model", *(f"{level:.0%}" for level in levels))
     title = attack_label(frame["attack"][0], frame["norm"][0])
-    return [Sheet("norms", title, columns, tuple(rows), frame.write_csv())]
+    return [Table("norms", title, columns, tuple(rows), frame.write_csv())]
 
 
-def felled_sheets(run: StoredRun) -> list[Sheet]:
+def felled_sheets(run: StoredRun) -> list[Table]:
     """Tabulate how many images each attack of an ensemble broke: one row per model and attack, one column per ε."""
     counts = run.felled
     if counts.is_empty():
@@ -35,7 +35,7 @@ def felled_sheets(run: StoredRun) -> list[Sheet]:
         rows.append((Field(f"{model}: {attack}", kind="name"), *(Field(str(found.get(e, 0))) for e in eps)))
     columns = ("images broken by", *map(eps_label, eps))
     title = "Number of images broken by each attack, in the order in which the attacks run"
-    return [Sheet("felled", title, columns, tuple(rows), counts.write_csv())]
+    return [Table("felled", title, columns, tuple(rows), counts.write_csv())]
 
 
 def _norm_cell(row: dict) -> Field:

@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphase.files import replacing, write_text
-from antiphase.report.style.console import ruled_table
-from antiphase.report.style.families import families
-from antiphase.report.style.figures import STYLE, as_pdf, as_png, as_svg, dress
-from antiphase.report.style.wording import console_interval, number, percent, points
+from antiphase.report.figure import STYLE, as_pdf, as_png, as_svg, dress, families
+from antiphase.report.table import ruled_table
+from antiphase.report.words import console_interval, number, percent, points
 from antiphase.runs.certify import curve
 
 _CURVE_POINTS = 257

@@ -8,12 +8,12 @@ import polars as pl
 
 from antiphase.files import write_text
 from antiphase.reading import read_rows
+from antiphase.report.figure import families
+from antiphase.report.page import embedded, environment
 from antiphase.report.runs.certified import curve_figure, write_figure
 from antiphase.report.runs.stored import RUN_KEYS, read_json
-from antiphase.report.style.families import families
-from antiphase.report.style.markup import embedded, environment
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import ends, number, percent, percent_range, points, points_range
+from antiphase.report.table import Field, Table
+from antiphase.report.words import ends, number, percent, percent_range, points, points_range
 from antiphase.statistics.decisions import decide
 from antiphase.statistics.intervals import Estimate
 
@@ -59,7 +59,7 @@ def write_certified_report(directory: Path) -> Path:
     return path
 
 
-def certified_sheets(folder: Path) -> list[Sheet]:
+def certified_sheets(folder: Path) -> list[Table]:
     """Return certified accuracy by radius, and the differences of twins, as tables.
 
     Raises:
@@ -75,7 +75,7 @@ def certified_sheets(folder: Path) -> list[Sheet]:
         numbers += [{"model": model["name"], **at} for at in held]
     columns = ("model", *(f"{at['radius']:g}" for at in summary["models"][0]["certified_accuracy"]))
     csv = pl.DataFrame(numbers).write_csv()
-    sheets = [Sheet("certified", "Certified accuracy, %, by L2 radius", columns, tuple(rows), csv)]
+    sheets = [Table("certified", "Certified accuracy, %, by L2 radius", columns, tuple(rows), csv)]
     if compared := summary.get("comparisons"):
         title = f"{summary['models'][0]['name']} − {compared[0]['against']}"
         signs = decide([Estimate(at["value"], at["low"], at["high"], at["n"]) for at in compared])
@@ -89,7 +89,7 @@ def certified_sheets(folder: Path) -> list[Sheet]:
         columns = ("same images", *(f"{at['radius']:g}" for at in compared))
         csv = pl.DataFrame(compared).write_csv()
         sheets.append(
-            Sheet(
+            Table(
                 "difference",
                 "Difference from the twin, points, by L2 radius; pale: not decided",
                 columns,
@@ -100,7 +100,7 @@ def certified_sheets(folder: Path) -> list[Sheet]:
     return sheets
 
 
-def _estimated(estimated: Mapping[str, Any] | None) -> Sheet | None:
+def _estimated(estimated: Mapping[str, Any] | None) -> Table | None:
     """Tabulate the radii estimated as margin over Lipschitz constant, which certify nothing."""
     if estimated is None:
         return None
@@ -118,4 +118,4 @@ def _estimated(estimated: Mapping[str, Any] | None) -> Sheet | None:
         rows.append((Field(model["name"], kind="name"), *cells))
     title = f"Estimated L2 radius, not certified, mean of {estimated['settings']['images']} images"
     csv = pl.DataFrame(numbers, infer_schema_length=None).write_csv()
-    return Sheet("estimated", title, ("model", *_ESTIMATED.values()), tuple(rows), csv)
+    return Table("estimated", title, ("model", *_ESTIMATED.values()), tuple(rows), csv)

@@ -11,8 +11,8 @@ from rich.text import Text
 from antiphase.budgets import eps_label
 from antiphase.report.runs.headline import headlines
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.console import ruled_table
-from antiphase.report.style.wording import attack_label, console_interval, number, p_text, percent, points
+from antiphase.report.table import ruled_table
+from antiphase.report.words import attack_label, console_interval, number, p_text, percent, points
 
 _COLUMNS = 5  # ε that fit next to a name in 80 characters
 

@@ -6,8 +6,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from antiphase.report.style.console import ruled_table
-from antiphase.report.style.wording import console_interval, number
+from antiphase.report.table import ruled_table
+from antiphase.report.words import console_interval, number
 
 _MODELS = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
 _RATIOS = {

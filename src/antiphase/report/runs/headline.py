@@ -19,7 +19,7 @@ import polars as pl
 
 from antiphase.budgets import eps_label
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.wording import (
+from antiphase.report.words import (
     attack_condition,
     attack_label,
     p_text,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge
-from antiphase.report.style.figures import STYLE, as_pdf, as_png
+from antiphase.report.figure import STYLE, as_pdf, as_png
 from antiphase.runs.look import Looked, MapColumn
 from antiphase.sensitivity.relevance import METHODS
 

@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.budgets import eps_label
+from antiphase.commands.sense.result import SenseResult, sensitivity_sections
 from antiphase.files import replacing, write_text
+from antiphase.report.figure import rate_figure, seed_counts
+from antiphase.report.page import embedded, environment
 from antiphase.report.runs.attacks import felled_sheets, norm_sheets
 from antiphase.report.runs.gallery import AttackGallery, cards, has_hard_pixels, magnification
 from antiphase.report.runs.headline import headlines
 from antiphase.report.runs.pope_page import write_pope_page
-from antiphase.report.runs.sense_tables import Chapter, chapters, read_rows
 from antiphase.report.runs.stored import StoredRun, read_json, read_run
 from antiphase.report.runs.tables import difference_sheets, lambda_sheet, models_sheet, rate_sheets
-from antiphase.report.style.families import seed_counts
-from antiphase.report.style.figures import rate_figure
-from antiphase.report.style.markup import embedded, environment
-from antiphase.report.style.wording import settings_text
+from antiphase.report.words import settings_text
 
 # metric: (name, name on a tab, definition)
 _RATES = {
@@ -67,7 +66,8 @@ def write_report(directory: Path) -> Path:
             felled=felled_sheets(run),
             gallery=_gallery(run.gallery, run) if run.gallery else None,
             sensitivity=[
-                drawn(chapter) for chapter in chapters(read_rows(directory), run.pairs, run.families)
+                drawn(section)
+                for section in sensitivity_sections(_sensed(directory), run.pairs, run.families)
             ],
         )
     )
@@ -80,13 +80,29 @@ def _shown(setting: Any) -> Any:
     return settings_text(setting) if isinstance(setting, dict) else setting
 
 
-def drawn(chapter: Chapter) -> dict[str, Any]:
+def _sensed(directory: Path) -> SenseResult:
+    return SenseResult(
+        "sense", {path.name: path.read_bytes() for path in directory.glob("alignment.parquet")}
+    )
+
+
+def drawn(chapter: Any) -> dict[str, Any]:
     """Return a chapter in the form that the templates expect."""
     figures = [
-        (embedded(figure, name, f"{chapter.title}: {name}; the table below has the numbers"), caption)
-        for name, figure, caption in chapter.figures
+        (
+            embedded(
+                plot.figure, plot.name, f"{chapter.title}: {plot.name}; the table below has the numbers"
+            ),
+            plot.caption,
+        )
+        for plot in chapter.plots
     ]
-    return {"title": chapter.title, "words": chapter.words, "figures": figures, "sheets": chapter.sheets}
+    return {
+        "title": chapter.title,
+        "words": chapter.words,
+        "figures": figures,
+        "sheets": [table for panel in chapter.panels for table in panel.tables],
+    }
 
 
 def _figure(run: StoredRun, metric: str) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from rich.table import Table
 
 from antiphase.budgets import eps_label
 from antiphase.files import replacing, write_text
+from antiphase.report.figure import MARKERS, STYLE, Family, dress, families, legend_label
+from antiphase.report.page import embedded, environment
 from antiphase.report.runs.gallery import cards, has_hard_pixels, magnification
 from antiphase.report.runs.stored import RUN_KEYS, read_json
-from antiphase.report.style.console import ruled_table
-from antiphase.report.style.families import Family, families
-from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
-from antiphase.report.style.markup import embedded, environment
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import attack_label, percent, percent_range, points_interval
+from antiphase.report.table import Field, ruled_table
+from antiphase.report.table import Table as Sheet
+from antiphase.report.words import attack_label, percent, percent_range, points_interval
 from antiphase.runs.gallery import read_gallery
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.statistics.intervals import Estimate

@@ -21,7 +21,7 @@ from antiphase.evaluation.rates import (
     rates,
     with_decisions,
 )
-from antiphase.report.style.families import Family, families
+from antiphase.report.figure import Family, families
 from antiphase.runs.gallery import AttackGallery, read_gallery
 
 _FIX = "expected the folder of a finished run"

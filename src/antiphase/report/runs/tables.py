@@ -6,10 +6,10 @@ from typing import Any
 import polars as pl
 
 from antiphase.budgets import eps_label
+from antiphase.report.figure import Family
 from antiphase.report.runs.stored import StoredRun
-from antiphase.report.style.families import Family
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import (
+from antiphase.report.table import Field, Table
+from antiphase.report.words import (
     attack_label,
     lambda_range,
     p_text,
@@ -20,7 +20,7 @@ from antiphase.report.style.wording import (
 )
 
 
-def models_sheet(run: StoredRun) -> Sheet:
+def models_sheet(run: StoredRun) -> Table:
     """Tabulate name, attention, training seed, clean accuracy and range of λ of each model."""
     colors = _colors(run.families)
     accuracy = {row["model"]: row for row in run.accuracy.iter_rows(named=True)}
@@ -43,10 +43,10 @@ def models_sheet(run: StoredRun) -> Sheet:
     )
     table = described.join(run.accuracy, on="model", how="left")
     columns = ("model", "attention", "seed", "clean accuracy, %", "λ")
-    return Sheet("models", "Accuracy on clean images", columns, tuple(rows), table.write_csv())
+    return Table("models", "Accuracy on clean images", columns, tuple(rows), table.write_csv())
 
 
-def rate_sheets(run: StoredRun, metric: str) -> list[Sheet]:
+def rate_sheets(run: StoredRun, metric: str) -> list[Table]:
     """Tabulate one rate for each attack and norm: one row per model or family mean, one column per ε."""
     colors = _colors(run.families)
     results, means = (frame.filter(pl.col("metric") == metric) for frame in (run.results, run.mean_results))
@@ -65,11 +65,11 @@ def rate_sheets(run: StoredRun, metric: str) -> list[Sheet]:
                 rows.append((name, *(_rate_cell(mean.get(e)) for e in eps)))
         columns = ("model", *map(eps_label, eps))
         title = attack_label(attack, norm)
-        sheets.append(Sheet(f"{metric}-{attack}-{norm}", title, columns, tuple(rows), block.write_csv()))
+        sheets.append(Table(f"{metric}-{attack}-{norm}", title, columns, tuple(rows), block.write_csv()))
     return sheets
 
 
-def difference_sheets(run: StoredRun) -> list[Sheet]:
+def difference_sheets(run: StoredRun) -> list[Table]:
     """Tabulate the paired differences of ASR for each attack and norm: one row per pair, one column per ε."""
     colors = _colors(run.families)
     sheets = []
@@ -88,11 +88,11 @@ def difference_sheets(run: StoredRun) -> list[Sheet]:
             rows.append((name, *(_difference_cell(found.get(e)) for e in eps)))
         columns = ("pair", *map(eps_label, eps))
         title = attack_label(attack, norm)
-        sheets.append(Sheet(f"differences-{attack}-{norm}", title, columns, tuple(rows), block.write_csv()))
+        sheets.append(Table(f"differences-{attack}-{norm}", title, columns, tuple(rows), block.write_csv()))
     return sheets
 
 
-def lambda_sheet(run: StoredRun) -> Sheet | None:
+def lambda_sheet(run: StoredRun) -> Table | None:
     """Tabulate λ by layer; return None if no model has one."""
     colors = _colors(run.families)
     models = [model for model in run.models if model["lambda"]]
@@ -112,7 +112,7 @@ def lambda_sheet(run: StoredRun) -> Sheet | None:
         values, schema={"model": pl.String, "layer": pl.Int64, "lambda": pl.Float64}, orient="row"
     )
     columns = ("model", *(f"layer {layer}" for layer in range(1, depth + 1)))
-    return Sheet("lambda", "λ, mean over the heads of each layer", columns, tuple(rows), table.write_csv())
+    return Table("lambda", "λ, mean over the heads of each layer", columns, tuple(rows), table.write_csv())
 
 
 def _rate_cell(entry: Mapping[str, Any] | None) -> Field:

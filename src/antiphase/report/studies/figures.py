@@ -17,6 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from antiphase.report.figure import STYLE, dress
 from antiphase.report.studies.axes import (
     LETTER,
     ends,
@@ -31,7 +32,6 @@ from antiphase.report.studies.axes import (
     x_label,
     y_label,
 )
-from antiphase.report.style.figures import STYLE, dress
 from antiphase.report.style.radar import draw_radar
 from antiphase.report.style.series_styles import Style, series_styles
 from antiphase.studies.figures import Panel, Plot

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from antiphase.report.figure import STYLE
 from antiphase.report.studies.wording import by_source, estimate_parts, price, section_of
-from antiphase.report.style.figures import STYLE
 from antiphase.studies.claims import Check, Claim, Verdict
 from antiphase.studies.results import Result
 

@@ -12,13 +12,13 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from antiphase.progress import duration
+from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg
+from antiphase.report.page import embedded
 from antiphase.report.studies.axes import seeds_of
 from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.gallery import PIXELS, few_colors, gallery_figure, lighter
 from antiphase.report.studies.tables import check_sheet, plot_csv, table_note, table_sheet
 from antiphase.report.studies.wording import PAPERS, missing_cells, paper_title, tally
-from antiphase.report.style.figures import as_pdf, as_png, as_svg, inline_svg
-from antiphase.report.style.markup import embedded
 from antiphase.report.style.prose import paragraphs, prose
 from antiphase.studies.claims import RULE
 from antiphase.studies.figures import Artefact, Gallery, Panel, Plot

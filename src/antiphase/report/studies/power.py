@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from antiphase.report.studies.wording import estimate_text
-from antiphase.report.style.console import ruled_table
+from antiphase.report.table import ruled_table
 from antiphase.studies.numbers import supported, written
 from antiphase.studies.results import Power
 

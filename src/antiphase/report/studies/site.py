@@ -9,15 +9,15 @@ from typing import Any
 from markupsafe import Markup
 
 from antiphase.files import write_text
+from antiphase.report.figure import inline_svg
+from antiphase.report.page import environment
 from antiphase.report.studies.counts import VERBS
 from antiphase.report.studies.forest import forest_lines, forest_svg
 from antiphase.report.studies.page import Link, study_page
 from antiphase.report.studies.tables import StudyField, claims_sheets
 from antiphase.report.studies.wording import VERDICTS, by_paper, by_source, paper_title, tally
-from antiphase.report.style.figures import inline_svg
-from antiphase.report.style.markup import environment
 from antiphase.report.style.prose import prose
-from antiphase.report.style.sheets import Sheet
+from antiphase.report.table import Table
 from antiphase.studies.claims import RULE, Claim
 from antiphase.studies.figures import Artefact
 from antiphase.studies.results import Result
@@ -127,7 +127,7 @@ def _paper(
         "counts": [(verdict, found[verdict]) for verdict in VERDICTS if found[verdict]],
         "done": sum(result.done for result in results),
         "total": sum(result.total for result in results),
-        "sheet": Sheet(f"{_plain(paper)}-studies", paper_title(paper), columns, tuple(rows), ""),
+        "sheet": Table(f"{_plain(paper)}-studies", paper_title(paper), columns, tuple(rows), ""),
     }
 
 

@@ -13,6 +13,7 @@ from antiphase.report.studies.answers import answer, chosen, tasks_answer
 from antiphase.report.studies.counts import counted, how_sure, is_tested, models_said
 from antiphase.report.studies.forest import deciding
 from antiphase.report.studies.wording import basis, estimates_line, in_cases, price
+from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import Claim
 from antiphase.studies.figures import Artefact, Table
 from antiphase.studies.numbers import signed

@@ -22,8 +22,8 @@ from antiphase.report.studies.wording import (
     tally,
     verdict_note,
 )
-from antiphase.report.style.console import ruled_table
-from antiphase.report.style.sheets import Field, Sheet
+from antiphase.report.table import Field, ruled_table
+from antiphase.report.table import Table as Sheet
 from antiphase.studies.claims import Claim, Verdict
 from antiphase.studies.figures import BY_SEED, Plot, Table
 from antiphase.studies.numbers import bracketed, written

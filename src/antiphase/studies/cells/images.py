@@ -13,12 +13,10 @@ from antiphase.attacks.catalogue import add_attack, find_spec, passes_of, settin
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
-from antiphase.errors import UserError
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import BATCH_SIZE, sense
 from antiphase.runs.attack import AGAIN, AttackPlan, measure
 from antiphase.runs.radii import measure_radii
-from antiphase.runs.sense import BATCH_SIZE
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.context import Lab
@@ -242,15 +240,18 @@ class Radius(Measurement):
         )
 
 
+_RENAMED = {"eps": "radius", "travel": "eps"}
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sense(Measurement):
-    """One of the measurements of :mod:`antiphase.runs.sense_model` on one model.
+    """One of the measurements of :mod:`antiphase.commands.sense.run` on one model.
 
     Attributes:
         part: ``"alignment"``, ``"alignment-perturbed"``, ``"lipschitz"``, ``"depth"`` or ``"branches"``.
         limit: at most this many images.
-        settings: settings that differ from the defaults of :class:`~antiphase.runs.sense_plan.SensePlan`.
+        settings: settings that differ from the defaults of :class:`~antiphase.commands.sense.options.SenseOptions`.
     """
 
     part: str
@@ -270,34 +271,27 @@ class Sense(Measurement):
         layers = (self.model.factors().get("depth") or 12) if self.part == "lipschitz" else 1
         return 3.0 * self.model.forward_work() * self.limit * _PASSES.get(self.part, 100) * layers
 
-    def plan(self) -> SensePlan:
-        """Return the plan that ``sense`` takes.
+    def options(self) -> SenseOptions:
+        """Return the options of ``antiphase sense``; stored cells have other names for two of them.
 
         Raises:
             UserError: a setting is unknown or out of range.
         """
-        try:
-            return SensePlan(**{"lipschitz_limit": self.limit, **self.settings})
-        except TypeError as error:
-            raise UserError(f"settings of {self.label}: {error}") from None
+        settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
+        stored = {"lipschitz_limit": self.limit, **settings}
+        return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))
 
     def facts(self) -> Iterator[tuple[str, Any]]:
+        options = self.options()
+        stored = {option: name for name, option in _RENAMED.items()}
+        names = ("probes", "radius", "samples", "steps", "points", "eps", "lipschitz_limit", "seed")
         yield from super().facts()
         yield "sense", {"part": self.part, "data": self.data, "images": self.limit}
-        yield "sense", self.plan()
+        yield "sense", {stored.get(name, name): getattr(options, name) for name in names}
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = self.ready(lab, self.limit)
-        rows = sense(
-            self.model.label,
-            model,
-            images,
-            self.plan(),
-            folder / WORK_FOLDER,
-            parts=[self.part],
-            process=lab.process,
-            batch_size=lab.batch_size or BATCH_SIZE,
-            progress=lab.progress,
-            limit=self.limit,
-        )
+        options = self.options().model_copy(update={"batch_size": lab.batch_size, "quiet": not lab.progress})
+        out = folder / WORK_FOLDER
+        rows = sense(self.model.label, model, images, options, out, limit=self.limit, process=lab.process)
         return rows[self.part]

@@ -9,8 +9,8 @@ from typing import Any, Protocol, final, get_args, runtime_checkable
 import polars as pl
 from torch import nn
 
+from antiphase.commands.lineup import check_fit
 from antiphase.commands.loading import with_kind_found
-from antiphase.commands.record import check_fit
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.files import digest

@@ -151,7 +151,7 @@ class TrainVlm(Cell):
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame | None:
         """Train, resuming from the state of a killed run; the lab's batch size is that of a part of a step."""
-        from antiphase.runs.train_vlm import aligned, assemble
+        from antiphase.vlm.checkpoint import aligned, assemble
         from antiphase.vlm.recipe import MERGE
         from antiphase.vlm.training import train_vlm
 

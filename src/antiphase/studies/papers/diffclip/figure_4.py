@@ -35,7 +35,7 @@ from typing import Literal
 import polars as pl
 
 from antiphase.data.mmvp import PAPER_PATTERNS
-from antiphase.statistics.intervals import mcnemar_exact
+from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, over
 from antiphase.studies.figures import Artefact, Panel, Plot

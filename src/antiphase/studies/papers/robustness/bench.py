@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from antiphase.budgets import eps_label
-from antiphase.runs.sense_plan import SensePlan
+from antiphase.commands.sense.options import SenseOptions
 from antiphase.studies.cells import Accuracy, Attack, Sense, TrainVit
 from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile
@@ -226,7 +226,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "images under PGD": f"{own.images}",
         "images under AutoAttack and CW": f"{own.few}",
         "images of sensitivity": f"{own.probed}",
-        "sensitivity": _sense_said(own.sense_of(model, "lipschitz").plan()),
+        "sensitivity": _sense_said(own.sense_of(model, "lipschitz").options()),
         "training seeds": _seeds_said(own, profile),
         **attacks_said(),
         "PGD": pgd_said(own),
@@ -241,10 +241,10 @@ def settings(profile: Profile) -> dict[str, str]:
     }
 
 
-def _sense_said(plan: SensePlan) -> str:
+def _sense_said(options: SenseOptions) -> str:
     return (
-        f"radius {eps_label(plan.eps)}, {plan.samples} uniform samples, {plan.steps} steps of ascent, "
-        f"{plan.probes} directions"
+        f"radius {eps_label(options.radius)}, {options.samples} uniform samples, {options.steps} steps of ascent, "
+        f"{options.probes} directions"
     )
 
 

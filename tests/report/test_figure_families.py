@@ -10,7 +10,7 @@ from antiphase.evaluation.rates import (
     family_results,
     over_images,
 )
-from antiphase.report.style.families import families
+from antiphase.report.figure import families
 
 
 def model(name, attention="softmax", seed=None):

@@ -1,78 +1,117 @@
-"""The sensitivity of attention in figures and tables, from the stored rows of a run."""
+"""The result of ``antiphase sense``: headline, figures and tables from the stored rows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from antiphase import reading
 from antiphase.budgets import eps_label
-from antiphase.report.runs.layer_figures import Panel, layer_figure, single_layer
-from antiphase.report.runs.plane_figure import plane_figure
-from antiphase.report.style.families import Family
-from antiphase.report.style.sheets import Field, Sheet
-from antiphase.report.style.wording import ends, number
+from antiphase.commands.result import Result, combined_rows
+from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure, single_layer
+from antiphase.errors import UserError
+from antiphase.report.figure import Family, families, seed_counts
+from antiphase.report.page import Headline, Panel, Plot, Section
+from antiphase.report.table import Field, Table
+from antiphase.report.words import ends, number
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.estimators import all_estimators
-from antiphase.sensitivity.layer_estimates import ALIGNMENT_SCHEMA, DEPTH_SCHEMA, LIPSCHITZ_SCHEMA
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+    layer_differences,
+    within,
+)
 from antiphase.sensitivity.theorem_ratios import places
+from antiphase.statistics.decisions import LEAST_SEEDS, decide
+from antiphase.statistics.intervals import Estimate, mean_over_seeds
 
 _SCHEMAS = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
 _SITES = {"pixels": "at the pixels", "tokens": "at the layer’s tokens", "loss": "along the loss’s gradient"}
+_NARROW = ("cosθ", "ρ", "‖J_DA‖ / ‖J1‖", "below 0, %")
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """A part of the section: what it is, its figures as (name, figure, caption), its tables."""
+class SenseResult(Result):
+    """The sensitivity of the attention of models, layer by layer."""
 
-    title: str
-    words: str
-    figures: list[tuple[str, Any, str]]
-    sheets: list[Sheet]
+    main_table = "alignment"
+    keys = ("models", "pairs")
+
+    def headlines(self) -> list[Headline]:
+        return [headline(self.summary)]
+
+    def sections(self) -> list[Section]:
+        pairs = [(model, against) for model, against in self.summary["pairs"]]
+        return sensitivity_sections(self, pairs, families(self.summary["models"]))
+
+    def differences(self, other: Result) -> pl.DataFrame:
+        for result in (self, other):
+            if "alignment" not in result.tables:
+                raise UserError(
+                    "compare: the alignment was not measured; expected parts that include alignment"
+                )
+        return layer_differences(*combined_rows(self, other, "alignment"))
+
+    def console(self) -> list[Any]:
+        tables = self.all_tables()
+        shown = [
+            table.console(("model", "layer", *_NARROW))
+            for table in tables
+            if table.name.startswith("alignment-")
+        ]
+        names = ["model", "layer", *(estimator.name for estimator in all_estimators() if estimator.console)]
+        for table in tables:
+            if table.name.startswith("lipschitz-"):
+                shown.append(table.console([name for name in names if name in table.columns]))
+        return shown
 
 
-def read_rows(directory: Path) -> dict[str, pl.DataFrame]:
-    """Read the parts that a run directory has.
+def sensitivity_sections(
+    result: Result, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]
+) -> list[Section]:
+    """Draw and tabulate every part that a run has rows of; an audit may have some, too.
 
     Raises:
-        UserError: naming a file that cannot be read or lacks a column.
+        UserError: naming a file that lacks a column.
     """
-    found = {}
+    rows = {}
     for part, schema in _SCHEMAS.items():
-        path = directory / f"{part}.parquet"
-        if path.exists():
+        if part in result.tables:
             try:
-                found[part] = reading.read_rows(path, "run it again").select(*schema)
+                rows[part] = result.frame(part).select(*schema)
             except pl.exceptions.PolarsError as error:
-                raise reading.unreadable(path, error, "run it again") from None
-    return found
-
-
-def chapters(
-    rows: dict[str, pl.DataFrame], pairs: Sequence[tuple[str, str]], groups: Sequence[Family]
-) -> list[Chapter]:
-    """Draw and tabulate every part that was measured."""
+                raise reading.unreadable(f"{part}.parquet", error, "run it again") from None
     colors = {model: family.color for family in groups for model in family.models}
-    found = []
+    seeds = seed_counts(groups)
+    over = "Intervals in tables are over the images, with the weights held fixed."
+    if seeds:
+        over += (
+            f" Thick lines are means over {seeds} training seeds, with Student’s t intervals over the seeds."
+        )
+    sections = []
     if "alignment" in rows:
-        found.append(_alignment(rows["alignment"], pairs, groups, colors))
+        sections.append(_alignment(rows["alignment"], pairs, groups, colors, over))
     if "lipschitz" in rows:
-        found.append(_lipschitz(rows["lipschitz"], groups, colors))
+        sections.append(_lipschitz(rows["lipschitz"], groups, colors, over))
     if "depth" in rows:
-        found.append(_depth(rows["depth"], groups, colors))
-    return found
+        sections.append(_depth(rows["depth"], groups, colors, over))
+    return sections
 
 
 def _alignment(
-    rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family], colors: dict[str, str]
-) -> Chapter:
+    rows: pl.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    groups: Sequence[Family],
+    colors: dict[str, str],
+    over: str,
+) -> Section:
     frame = sensitivity.alignment(rows)
     # along the loss each model has a cotangent of its own: norms there compare with nothing
     frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
     figures, sheets = [], []
-    parts: list[tuple[str, list[Panel], str]] = []
+    parts: list[tuple[str, list[Axis], str]] = []
     sites = [site for site in _SITES if site in set(frame["site"])]
     for metric, label, level, caption in (
         (
@@ -95,7 +134,7 @@ def _alignment(
         ),
     ):
         panels = [
-            Panel(
+            Axis(
                 f"{label} {_SITES[site]}",
                 label,
                 own,
@@ -157,14 +196,14 @@ def _alignment(
         "gradient is (γ), what the second map’s size adds (ρ), and what the angle adds; the angle’s is "
         "positive where the gradients oppose each other."
     )
-    return Chapter("Gradient alignment", words, figures, sheets)
+    return _section("alignment", "Gradient alignment", f"{words} {over}", figures, sheets, "Alignment")
 
 
 def _planes(
     rows: pl.DataFrame,
     pairs: Sequence[tuple[str, str]],
     groups: Sequence[Family],
-    sheets: list[Sheet],
+    sheets: list[Table],
     colors: dict[str, str],
 ) -> list[tuple[str, Any, str]]:
     """Draw the layers of each differential family in the plane of Theorem 3, and add their table to the sheets."""
@@ -200,11 +239,11 @@ def _planes(
     return figures
 
 
-def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
+def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str], over: str) -> Section:
     frame = sensitivity.means(rows, ["model", "of", "layer", "estimator"], ["value"])
     maps = frame.filter(of="map")
     shown = [e for e in all_estimators() if e.panel and e.name in set(maps["estimator"])]
-    panels = [Panel(e.name, "L", maps.filter(estimator=e.name), log=True) for e in shown]
+    panels = [Axis(e.name, "L", maps.filter(estimator=e.name), log=True) for e in shown]
     caption = (
         "Local Lipschitz constant of each layer’s map as a function of the pixels, from top to bottom by "
         f"{', by '.join(e.panel for e in shown)}."
@@ -225,10 +264,10 @@ def _lipschitz(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, s
         f"{eps_label(rows['eps'][0])}. The constant is the steepest slope from the image to any point of the ball. "
         + " ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured)
     )
-    return Chapter("Local Lipschitz constants", words, figures, sheets)
+    return _section("lipschitz", "Local Lipschitz constants", f"{words} {over}", figures, sheets, "Lipschitz")
 
 
-def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str]) -> Chapter:
+def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str], over: str) -> Section:
     keys = ["model", "perturbation", "eps", "stage"]
     frame = pl.concat(
         [sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"]), sensitivity.cancellation(rows)]
@@ -261,7 +300,7 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str])
         ),
     ):
         panels = [
-            Panel(f"{'PGD' if kind == 'pgd' else 'Uniform noise'} {at}", label, own, level, log, "block")
+            Axis(f"{'PGD' if kind == 'pgd' else 'Uniform noise'} {at}", label, own, level, log, "block")
             for kind in ("noise", "pgd")
             if not (own := shown.filter(metric=metric, perturbation=kind)).is_empty()
         ]
@@ -289,7 +328,18 @@ def _depth(rows: pl.DataFrame, groups: Sequence[Family], colors: dict[str, str])
         "cancellation: the study theory-depth measures that. The cancellation of the two maps is in the last "
         "column."
     )
-    return Chapter("A perturbation’s way through the depth", words, figures, sheets)
+    return _section(
+        "depth", "A perturbation’s way through the depth", f"{words} {over}", figures, sheets, "Depth"
+    )
+
+
+def _section(
+    name: str, title: str, words: str, figures: list[tuple[str, Any, str]], tables: list[Table], short: str
+) -> Section:
+    panels = [Panel(table.name, table.title.split(",")[0], [table]) for table in tables]
+    return Section(
+        name, title, words, [Plot(*figure) for figure in figures], panels=panels, in_navigation=short
+    )
 
 
 _PERCENT = {"below", "negative", "positive", "undecided"}
@@ -303,7 +353,7 @@ def _sheet(
     metrics: Sequence[str],
     heads: Sequence[str],
     colors: dict[str, str],
-) -> Sheet:
+) -> Table:
     """Tabulate estimates: models and layers down, metrics across."""
     rows = []
     for key, block in frame.group_by(keys, maintain_order=True):
@@ -313,7 +363,7 @@ def _sheet(
         place = (Field(str(int(key[1]) + (keys[1] == "layer"))),) if len(key) > 1 else ()  # pyright: ignore
         rows.append((Field(model, color=colors.get(model, ""), kind="name"), *place, *cells))
     columns = ("model", *({"layer": "layer", "stage": "block"}[key] for key in keys[1:]), *heads)
-    return Sheet(name, title, columns, tuple(rows), frame.write_csv())
+    return Table(name, title, columns, tuple(rows), frame.write_csv())
 
 
 def _cell(row: dict[str, Any] | None, scale: float) -> Field:
@@ -325,3 +375,76 @@ def _cell(row: dict[str, Any] | None, scale: float) -> Field:
         return number(size, 0 if abs(size) >= 100 else 1 if scale > 1 else 3)
 
     return Field(text(row["value"]), (ends(row["low"], row["high"], text, " to "),))
+
+
+def headline(summary: Mapping[str, Any]) -> Headline:
+    """Say how the gradients of A1 and A2 align in the first layer, at the pixels.
+
+    They are about the first differential family, and the first layer since the paper sees the strongest effect there
+    (Figure 5). Several models get the mean over training seeds and Student's t interval, a single model its interval
+    over the images.
+    """
+    model = next((m["name"] for m in summary["models"] if m["attention"] == "differential"), None)
+    if model is None or "alignment" not in summary:
+        return Headline(
+            f"Sensitivity of the attention of {summary['models'][0]['name']}", "See the tables below."
+        )
+    family = next(group for group in families(summary["models"]) if model in group.models)
+    alignment = _over_seeds(summary["alignment"], family)
+    layers = sorted({layer for layer, _ in alignment})
+    first = layers[0]
+    cosine, share, rho = (alignment[first, metric] for metric in ("cosine", "below", "rho"))
+    which = f"layer {first + 1} of {family.name}" if len(layers) > 1 else family.name
+    seeds = len(family.models)
+    (sign,) = decide([cosine], seeds=seeds)
+    title = {
+        -1: f"The gradients of A1 and A2 oppose each other in {which}",
+        0: f"It is undecided whether the gradients of A1 and A2 oppose each other in {which}",
+        1: f"The gradients of A1 and A2 point in similar directions in {which}",
+    }[sign]
+    few = f"; fewer than {LEAST_SEEDS} decide nothing" if seeds < LEAST_SEEDS else ""
+    over = f", mean of {seeds} seeds{few}" if seeds > 1 else ""
+    lead = (
+        f"With respect to the pixels, cosθ = {_interval(cosine, 3)}{over}, below 0 for {100 * share.value:.0f} % of "
+        f"images and heads; ρ = {_interval(rho, 2)}. The gradient of A1 − λ·A2 is "
+        f"{alignment[first, 'amplification'].value:.2f} times as large as that of A1 alone."
+    )
+    explained = _over_seeds(summary["explanation"], family)
+    if (first, "relative") in explained:
+        parts = {name: explained[first, f"by_{name}"].value for name in ("gamma", "rho", "cosine")}
+        words = {
+            "gamma": "the gradient of A1 (γ)",
+            "rho": "the size of A2’s gradient (ρ)",
+            "cosine": "the angle (cosθ)",
+        }
+        most = max(parts, key=lambda name: abs(parts[name]))
+        ratio = explained[first, "relative"]
+        value = number(math.exp(ratio.value), 2)
+        between = ends(ratio.low, ratio.high, lambda end: number(math.exp(end), 2), " to ")
+        lead += f" The map is {value} times as sensitive ({between}) as that of the standard twin; "
+        lead += f"{words[most]} contributes most."
+    return Headline(title, lead)
+
+
+def _over_seeds(rows: Sequence[Mapping[str, Any]], family: Family) -> dict[tuple[int, str], Estimate]:
+    """Return the estimates of a family with respect to the pixels, by layer and metric."""
+    found: dict[tuple[int, str], list[Estimate]] = {}
+    for row in rows:
+        if row["model"] in family.models and row["site"] == "pixels":
+            low, high = (
+                end if row[name] is None else row[name]
+                for name, end in (("low", -math.inf), ("high", math.inf))
+            )
+            estimate = Estimate(math.nan if row["value"] is None else row["value"], low, high, row["n"])
+            found.setdefault((row["layer"], row["metric"]), []).append(estimate)
+    return {
+        key: within(key[1])(mean_over_seeds([each.value for each in each_seed]))
+        if len(each_seed) > 1
+        else each_seed[0]
+        for key, each_seed in found.items()
+    }
+
+
+def _interval(estimate: Estimate, digits: int) -> str:
+    between = ends(estimate.low, estimate.high, lambda end: number(end, digits), " to ")
+    return f"{number(estimate.value, digits)} ({between})"

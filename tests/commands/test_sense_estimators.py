@@ -4,16 +4,23 @@ import pytest
 from rich.console import Console
 
 from antiphase import registry
+from antiphase.commands.lineup import Lineup
+from antiphase.commands.result import read_result
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
-from antiphase.report.runs.sense_page import lipschitz_table, write_sense_report
-from antiphase.runs.expectation import passes
-from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity.estimators import Estimator, all_estimators
 
-PLAN = SensePlan(samples=2, steps=1, points=1, lipschitz_limit=2)
+SETTINGS = {
+    "parts": ("lipschitz",),
+    "samples": 2,
+    "steps": 1,
+    "points": 1,
+    "lipschitz_limit": 2,
+    "quiet": True,
+}
 BUILT_IN = ["sampled mean", "sampled maximum", "power iteration", "gradient ascent", "local maximum", "exact"]
 HALF = Estimator(
     name="half",
@@ -35,27 +42,28 @@ def model(tmp_path):
 
 def test_an_estimator_of_ones_own_is_in_rows_tables_and_the_page(model, tmp_path, monkeypatch):
     data, out = load_data("digits", limit=2), tmp_path / "out"
+    out.mkdir()
 
     def measured():
-        summary = sense_all([model], [], data, PLAN, out, parts=("lipschitz",), progress=False)
+        summary = measure(Lineup([model], [], data), SenseOptions(model=("m",), out=out, **SETTINGS))
         entries = {e["estimator"]: e["value"] for e in summary["lipschitz"] if e["of"] == "logits"}
         maps = {e["estimator"] for e in summary["lipschitz"] if e["of"] == "map"}
-        return summary, entries, maps
+        return entries, maps
 
-    _, before, _ = measured()  # its rows lack the new one, so they are measured again
-    cost = passes("lipschitz", PLAN, 1)
+    before, _ = measured()  # its rows lack the new one, so they are measured again
     monkeypatch.setitem(registry.ESTIMATORS, "half", HALF)
-    summary, entries, maps = measured()
+    entries, maps = measured()
     assert list(entries) == [*BUILT_IN, "half"]
     assert entries["half"] == pytest.approx(entries["power iteration"] / 2)
     assert {name: entries[name] for name in before} == before
     assert "half" not in maps
-    assert passes("lipschitz", PLAN, 1) == cost + 2 * 101
-    console = Console(width=120)
+    result = read_result(out, "sense")
+    (logits,) = (table for table in result.all_tables() if table.name == "lipschitz-logits")
+    console = Console(width=150)
     with console.capture() as printed:
-        console.print(lipschitz_table(summary))
+        console.print(logits.console(width=150))
     assert "half" in printed.get()
-    page = write_sense_report(out).read_text(encoding="utf-8")
+    page = result.write_report(out).read_text(encoding="utf-8")
     assert "Half: half of the slope at the image." in page
     assert ">half<" in page  # the head of a column
     assert len(list((out / "cells").iterdir())) == 2

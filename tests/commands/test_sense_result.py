@@ -9,24 +9,37 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.commands.lineup import Lineup
+from antiphase.commands.result import read_result
+from antiphase.commands.sense.figures import Axis, layer_figure, plane_figure
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.result import headline
+from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.report.runs.layer_figures import Panel, layer_figure
-from antiphase.report.runs.plane_figure import plane_figure
-from antiphase.report.runs.sense_page import headline, sense_table, write_sense_report
-from antiphase.report.runs.sense_tables import read_rows
-from antiphase.report.style.families import Family
+from antiphase.report.figure import Family
 from antiphase.runs.attack import AttackPlan
 from antiphase.runs.audit import Audit
-from antiphase.runs.sense import sense_all
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import critical_cosine
 from antiphase.sensitivity.theorem_ratios import places
 
-QUICK = SensePlan(probes=3, samples=3, steps=1, points=1, travel=(4 / 255,), lipschitz_limit=2)
+QUICK = {"probes": 3, "samples": 3, "steps": 1, "points": 1, "eps": (4 / 255,), "lipschitz_limit": 2}
 PARTS = ("alignment", "lipschitz", "depth")
+
+
+def sense_all(models, twins, data, out, parts=PARTS):
+    options = SenseOptions.from_file(QUICK, model=("m",), parts=tuple(parts), out=out, quiet=True)
+    return measure(Lineup(models, twins, data), options, "antiphase sense")
+
+
+def page_of(out):
+    return read_result(out, "sense").write_report(out).read_text(encoding="utf-8")
+
+
+def alignment_tables(out):
+    return [table for table in read_result(out, "sense").all_tables() if table.name.startswith("alignment-")]
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +70,12 @@ def with_seed(model, seed):
 @pytest.fixture(scope="module")
 def run(lineup, tmp_path_factory):
     out, data = tmp_path_factory.mktemp("sense"), load_data("digits", limit=4)
-    sense_all(*lineup, data, QUICK, out, parts=PARTS, command="antiphase sense", progress=False)
+    sense_all(*lineup, data, out)
     return out
 
 
 def test_the_page_holds_every_part_and_every_layer(run):
-    page = write_sense_report(run).read_text(encoding="utf-8")
+    page = page_of(run)
     for title in (
         "Gradient alignment",
         "Local Lipschitz constants",
@@ -71,14 +84,13 @@ def test_the_page_holds_every_part_and_every_layer(run):
         assert title in page
     assert len(re.findall(r"<svg role=.img.", page)) == 9
     assert "http://" not in page.replace("http://www.w3.org", "")
-    rows = read_rows(run)
-    assert rows["alignment"]["layer"].max() == 1
+    assert read_result(run, "sense").frame("alignment")["layer"].max() == 1
     assert page.count("data:text/csv") == 10
-    assert write_sense_report(run).read_text(encoding="utf-8") == page  # the same files give the same bytes
+    assert page_of(run) == page  # the same files give the same bytes
 
 
 def test_each_layer_has_its_place_in_the_plane_of_theorem_3(run):
-    rows = read_rows(run)["alignment"]
+    rows = read_result(run, "sense").frame("alignment")
     twins = {f"diffvit-d2-{seed}": f"vit-d2-{seed}" for seed in (0, 1)}
     found = places(rows, dict(twins))
     family = Family("diffvit-d2", "#D55E00", tuple(twins))
@@ -92,35 +104,37 @@ def test_each_layer_has_its_place_in_the_plane_of_theorem_3(run):
         gamma = own.filter(metric="gamma")["value"].log().mean()
         expected = critical_cosine(math.exp(gamma), 1.0, edge.get_xdata()).clip(-1, 1)
         assert edge.get_ydata() == pytest.approx(expected)
-    page = write_sense_report(run).read_text(encoding="utf-8")
+    page = page_of(run)
     assert page.count("in the (ρ, θ) plane of Theorem 3") == 2
     assert "No twin gives γ" not in page
 
 
 def test_without_a_twin_the_picture_says_so(lineup, tmp_path):
     data = load_data("digits", limit=3)
-    sense_all(lineup[0][:1], [], data, QUICK, tmp_path, parts=("alignment",), progress=False)
-    assert "where ‖J_DA‖ &gt; ‖J1‖ (Theorem 1). No twin gives γ: γ = 1" in write_sense_report(
-        tmp_path
-    ).read_text(encoding="utf-8")
+    sense_all(lineup[0][:1], [], data, tmp_path, parts=("alignment",))
+    assert "where ‖J_DA‖ &gt; ‖J1‖ (Theorem 1). No twin gives γ: γ = 1" in page_of(tmp_path)
 
 
 @pytest.mark.thorough
 def test_the_table_in_the_page_is_the_number_on_disk(run):
     summary = json.loads((run / "summary.json").read_text())
     first = next(e for e in summary["alignment"] if e["metric"] == "rho" and e["site"] == "tokens")
-    rows = read_rows(run)["alignment"].filter(model=first["model"], site="tokens", layer=first["layer"])
+    rows = (
+        read_result(run, "sense")
+        .frame("alignment")
+        .filter(model=first["model"], site="tokens", layer=first["layer"])
+    )
     assert first["value"] == pytest.approx((rows["second"].sum() / rows["first"].sum()) ** 0.5)
-    assert f"{first['value']:.3f}" in write_sense_report(run).read_text(encoding="utf-8")
+    assert f"{first['value']:.3f}" in page_of(run)
 
 
 def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
-    from antiphase.report import write_report
+    from antiphase.report.runs.page import write_report
 
     data = load_data("digits", limit=4)
     plan = AttackPlan((8 / 255,), settings={"steps": 2})
     Audit(lineup[0][:1], [], data, plan, tmp_path, sense_limit=3, progress=False).run()
-    assert read_rows(tmp_path)["alignment"]["sample"].n_unique() == 3
+    assert read_result(tmp_path, "audit").frame("alignment")["sample"].n_unique() == 3
     assert "Gradient alignment" in write_report(tmp_path).read_text(encoding="utf-8")
     Audit(lineup[0][:1], [], data, plan, tmp_path, progress=False).run()  # the same directory, without
     assert "Gradient alignment" not in write_report(tmp_path).read_text(encoding="utf-8")
@@ -158,9 +172,9 @@ def test_the_headline_follows_the_interval(low, high, words):
     explained = [entry(name, 0.1, 0.0, 0.2) for name in ("relative", "by_gamma", "by_rho")] + [
         entry("by_cosine", 0.9, 0, 1)
     ]
-    title, lead = headline({"models": models, "alignment": alignment, "explanation": explained})
-    assert words in title
-    assert lead.endswith(
+    headlined = headline({"models": models, "alignment": alignment, "explanation": explained})
+    assert words in headlined.title
+    assert headlined.lead.endswith(
         "1.11 times as sensitive (1.00 to 1.22) as that of the standard twin; the angle (cosθ) contributes most."
     )
 
@@ -172,41 +186,45 @@ def test_several_seeds_are_spoken_of_together():
         name = model["name"]
         alignment.append(entry("cosine", cosine, cosine - 0.01, cosine + 0.01, name))
         alignment += [entry(metric, 1.0, 0.9, 1.1, name) for metric in ("below", "rho", "amplification")]
-    title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
-    assert "It is undecided" in title  # the seeds disagree, each with an interval off zero
-    assert "mean of 3 seeds" in lead
+    headlined = headline({"models": models, "alignment": alignment, "explanation": []})
+    assert "It is undecided" in headlined.title  # the seeds disagree, each with an interval off zero
+    assert "mean of 3 seeds" in headlined.lead
 
 
 def test_the_console_table_has_a_row_for_each_layer_and_site(run):
-    summary = json.loads((run / "summary.json").read_text())
-    assert sense_table(summary).row_count == 3 * (2 * (1 + 1 + 2 + 2))
+    assert [len(table.rows) for table in alignment_tables(run)] == [
+        12,
+        12,
+        6,
+    ]  # standard attention has no cosθ there
 
 
-def test_the_console_table_fits_80_characters():
-    values = {"cosine": -0.05, "rho": 1.7, "amplification": 1.5, "below": 0.22, "norm": 35.2}
-    rows = [
-        entry(name, value, value - 0.04, value + 0.04) | {"site": "tokens"} for name, value in values.items()
-    ]
+def test_the_console_tables_fit_80_characters_and_have_the_intervals_of_the_page(run):
+    result = read_result(run, "sense")
     console = Console(width=80, file=StringIO())
-    console.print(sense_table({"alignment": rows}))
+    for part in result.console():
+        console.print(part)
     shown = console.file.getvalue()
-    for interval in ("[−0.09 −0.01]", "[1.66 1.74]", "[1.46 1.54]", "[18 26]", "[35.2 35.2]"):
-        assert interval in shown
+    assert "…" not in shown
+    for table in alignment_tables(run):
+        for row in table.rows:
+            for note in row[2].notes:
+                assert f"[{note.replace(' to ', ' ')}]" in shown
 
 
 def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
     data = load_data("digits", limit=1)
-    summary = sense_all(lineup[0][:1], lineup[1][:1], data, QUICK, tmp_path, parts=PARTS, progress=False)
+    summary = sense_all(lineup[0][:1], lineup[1][:1], data, tmp_path)
     json.loads((tmp_path / "summary.json").read_text())
     first = next(row for row in summary["alignment"] if row["metric"] == "cosine")
     assert (first["low"], first["high"], first["n"]) == (None, None, 1)
-    assert "∞" in write_sense_report(tmp_path).read_text(encoding="utf-8")
-    assert sense_table(summary).row_count == 6
+    assert "∞" in page_of(tmp_path)
+    assert sum(len(table.rows) for table in alignment_tables(tmp_path)) == 5
 
 
 def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
-    sense_all(lineup[1][:1], [], load_data("digits", limit=2), QUICK, tmp_path, parts=PARTS, progress=False)
-    page = write_sense_report(tmp_path).read_text(encoding="utf-8")
+    sense_all(lineup[1][:1], [], load_data("digits", limit=2), tmp_path)
+    page = page_of(tmp_path)
     assert "Sensitivity of the attention of vit-d1-0" in page
     assert "along the loss" not in re.sub(r"<p>.*?</p>", "", page, flags=re.DOTALL)
 
@@ -214,7 +232,7 @@ def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
 def test_twins_of_other_depths_are_refused(lineup, tmp_path):
     data = load_data("digits", limit=1)
     with pytest.raises(UserError, match=r"has 1 attention layers, .* 2: expected as many in a twin"):
-        sense_all(lineup[0][:1], lineup[1][2:3], data, QUICK, tmp_path, parts=["alignment"], progress=False)
+        sense_all(lineup[0][:1], lineup[1][2:3], data, tmp_path, parts=["alignment"])
 
 
 def test_one_layer_is_one_picture_with_a_row_for_each_quantity():
@@ -226,7 +244,7 @@ def test_one_layer_is_one_picture_with_a_row_for_each_quantity():
         )
         for name, at in values.items()
     }
-    figure = layer_figure([Panel(name, name, frame) for name, frame in frames.items()], [family])
+    figure = layer_figure([Axis(name, name, frame) for name, frame in frames.items()], [family])
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(values)
     for axes, value in zip(figure.axes, values.values(), strict=True):
         (point, *_) = axes.containers[0].lines
@@ -259,14 +277,14 @@ def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
         for seed in range(seeds)
         for metric, value in numbers.items()
     ]
-    title, lead = headline({"models": models, "alignment": alignment, "explanation": []})
-    assert title.startswith(answer)
-    assert ("fewer than 8 decide nothing" in lead) == (seeds == 3)
+    headlined = headline({"models": models, "alignment": alignment, "explanation": []})
+    assert headlined.title.startswith(answer)
+    assert ("fewer than 8 decide nothing" in headlined.lead) == (seeds == 3)
 
 
 def test_parts_of_an_earlier_run_are_not_drawn(lineup, tmp_path):
     (model, *_), data = lineup[0], load_data("digits", limit=2)
     for parts in (("alignment", "depth"), ("alignment",)):
-        sense_all([model], [], data, QUICK, tmp_path, parts=parts, progress=False)
-    assert "way through the depth" not in write_sense_report(tmp_path).read_text(encoding="utf-8")
-    assert set(read_rows(tmp_path)) == {"alignment"}
+        sense_all([model], [], data, tmp_path, parts=parts)
+    assert "way through the depth" not in page_of(tmp_path)
+    assert read_result(tmp_path, "sense").tables == ["alignment"]

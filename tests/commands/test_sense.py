@@ -9,13 +9,13 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from antiphase.attacks import Threat, pgd
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.runs.sense_model import sense
-from antiphase.runs.sense_plan import SensePlan
 from antiphase.sensitivity import attention_layers, exact_gram
 from antiphase.sensitivity.layer_estimates import (
     ALIGNMENT_SCHEMA,
@@ -26,7 +26,11 @@ from antiphase.sensitivity.layer_estimates import (
 from antiphase.streams import key, sample_keys, uniform
 from tests.runs.counting import Counting
 
-QUICK = SensePlan(probes=3, samples=4, steps=3, points=2, travel=(2 / 255, 5 / 255), lipschitz_limit=2)
+QUICK = SenseOptions.from_file(
+    {"probes": 3, "samples": 4, "steps": 3, "points": 2, "eps": (2 / 255, 5 / 255), "lipschitz_limit": 2},
+    model=("m",),
+    quiet=True,
+)
 PARTS = ("alignment", "lipschitz", "depth")
 SIZES = {"patch_size": 4, "dim": 20, "depth": 2, "num_heads": 4}
 
@@ -43,18 +47,13 @@ def pair(tmp_path_factory):
     return specs
 
 
-def measure(model, data, out, plan=QUICK, parts=PARTS, process=Process(), batch_size=3):  # noqa: B008 (frozen)
-    return sense(
-        "m",
-        model.eval(),
-        data,
-        plan,
-        out,
-        parts=parts,
-        process=process,
-        batch_size=batch_size,
-        progress=False,
-    )
+def changed(options=QUICK, **values):
+    return options.model_copy(update=values)
+
+
+def measure(model, data, out, plan=QUICK, parts=PARTS, process=None, batch_size=3):
+    options = changed(plan, parts=tuple(parts), batch_size=batch_size)
+    return sense("m", model.eval(), data, options, out, process=process)
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +85,21 @@ def test_every_part_has_its_rows(measured, kind, heads):
 @pytest.mark.parametrize("kind", ["diffvit", "vit"])
 def test_alignment_at_perturbed_images_is_alignment_measured_on_them(kind, pair, tmp_path):
     model, data = load_model(pair[kind]), load_data("digits", limit=3, seed=0)
-    plan = replace(QUICK, eps=8 / 255)
+    plan = changed(radius=8 / 255)
     found = measure(model, data, tmp_path / "both", plan, ("alignment-perturbed",))["alignment-perturbed"]
     clean = data.images(range(3))
-    keys = sample_keys(key(plan.seed, "travel", round(plan.eps * 2**20)), data.ids)
-    noise = (clean + plan.eps * (2 * uniform(keys, 64) - 1).view_as(clean)).clamp(0, 1)
-    attacked = pgd(model, clean, None, Threat(eps=plan.eps), ids=data.ids, early_stop=False, progress=False)
+    keys = sample_keys(key(plan.seed, "travel", round(plan.radius * 2**20)), data.ids)
+    noise = (clean + plan.radius * (2 * uniform(keys, 64) - 1).view_as(clean)).clamp(0, 1)
+    attacked = pgd(
+        model, clean, None, Threat(eps=plan.radius), ids=data.ids, early_stop=False, progress=False
+    )
     labels = model(clean).argmax(1)
     for name, moved in (("noise", noise), ("pgd", attacked.adversarial)):
-        assert 0 < (moved - clean).abs().max() <= plan.eps + 1e-6
+        assert 0 < (moved - clean).abs().max() <= plan.radius + 1e-6
         alone = replace(data, pixels=moved.detach())
         expected = measure(model, alone, tmp_path / name, plan, ("alignment",))["alignment"]
         own = found.filter(perturbation=name)
-        assert set(own["eps"]) == {plan.eps}
+        assert set(own["eps"]) == {plan.radius}
         same = model(moved).argmax(1) == labels  # else the loss, of the clean prediction, is another
         kept = (pl.col("site") != "loss") | pl.col("sample").is_in(data.ids[same].tolist())
         frames = (frame.filter(kept).select(*ALIGNMENT_SCHEMA) for frame in (own, expected))
@@ -206,29 +207,27 @@ def test_what_affects_the_rows_names_the_cell_and_nothing_else_does(pair, tmp_pa
 
     assert cells() == 1
     assert cells(batch_size=2) == 1
-    assert cells(replace(QUICK, eps=0.1, samples=6, steps=2, points=3, travel=(0.1,))) == 1
-    assert cells(replace(QUICK, probes=2)) == 2
-    assert cells(replace(QUICK, seed=1)) == 3
+    assert cells(changed(radius=0.1, samples=6, steps=2, points=3, eps=(0.1,))) == 1
+    assert cells(changed(probes=2)) == 2
+    assert cells(changed(seed=1)) == 3
     assert cells(kind="vit") == 4
     assert cells(data=load_data("digits", limit=2)) == 5
     assert cells(parts=("depth",)) == 6
-    assert cells(replace(QUICK, probes=2, eps=0.1), parts=("depth",)) == 6
+    assert cells(changed(probes=2, radius=0.1), parts=("depth",)) == 6
 
 
 def test_more_images_for_lipschitz_constants_cost_only_those(pair, tmp_path):
     data = load_data("digits", limit=3, seed=0)
     model = Counting(load_model(pair["vit"]))
-    few = measure(model, data, tmp_path, replace(QUICK, lipschitz_limit=1), ["lipschitz"])["lipschitz"]
+    few = measure(model, data, tmp_path, changed(lipschitz_limit=1), ["lipschitz"])["lipschitz"]
     price, model.rows = model.rows, 0
     many = measure(model, data, tmp_path, QUICK, ["lipschitz"], batch_size=1)["lipschitz"]
     assert model.rows == price
     assert_frame_equal(many.filter(sample=few["sample"][0]), few)
     model.rows = 0
-    again = measure(model, data, tmp_path, replace(QUICK, lipschitz_limit=1), ["lipschitz"])["lipschitz"]
+    again = measure(model, data, tmp_path, changed(lipschitz_limit=1), ["lipschitz"])["lipschitz"]
     assert model.rows == 0
     assert_frame_equal(again, few)
-    none = measure(model, data, tmp_path, replace(QUICK, lipschitz_limit=0), ["lipschitz"])["lipschitz"]
-    assert none.is_empty()
 
 
 def test_two_processes_share_the_images(pair, tmp_path, monkeypatch):
@@ -264,19 +263,19 @@ def test_a_gradient_that_is_nan_is_named_and_what_was_measured_is_kept(pair, tmp
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"probes": 1}, "probes 1"),
-        ({"eps": 0.0}, "radius 0: expected a number above 0"),
-        ({"eps": math.nan}, "radius nan: expected a number above 0"),
-        ({"travel": (1 / 255, 0.0)}, "eps 0: expected a number above 0"),
-        ({"travel": (1.5,)}, "eps 1.5"),
+        ({"probes": 1}, "probes 1: expected an integer of at least 2"),
+        ({"radius": 0.0}, "radius 0"),
+        ({"radius": math.nan}, "radius nan"),
+        ({"eps": (1 / 255, 0.0)}, "eps 0: expected numbers above 0"),
+        ({"eps": (1.5,)}, "eps 1.5"),
         ({"samples": 0}, "samples 0"),
         ({"steps": 0}, "steps 0"),
         ({"points": 0}, "points 0"),
-        ({"lipschitz_limit": -1}, "lipschitz_limit -1: expected at least 0"),
+        ({"lipschitz_limit": 0}, "lipschitz_limit 0"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_in_one_line(change, named):
+def test_sense_options_refuse_what_cannot_be_measured_in_one_line(change, named):
     with pytest.raises(UserError) as error:
-        replace(QUICK, **change)
+        SenseOptions(model=("m",), parts=PARTS, **change)
     assert named in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,23 +1,25 @@
-"""Figures of quantities by layer: one line for each family, and thin lines for its seeds."""
+"""Figures of ``sense``: quantities by layer, and layers in the plane of Theorem 3."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.evaluation.rates import over_seeds
-from antiphase.report.style.families import Family
-from antiphase.report.style.figures import MARKERS, STYLE, dress, legend_label
+from antiphase.report.figure import MARKERS, STYLE, Family, dress, legend_label
+from antiphase.report.words import number
+from antiphase.sensitivity.theory import critical_cosine
 from antiphase.statistics.intervals import Estimate, as_size
 
 
 @dataclass(frozen=True)
-class Panel:
+class Axis:
     """One quantity: columns ``model, layer, value, low, high``, the layer counted from 0.
 
     Attributes:
@@ -41,7 +43,7 @@ class Panel:
     within: Callable[[Estimate], Estimate] = as_size
 
 
-def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
+def layer_figure(panels: Sequence[Axis], groups: Sequence[Family]) -> Figure:
     """Draw panels one below the other.
 
     A single model is a line with its interval over the samples. A family of several is a thin line for each seed and a
@@ -68,12 +70,12 @@ def layer_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
     return figure
 
 
-def single_layer(panels: Sequence[Panel]) -> bool:
+def single_layer(panels: Sequence[Axis]) -> bool:
     """Return whether all panels have the same single position on the horizontal axis."""
     return len({layer for panel in panels for layer in panel.frame["layer"].unique().to_list()}) == 1
 
 
-def strip_figure(panels: Sequence[Panel], groups: Sequence[Family]) -> Figure:
+def strip_figure(panels: Sequence[Axis], groups: Sequence[Family]) -> Figure:
     """Draw quantities of a single layer as rows of one picture, each with a scale of its own, a point for each family.
 
     Points and intervals are those of :func:`layer_figure`; small points are the seeds.
@@ -134,7 +136,7 @@ def _of(frame: pl.DataFrame, family: Family) -> pl.DataFrame:
     return frame.filter(pl.col("model").is_in(family.models))
 
 
-def _draw(axes: Axes, panel: Panel, family: Family, marker: str, aside: float) -> None:
+def _draw(axes: Axes, panel: Axis, family: Family, marker: str, aside: float) -> None:
     shown = own = _of(panel.frame, family)
     if len(family.models) > 1:
         for model in family.models:
@@ -168,7 +170,7 @@ def _draw(axes: Axes, panel: Panel, family: Family, marker: str, aside: float) -
     )
 
 
-def _dress(axes: Axes, panel: Panel) -> None:
+def _dress(axes: Axes, panel: Axis) -> None:
     axes.set_title(panel.title, loc="left", fontsize=9.5, parse_math=False)
     axes.set_ylabel(panel.label)
     axes.set_xlabel(panel.axis)
@@ -182,3 +184,70 @@ def _dress(axes: Axes, panel: Panel) -> None:
     if panel.zero is not None:
         axes.axhline(panel.zero, color="#8a8a86", lw=0.9, ls=(0, (4, 3)), zorder=0)
     dress(axes)
+
+
+def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
+    """Draw a panel for each layer: cosθ over λρ, the region below the critical cosine shaded.
+
+    The region is that of the layer's γ, the geometric mean over the models of a family. A single model has its interval
+    over the samples; of several, each is a small marker next to their mean.
+
+    Args:
+        places: of :func:`antiphase.sensitivity.theorem_ratios.places`.
+        family: the models to draw.
+    """
+    own = places.filter(pl.col("model").is_in(family.models))
+    layers = own["layer"].unique().sort().to_list()
+    reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
+    columns = min(2, len(layers))
+    rows = -(-len(layers) // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.0, 0.6 + 2.2 * rows), layout="constrained")
+        FigureCanvasAgg(figure)
+        for at, layer in enumerate(layers):
+            axes = figure.add_subplot(rows, columns, at + 1)
+            _draw_plane(axes, own.filter(layer=layer), family, reach)
+            axes.set_title(f"layer {layer + 1}", loc="left", fontsize=9.5)
+            if at % columns == 0:
+                axes.set_ylabel("cosθ")
+            if at >= len(layers) - columns:
+                axes.set_xlabel("λρ")
+    return figure
+
+
+def _draw_plane(axes: Axes, own: pl.DataFrame, family: Family, reach: float) -> None:
+    values = {metric: own.filter(metric=metric).sort("model") for metric in ("rho", "cosine", "gamma")}
+    gamma = float(np.exp(np.mean(np.log(values["gamma"]["value"].to_numpy()))))
+    rho, cosine = (float(np.mean(values[metric]["value"].to_numpy())) for metric in ("rho", "cosine"))
+    if np.isfinite(gamma):
+        across = np.linspace(1e-3, reach, 201)
+        edge = np.clip(critical_cosine(gamma, 1.0, across), -1.0, 1.0)
+        axes.fill_between(across, -1.0, edge, color="#f1d9c9", lw=0, zorder=0)
+        axes.plot(across, edge, color="#b08a70", lw=0.9, zorder=1)
+        critical = critical_cosine(gamma, 1.0, rho)
+        text = f"γ = {number(gamma, 2)}, cosθ* = {number(float(critical), 2)}"
+        axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5)
+    if len(family.models) > 1:
+        axes.plot(
+            values["rho"]["value"],
+            values["cosine"]["value"],
+            "o",
+            ms=3.0,
+            mew=0,
+            color=family.color,
+            alpha=0.5,
+        )
+        axes.plot([rho], [cosine], "D", ms=5.5, color=family.color)
+    else:
+        one, two = (values[metric].row(0, named=True) for metric in ("rho", "cosine"))
+        across, down = (
+            [[max(0.0, row["value"] - row["low"])], [max(0.0, row["high"] - row["value"])]]
+            for row in (one, two)
+        )
+        axes.errorbar(
+            [rho], [cosine], down, across, fmt="D", ms=5.0, color=family.color, elinewidth=1.1, capsize=2.0
+        )
+    axes.axhline(0.0, color="#8a8a86", lw=0.9, ls=(0, (4, 3)), zorder=0)
+    axes.set_xlim(0.0, reach)
+    axes.set_ylim(-1.0, 1.0)
+    axes.spines[["top", "right"]].set_visible(False)

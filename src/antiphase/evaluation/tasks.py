@@ -14,7 +14,9 @@ from antiphase.evaluation.metrics import Metric
 from antiphase.registry import TASKS, find
 
 Captions = Literal["first", "all"]  # of each image
-Objective = Literal["norm", "squared"]  # penalty on a probe's weights
+Objective = Literal["norm", "squared"]  # of the penalty on a probe's weights
+Groups = Mapping[str, Sequence[int]]
+"""Title and patterns of every mean over MMVP's patterns."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,10 @@ class Source:
 
 
 class Features(typing.Protocol):
-    """Features of images and vectors of texts, computed once for each model; ``runs.features`` keeps them on disk."""
+    """Features of images and vectors of texts, computed once for each model and kept on disk."""
 
     @property
-    def batch_size(self) -> int:
-        """Images through the model at once."""
-        ...
+    def batch_size(self) -> int: ...
 
     @property
     def progress(self) -> bool:
@@ -112,10 +112,6 @@ class Features(typing.Protocol):
     ) -> Float[Tensor, "embed classes"]:
         """Return the zero-shot weights, one unit vector a column."""
         ...
-
-
-Groups = Mapping[str, Sequence[int]]
-"""Title and patterns of every mean over MMVP's patterns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +169,7 @@ class EvaluationTask:
 
 
 def find_task(name: str) -> EvaluationTask:
-    """Return a task by its name.
-
-    Raises:
-        UserError: there is no such task.
-    """
+    """Return a task by its name; a ``UserError`` if there is none."""
     return find(TASKS, name, "task")
 
 

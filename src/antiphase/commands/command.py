@@ -1,0 +1,78 @@
+"""A command: its options, what it does, and the result that is read back from its directory."""
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from antiphase.commands.options import Options
+from antiphase.commands.run_folder import run_folder
+from antiphase.processes import this_process
+from antiphase.terminal import console, say
+
+if TYPE_CHECKING:
+    from antiphase.commands.result import Result
+
+Answer = dict[str, Any] | list[Any] | None
+"""What ``--json`` prints; None in those processes of a run that print nothing."""
+
+
+class Refusal(dict[str, Any]):
+    """An answer after which the command ends with exit code 1: it did its work, and the answer is no."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. Command line, Python function, record, rerun and reference are made from it.
+
+    Attributes:
+        name: as typed; its words may be separated by spaces, as in ``"study run"``.
+        options: the options; their docstring is the help, with examples.
+        run: ``"module:function"`` of (options, the command as typed): does the work, and writes ``options.out``.
+            For a command without a result, it returns the ``Answer`` and prints what it likes.
+        result: ``"module:class"`` of the ``Result``; empty for a command that leaves no run to read back.
+    """
+
+    name: str
+    options: type[Options]
+    run: str
+    result: str = ""
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function that does the work."""
+        return _imported(self.run)
+
+    def result_type(self) -> "type[Result]":
+        """Return the class of the result."""
+        return _imported(self.result)
+
+    def answer(self, options: Any, typed: str) -> Answer:
+        """Do the work for the command line: print what the result says, and return its summary.
+
+        Args:
+            options: chosen ones.
+            typed: the command, for the record.
+        """
+        if not self.result:
+            return self.function()(options, typed)
+        from antiphase.commands.result import read_result
+
+        began = time.monotonic()
+        with run_folder(options.out, self.name):
+            self.function()(options, typed)
+            if not this_process().first:
+                return None
+            result = read_result(options.out, self.name)
+            report = result.write_report(options.out)
+            for part in result.console():
+                console().print(part)
+            for warning in result.warnings:
+                say(f"warning: {warning}")
+            say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
+            return result.summary | {"out": str(options.out), "report": str(report)}
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

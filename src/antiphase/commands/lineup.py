@@ -1,0 +1,176 @@
+"""Models, their twins and the images that all of them are measured on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from antiphase.commands.live_objects import live_object
+from antiphase.commands.loading import check_twins, find_device, load_models
+from antiphase.commands.options import Options
+from antiphase.commands.record import run_record
+from antiphase.data import ImageSet, load_data
+from antiphase.data.sources import source_of
+from antiphase.errors import UserError
+from antiphase.models.card import (
+    ModelCard,
+    card_of,
+    doubts_about,
+    settle_size,
+    size_for,
+    square_of,
+    with_card,
+    with_own_pixels,
+)
+from antiphase.models.class_names import read_class_names
+from antiphase.models.kinds import mean_lambdas
+from antiphase.models.zeroshot import bound, is_dual_encoder
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Models, their twins and the images that all of them are measured on.
+
+    Attributes:
+        models: loaded models, with their cards.
+        twins: as many models to compare them with, one each; or none.
+        data: images and labels.
+    """
+
+    models: Sequence[nn.Module]
+    twins: Sequence[nn.Module]
+    data: ImageSet
+
+    def __post_init__(self) -> None:
+        check_twins(self.models, self.twins)
+
+    @property
+    def everyone(self) -> list[nn.Module]:
+        """Models and twins."""
+        return [*self.models, *self.twins]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Their names in rows and tables."""
+        return short_names([card_of(model) for model in self.everyone])
+
+    @property
+    def by_name(self) -> dict[str, nn.Module]:
+        """Models and twins by name."""
+        return dict(zip(self.names, self.everyone, strict=True))
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(model, twin) by name."""
+        return list(zip(self.names, self.names[len(self.models) :], strict=False))
+
+    def check_fit(self) -> None:
+        """Refuse images that a model does not take.
+
+        Raises:
+            UserError: shape or number of classes differ.
+        """
+        for model in self.everyone:
+            check_fit(card_of(model), self.data)
+
+    def about(self) -> list[dict[str, Any]]:
+        """Return what ``summary.json`` says of each model."""
+        cards = ((name, card_of(model), model) for name, model in self.by_name.items())
+        return [
+            {"name": name, "attention": card.attention, "seed": card.seed, "lambda": mean_lambdas(model)}
+            for name, card, model in cards
+        ]
+
+    def doubts(self) -> list[str]:
+        """Return what was assumed, and in what models and twins differ besides their attention."""
+        return doubts_about(self.models, self.twins, self.data)
+
+    def record(
+        self, options: Options, settings: dict[str, Any], warnings: list[str], command: str, seconds: float
+    ) -> dict[str, Any]:
+        """Return the content of ``run.json``."""
+        return run_record(
+            self.everyone, self.names, self.data, settings, warnings, command, seconds, options.record()
+        )
+
+
+def load_lineup(options: Any) -> Lineup:
+    """Load models, their twins and the images: those that were asked for, else those the first was trained for.
+
+    A dual encoder is bound to the images' classes, so that it is a classifier like all others.
+
+    Args:
+        options: of a command, with ``model``, ``against``, ``data``, ``split``, ``limit``, ``random_weights``,
+            ``prompt``, ``device`` and ``quiet``; ``skip_bad`` and ``classes``, if it has them.
+
+    Raises:
+        UserError: twins and models differ in number, nothing is known of the data, or an option has no use.
+    """
+    place = find_device(options.device)
+    check_twins(options.model, options.against)
+    loaded = load_models([*options.model, *options.against], place, options.random_weights)
+    if options.prompt is not None and not any(map(is_dual_encoder, loaded)):
+        raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
+    card = card_of(loaded[0])
+    usual = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
+    source = options.data or usual or (card.recipe or {}).get("data")
+    if source is None:
+        raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
+    noise = source == "random"
+    how = {"limit": options.limit, "seed": 0, "progress": not options.quiet}
+    how["skip_bad"] = getattr(options, "skip_bad", False)
+    if (images := live_object(source)) is not None:
+        images = load_data(images, **how)
+    else:
+        size, channels = size_for(loaded)
+        classes = (card.num_classes or source_of(source).classes) if noise else None
+        size = size or (card.image_shape[1] if noise else None)
+        images = load_data(
+            source, split=options.split, image_size=size, channels=channels, num_classes=classes, **how
+        )
+    settle_size(loaded, images.image_shape)
+    if noise:
+        square_of(loaded[0])  # refuses a model whose images are not square
+    images = with_own_pixels(images, loaded)  # the preprocessing travels with the model
+    if (file := getattr(options, "classes", None)) is not None:
+        if noise or any(map(is_dual_encoder, loaded)):
+            raise UserError(
+                "--classes: a CLIP takes the data's own class names, random images have none; leave it out"
+            )
+        for model in loaded:
+            names = read_class_names(file, card_of(model).num_classes)
+            with_card(model, replace(card_of(model), class_names=names))
+    loaded = [bound(model, images, options.prompt) for model in loaded]
+    return Lineup(loaded[: len(options.model)], loaded[len(options.model) :], images)
+
+
+def short_names(cards: Sequence[ModelCard]) -> list[str]:
+    """Return short names where they tell the models apart, whole specifications where not.
+
+    Raises:
+        UserError: if a model is named twice.
+    """
+    for names in ([card.name for card in cards], [card.spec for card in cards]):
+        if len(set(names)) == len(names):
+            return names
+    raise UserError(f"{cards[0].spec}: the same model is named twice; expected different ones")
+
+
+def check_fit(card: ModelCard, data: ImageSet) -> None:
+    """Refuse images that a model does not take.
+
+    Raises:
+        UserError: if shape or number of classes differ.
+    """
+    if card.image_shape != data.image_shape:
+        raise UserError(
+            f"{card.spec} takes images of shape {card.image_shape}, {data.name} gives {data.image_shape}; "
+            "give data that fits with --data"
+        )
+    if len(data) and int(data.labels.max()) >= card.num_classes:
+        raise UserError(
+            f"{card.spec} tells {card.num_classes} classes apart, {data.name} has {len(data.class_names)}; "
+            "give data that fits with --data"
+        )

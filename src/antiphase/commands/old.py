@@ -1,0 +1,113 @@
+"""Commands that have no folder of their own yet."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from antiphase.commands.result import Result
+from antiphase.errors import UserError
+from antiphase.registry import Table, find
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+KINDS: Table = {
+    "audit": "antiphase.api.attacked:KIND",
+    "attack": "antiphase.api.attacked:KIND",
+    "quickstart": "antiphase.api.attacked:KIND",
+    "certify": "antiphase.api.certified:KIND",
+    "evaluate": "antiphase.api.evaluated:KIND",
+    "look": "antiphase.api.looked:KIND",
+    "train": "antiphase.api.trained:KIND",
+    "train-clip": "antiphase.api.trained:KIND",
+    "train-vlm": "antiphase.api.trained:KIND",
+    "study run": "antiphase.api.studied:KIND",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the results of one command are read, shown and compared."""
+
+    frame: str
+    needs: tuple[str, ...]
+    line: Callable[["Result"], str]
+    sheets: Callable[[Path], list[Any]]
+    figure: "Callable[[Path], Figure]"
+    differences: "Callable[[Result, Result], pl.DataFrame]"
+    report: Callable[[Path], object]
+    of: str = ""
+    instead: "Callable[[Mapping[str, Any]], Kind | None]" = lambda summary: None
+
+
+class KindResult(Result):
+    """A result that a ``Kind`` describes."""
+
+    spec: ClassVar[Kind]
+    keys = ()
+
+    def line(self) -> str:
+        return self.spec.line(self)
+
+    def all_tables(self) -> list[Any]:
+        with self.unpacked() as folder:
+            return self.spec.sheets(folder)
+
+    def figure(self) -> "Figure":
+        with self.unpacked() as folder:
+            return self.spec.figure(folder)
+
+    def differences(self, other: Any) -> "pl.DataFrame":
+        return self.spec.differences(self, other)
+
+    def write_report(self, folder: Path) -> Path:
+        self.spec.report(folder)
+        return folder / "report.html"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.read_json("run.json")
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
+        from antiphase.reading import as_json
+
+        other = cls.spec.instead(as_json(files.get("summary.json", b"{}"), "summary.json"))
+        return result_type(other) if other else cls
+
+
+_TYPES: dict[int, type[Result]] = {}
+
+
+def result_type(kind: Kind) -> type[Result]:
+    """Return the class of a kind's results."""
+    names = {"spec": kind, "main_table": kind.frame, "needs": kind.needs, "measures": kind.of}
+    return _TYPES.setdefault(id(kind), type("KindResult", (KindResult,), names))
+
+
+class OldCommand:
+    """What ``Command`` offers of a command without a folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.result = name, name in KINDS
+
+    def result_type(self) -> type[Result]:
+        return result_type(find(KINDS, self.name, "kind of result"))
+
+
+@cache
+def old_command(name: str) -> Any:
+    """Return a command without a folder of its own."""
+    return OldCommand(name)
+
+
+def nothing_paired(what: str) -> Any:
+    """Return the ``differences`` of a kind that has none."""
+
+    def refuse(one: Result, two: Result) -> "pl.DataFrame":
+        raise UserError(f"compare: {what}")
+
+    return refuse

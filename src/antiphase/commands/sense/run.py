@@ -1,0 +1,395 @@
+"""How sensitive the attention of models is: rows of alignment, Lipschitz constants and depth, on disk as they come."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from antiphase.attacks.pgd import pgd
+from antiphase.attacks.projections import random_point
+from antiphase.attacks.threat import Threat
+from antiphase.budgets import eps_label
+from antiphase.commands.lineup import Lineup, load_lineup
+from antiphase.commands.sense.options import SenseOptions
+from antiphase.data import ImageSet
+from antiphase.errors import UserError
+from antiphase.files import write_json
+from antiphase.models.card import card_of
+from antiphase.models.zoo import fingerprint
+from antiphase.modules import device_of
+from antiphase.processes import Process, this_process
+from antiphase.progress import progress_bar
+from antiphase.runs.branches import branch_rows
+from antiphase.sensitivity import layer_estimates as sensitivity
+from antiphase.sensitivity.alignment import (
+    Gram,
+    align,
+    direction_grams,
+    loss_grams,
+    random_directions,
+    token_grams,
+)
+from antiphase.sensitivity.depth import propagate, stage_norms
+from antiphase.sensitivity.estimators import Neighbourhood, all_estimators
+from antiphase.sensitivity.layer_estimates import (
+    ALIGNMENT_SCHEMA,
+    BRANCHES_SCHEMA,
+    DEPTH_SCHEMA,
+    LIPSCHITZ_SCHEMA,
+)
+from antiphase.sensitivity.layers import Layer, eager_attention
+from antiphase.sensitivity.lipschitz import Sampled, power_iteration, uniform_sampling_of_all
+from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
+from antiphase.store import Cache, write_frame
+from antiphase.streams import key, sample_keys
+
+BATCH_SIZE = 8
+
+Rows = Iterator[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the measurements.
+
+    Attributes:
+        name: as in ``--parts``.
+        schema: of its rows.
+        settings: what its rows depend on, by the name under which the rows are stored: a field of the options.
+        rows: measures a batch.
+        version: raise it when the same settings come to mean another measurement.
+        heavy: measured on ``lipschitz_limit`` images only.
+        registered: what else its rows depend on: what users have registered.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    settings: dict[str, str]
+    rows: Callable[[nn.Module, Tensor, Tensor, SenseOptions], Rows]
+    version: int = 1
+    heavy: bool = False
+    registered: Callable[[], dict[str, Any]] = field(default=dict)
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The schema of the rows on disk, which do not name the model."""
+        return {
+            name: kind for name, kind in self.schema.items() if name not in ("model", "attention", "seed")
+        }
+
+
+def run(options: SenseOptions, command: str = "") -> None:
+    """Load what the options name and measure it.
+
+    Raises:
+        UserError: models or data cannot be loaded, or :func:`measure` refuses them.
+    """
+    measure(load_lineup(options), options, command)
+
+
+def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
+    """Measure every model on the same images and write the run directory; return the summary.
+
+    The directory then holds a Parquet file of rows for each part (``alignment.parquet`` and so on), ``summary.json``,
+    ``run.json`` and ``cells/``, from which a killed run resumes. Under torchrun the processes share the images.
+
+    Raises:
+        UserError: a part is not known, models and data do not fit, or a model has no attention that is known.
+    """
+    began, out = time.monotonic(), options.out
+    known = [part.name for part in PARTS]
+    if not set(options.parts) <= set(known):
+        raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")
+    lineup.check_fit()
+    measured = [sense(name, model, lineup.data, options, out) for name, model in lineup.by_name.items()]
+    rows = {part: pl.concat([frames[part] for frames in measured]) for part in measured[0]}
+    if "alignment" in rows:
+        _check_depths(rows["alignment"], lineup.pairs)
+    summary = {"models": lineup.about(), "pairs": [list(pair) for pair in lineup.pairs]}
+    summary |= summarise(rows, lineup.pairs)
+    doubts = lineup.doubts()
+    summary |= {"warnings": doubts} if doubts else {}
+    if this_process().first:
+        for part in PARTS:  # of an earlier run with the same --out
+            (out / f"{part.name}.parquet").unlink(missing_ok=True)
+        for part, frame in rows.items():
+            write_frame(out / f"{part}.parquet", frame)
+        settings = {name: getattr(options, name) for name in _SETTINGS}
+        settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
+        settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
+        settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
+        write_json(
+            out / "run.json", lineup.record(options, settings, doubts, command, time.monotonic() - began)
+        )
+        write_json(out / "summary.json", summary)
+    return summary
+
+
+_SETTINGS = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
+
+
+def _check_depths(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> None:
+    depth = dict(rows.group_by("model").agg(pl.col("layer").n_unique()).iter_rows())
+    for model, against in pairs:
+        if depth[model] != depth[against]:
+            raise UserError(
+                f"{model} has {depth[model]} attention layers, {against} {depth[against]}: expected as many in a twin"
+            )
+
+
+def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return every estimate with its interval, as rows of tables."""
+    summary: dict[str, Any] = {}
+    if "alignment" in rows:
+        frame = rows["alignment"]
+        summary["alignment"] = entries(sensitivity.alignment(frame))
+        summary["explanation"] = entries(sensitivity.explanation(frame, list(pairs)))
+        summary["prediction_error"] = sensitivity.prediction_error(frame)
+    if "lipschitz" in rows:
+        keys = ["model", "of", "layer", "estimator"]
+        summary["lipschitz"] = entries(sensitivity.means(rows["lipschitz"], keys, ["value"]))
+    if "depth" in rows:
+        keys = ["model", "perturbation", "eps", "stage"]
+        columns = ["length", "gain", "lipschitz", "alpha"]
+        summary["depth"] = entries(sensitivity.means(rows["depth"], keys, columns))
+        summary["cancellation"] = entries(sensitivity.cancellation(rows["depth"]))
+    return summary
+
+
+def entries(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table for JSON, which has no infinity: one image leaves an interval open."""
+    numbers = [
+        pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in ("value", "low", "high")
+    ]
+    return frame.with_columns(numbers).to_dicts()
+
+
+def sense(
+    name: str,
+    model: nn.Module,
+    data: ImageSet,
+    options: SenseOptions,
+    out: Path,
+    *,
+    limit: int | None = None,
+    process: Process | None = None,
+) -> dict[str, pl.DataFrame]:
+    """Measure every image that is not on disk yet; return the rows of each part.
+
+    Args:
+        name: of the model in the rows.
+        model: a loaded model, with its card.
+        data: images.
+        options: parts and settings of the measurement; studies may ask for parts that the command does not offer.
+        out: run directory; cells lie under ``cells/``.
+        limit: at most this many of the images.
+        process: which share of the images is measured; this process's where not given.
+    """
+    process = process or this_process()
+    size, device, card = options.batch_size or BATCH_SIZE, device_of(model), card_of(model)
+    identity = {"model": fingerprint(model), "data": data.fingerprint()}
+    frames = {}
+    for part in (part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts):
+        settings = {stored: getattr(options, option) for stored, option in part.settings.items()}
+        what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
+        count = len(data) if limit is None else limit
+        wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
+        cache = Cache(
+            out, {part.name: what}, part.stored, [(part.name, sample) for sample in wanted], process
+        )
+        with (
+            progress_bar(
+                f"{name} {part.name}", len(cache.mine), not options.quiet and process.first
+            ) as advance,
+            cache.filling(size) as batches,
+        ):
+            for positions in batches:
+                images, ids = data.images(positions).to(device), data.ids[positions]
+                rows = list(part.rows(model, images, ids, options))
+                cache.journals[part.name].append(pl.DataFrame(rows, schema=part.stored))
+                advance(len(positions))
+        rows = cache.collect()[part.name].filter(pl.col("sample").is_in(wanted))
+        about = {"model": name, "attention": card.attention, "seed": card.seed}
+        rows = rows.with_columns(
+            pl.lit(value, part.schema[column]).alias(column) for column, value in about.items()
+        )
+        order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
+        frames[part.name] = rows.select(*part.schema).sort(order, maintain_order=True)
+    return frames
+
+
+def alignment_rows(
+    model: nn.Module,
+    images: Tensor,
+    ids: Tensor,
+    options: SenseOptions,
+    loss: Callable[[Tensor], Tensor] | None = None,
+) -> Rows:
+    """Yield the inner products of every layer and head: at its tokens, along the loss's gradient, at the pixels.
+
+    Args:
+        model: with attention.
+        images: x, where the maps are differentiated.
+        ids: ids of the samples.
+        options: of the measurement.
+        loss: sum over the samples, of the logits; None: the cross-entropy with the predictions at x, what an attack
+            climbs.
+    """
+    keys = sample_keys(key(options.seed, "alignment"), ids)
+    keys = torch.stack([sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
+    for layer_index, (layer, gram, probes) in enumerate(token_grams(model, images, keys)):
+        yield from _gram_rows("tokens", layer_index, layer, gram, probes, ids)
+    for layer_index, (layer, gram) in enumerate(loss_grams(model, images, loss or _loss)):
+        yield from _gram_rows("loss", layer_index, layer, gram, 0, ids)
+    directions = random_directions(images, keys)
+    for layer_index, (layer, gram) in enumerate(direction_grams(model, images, directions)):
+        yield from _gram_rows("pixels", layer_index, layer, gram, options.probes, ids)
+
+
+def _loss(logits: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.double(), logits.argmax(1), reduction="sum")
+
+
+def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    """Yield what :func:`alignment_rows` does, at x + ξ with ‖ξ‖∞ ≤ radius instead of x, for uniform noise and PGD's ξ.
+
+    The gradients at x + ξ by x and by ξ are the same. Directions and cotangents are those drawn for x, and the loss is
+    the cross-entropy with the predictions at x, which PGD increases.
+    """
+    with eager_attention(), torch.no_grad():
+        clean = model(images.clone()).argmax(1)
+
+    def loss(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.double(), clean, reduction="sum")
+
+    for kind, moved in _perturbed(model, images, ids, options.radius, options.seed).items():
+        for row in alignment_rows(model, moved, ids, options, loss):
+            yield row | {"perturbation": kind, "eps": options.radius}
+
+
+def _gram_rows(site: str, layer_index: int, layer: Layer, gram: Gram, probes: int, ids: Tensor) -> Rows:
+    mean = gram.mean() if probes else gram
+    if not mean.first.isfinite().all():
+        raise UserError(f"{layer.name}: the gradient of its map is NaN or infinite; what is measured is kept")
+    angle = None if layer.negative is None else align(gram, probes=bool(probes))
+    for row, sample in enumerate(ids.tolist()):
+        for head in range(layer.heads):
+            yield {
+                "sample": sample,
+                "layer": layer_index,
+                "name": layer.name,
+                "head": head,
+                "site": site,
+                "probes": probes,
+                "lam": float(layer.weight[head]),
+                "first": float(mean.first[row, head]),
+                "second": float(mean.second[row, head]),
+                "cross": float(mean.cross[row, head]),
+                "moved": None if mean.moved is None else float(mean.moved[row, head]),
+                "low": None if angle is None else float(angle.low[row, head]),
+                "high": None if angle is None else float(angle.high[row, head]),
+            }
+
+
+def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    """Yield every estimator's value of each layer's combined map (root mean square over heads) and of the logits."""
+    names = [layer.name for layer in attention_layers(model, images[:1])]
+    maps = ((index, name, "map", map_function(model, name)) for index, name in enumerate(names))
+    functions = [(None, "", "logits", model), *maps]
+    samples = uniform_sampling_of_all(
+        lambda x: all_maps(model, x),
+        images,
+        options.radius,
+        samples=options.samples,
+        seed=options.seed,
+        ids=ids,
+    )
+    for (index, name, of, function), sampled in zip(functions, samples, strict=True):
+        about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": options.radius}
+        for estimator, values in estimates(function, images, ids, sampled, options).items():
+            for sample, value in zip(ids.tolist(), values.tolist(), strict=True):
+                yield about | {"sample": sample, "estimator": estimator, "value": value}
+
+
+def estimates(
+    function: Callable[[Tensor], Tensor], images: Tensor, ids: Tensor, sampled: Sampled, options: SenseOptions
+) -> dict[str, Tensor]:
+    """Return the values of every registered estimator of a function's local Lipschitz constant."""
+    slope = power_iteration(function, images, steps=2 * options.steps, seed=options.seed, ids=ids)
+    ball = Neighbourhood(
+        function, images, ids, options.radius, options.steps, options.points, options.seed, sampled, slope
+    )
+    values = {estimator.name: estimator.value(ball) for estimator in all_estimators()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _added_estimators() -> dict[str, Any]:
+    added = [estimator.name for estimator in all_estimators() if not estimator.from_start]
+    return {"estimators": added} if added else {}
+
+
+def depth_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    """Yield how far uniform noise and PGD's perturbation have come after each block."""
+    norms = stage_norms(model, images, steps=2 * options.steps, seed=options.seed, ids=ids)
+    for eps in options.eps:
+        for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
+            path = propagate(model, images, moved)
+            alpha = path.gain / norms
+            one_layer_a_block = len(path.layers) == len(path.names) - 1
+            for row, sample in enumerate(ids.tolist()):
+                for stage, name in enumerate(path.names):  # stage 0 is the embedding
+                    layer = stage - 1 if stage and one_layer_a_block else None
+                    maps = {
+                        part: None if layer is None else float(getattr(path, part)[row, layer])
+                        for part in ("positive", "negative", "moved")
+                    }
+                    yield maps | {
+                        "sample": sample,
+                        "perturbation": kind,
+                        "eps": eps,
+                        "stage": stage,
+                        "name": name,
+                        "length": float(path.length[row, stage + 1]),
+                        "gain": float(path.gain[row, stage]),
+                        "lipschitz": float(norms[row, stage]),
+                        "alpha": float(alpha[row, stage]),
+                    }
+
+
+def branches_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    """Yield what uniform noise and PGD's perturbation do to the branches of every layer."""
+    for eps in options.eps:
+        for kind, moved in _perturbed(model, images, ids, eps, options.seed).items():
+            for row in branch_rows(model, images, ids, moved):
+                yield row | {"perturbation": kind, "eps": eps}
+
+
+def _perturbed(model: nn.Module, images: Tensor, ids: Tensor, eps: float, seed: int) -> dict[str, Tensor]:
+    keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
+    noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
+    result = pgd(model, images, None, Threat(eps=eps), seed=seed, ids=ids, early_stop=False, progress=False)
+    return {"noise": noise, "pgd": result.adversarial.to(images)}
+
+
+_BALL = {"eps": "radius", "samples": "samples", "steps": "steps", "points": "points", "seed": "seed"}
+PARTS = (
+    Part("alignment", ALIGNMENT_SCHEMA, {"probes": "probes", "seed": "seed"}, alignment_rows, version=2),
+    Part("lipschitz", LIPSCHITZ_SCHEMA, _BALL, lipschitz_rows, heavy=True, registered=_added_estimators),
+    Part("depth", DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
+)
+STUDY_PARTS = (
+    Part("branches", BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
+    Part(
+        "alignment-perturbed",
+        ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
+        {"eps": "radius", "probes": "probes", "seed": "seed"},
+        perturbed_alignment_rows,
+    ),
+)
+"""What studies measure in addition: the two branches under perturbations, and alignment at perturbed images."""

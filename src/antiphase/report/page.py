@@ -1,0 +1,174 @@
+"""One page for every run: headlines, sections of figures and tables, settings; one file that needs no other."""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from antiphase.files import replacing, write_text
+from antiphase.report.figure import as_pdf, as_png, as_svg, inline_svg
+from antiphase.report.table import Table
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A number beside a headline, formatted: of one model or family."""
+
+    name: str
+    color: str
+    percent: str
+    interval: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer in one sentence, the sentences below it, and the rates that they quote.
+
+    ``lead`` may be markup; ``what`` says what the rates are.
+    """
+
+    title: str
+    lead: str = ""
+    rates: tuple[Rate, ...] = ()
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its caption; if ``beside``, its files are also written next to the page."""
+
+    name: str
+    figure: Figure
+    caption: str
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Tables behind one tab."""
+
+    name: str
+    tab: str
+    tables: Sequence[Table]
+    title: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: words, figures, tables, tabs, and markup of its own, each of which may be missing."""
+
+    name: str
+    title: str
+    words: str = ""
+    plots: Sequence[Plot] = ()
+    tables: Sequence[Table] = ()
+    panels: Sequence[Panel] = ()
+    markup: str = ""
+    in_navigation: str = ""  # the section's title where not given
+
+
+def write_page(
+    path: Path,
+    record: Mapping[str, Any],
+    headlines: Sequence[Headline],
+    sections: Sequence[Section],
+    *,
+    settings: str,
+    unit: str = "images",
+    reading: str = "",
+) -> None:
+    """Write the page of a run; the same content gives the same bytes.
+
+    Args:
+        path: of the page.
+        record: the content of ``run.json``.
+        headlines: the first is the title.
+        sections: in their order.
+        settings: title of the record's settings.
+        unit: what ``record["n"]`` counts.
+        reading: markup on how to read the page, at its end.
+    """
+    drawn = {}
+    for section in sections:
+        for plot in section.plots:
+            drawn[plot.name] = embedded(
+                plot.figure, plot.name, f"{section.title}: {plot.name}; the numbers are in the tables"
+            )
+            if plot.beside:
+                for ending, content in drawn[plot.name]["files"].items():
+                    with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
+                        temporary.write_bytes(content)
+    template = environment().get_template("page.html")
+    page = template.render(
+        run=_flat(record),
+        headlines=headlines,
+        sections=sections,
+        drawn=drawn,
+        settings_title=settings,
+        unit=unit,
+        reading=Markup(reading),
+    )
+    write_text(path, page)
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record whose lists and settings of settings are text; several data sets are added up."""
+    flat = dict(record)
+    if isinstance(record["data"], list):
+        prints = ", ".join(fingerprint[:12] for fingerprint in record["data_fingerprint"])
+        flat |= {"data": ", ".join(record["data"]), "n": sum(record["n"]), "data_fingerprint": prints}
+    return flat | {"settings": {name: settings_text(value) for name, value in record["settings"].items()}}
+
+
+def settings_text(value: Any) -> Any:
+    """Return a setting in one line.
+
+    >>> settings_text({"steps": 20, "step_size": "ε/4", "targets": None}), settings_text([])
+    ('steps 20, step_size ε/4, targets none', '–')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {'none' if item is None else item}" for name, item in value.items())
+    return (", ".join(map(str, value)) or "–") if isinstance(value, list) else value
+
+
+def environment() -> Environment:
+    """Return the template environment with its filters."""
+    templates = Environment(
+        loader=PackageLoader("antiphase.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    templates.filters["breakable"] = _breakable
+    return templates
+
+
+def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
+    """Return a figure for a page: inline SVG and downloads.
+
+    Args:
+        figure: the figure.
+        name: a name unique on the page; letters, digits, "-" and "_".
+        description: text for screen readers.
+    """
+    svg = as_svg(figure)
+    files = {"svg": svg.encode(), "png": as_png(figure), "pdf": as_pdf(figure)}
+    types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
+    return {
+        "name": name,
+        "svg": Markup(inline_svg(svg, name, description)),
+        "files": files,
+        "downloads": {
+            ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}"
+            for ending, content in files.items()
+        },
+    }
+
+
+def _breakable(text: str) -> Markup:
+    """Allow line breaks after the separators of path-like names, for narrow screens."""
+    return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))

@@ -1,0 +1,102 @@
+"""Tables: one object that is HTML on a page, a table on the console and Markdown in a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table as ConsoleTable
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: a text, notes below it, the colour of a marker before it, and a CSS class.
+
+    Classes: ``name`` (may wrap), ``word`` (text, not a number), ``mean`` (in the first field: a row of means) and
+    ``undecided`` (pale).
+    """
+
+    text: str
+    notes: tuple[str, ...] = ()
+    color: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Fields in rows; ``csv`` holds the numbers with all digits, in long form."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Field, ...], ...]
+    csv: str
+
+    def console(self, columns: Sequence[str] | None = None, width: int = 80) -> ConsoleTable:
+        """Return the table for a console: the first column in bold, notes below the values.
+
+        Args:
+            columns: those that are shown, in their order; all where not given.
+            width: of the console; columns that find no room are left to the page.
+        """
+        places = [self.columns.index(column) for column in columns or self.columns]
+        widths = [max(map(len, self._lines(place)), default=0) + 2 for place in places]
+        widths[0] = min(max(widths[0], 16), _NAMES)
+        fitting = [place for end, place in enumerate(places, 1) if sum(widths[:end]) <= width or end < 3]
+        table = ruled_table(self.title, caption="more columns in the report" if fitting != places else None)
+        for place in fitting:
+            words = bool(self.rows) and self.rows[0][place].kind in ("name", "word")
+            first = place == places[0]
+            table.add_column(
+                self.columns[place],
+                overflow="fold",
+                min_width=14 if first else None,
+                justify="left" if first or words else "right",
+                no_wrap=not first,
+            )
+        for row in self.rows:
+            table.add_row(*(_text(row[place], place == places[0]) for place in fitting))
+        return table
+
+    def _lines(self, place: int) -> list[str]:
+        fields = (row[place] for row in self.rows)
+        return [
+            self.columns[place],
+            *(line for field in fields for line in (field.text, *map(_short, field.notes))),
+        ]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, notes in brackets behind the values."""
+        lines = [self.columns, ["---"] * len(self.columns)]
+        for row in self.rows:
+            lines.append([" ".join([field.text, *(f"({note})" for note in field.notes)]) for field in row])
+        return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+_NAMES = 24  # of a console's line, for the names of the rows
+
+
+def _short(note: str) -> str:
+    """Return an interval in brackets, in the little room that a console has."""
+    return f"[{note.replace(' to ', ' ')}]" if " to " in note else note
+
+
+def _text(field: Field, first: bool) -> Text:
+    style = "dim" if field.kind == "undecided" else "bold" if first or field.notes else ""
+    return Text.assemble((field.text, style), *((f"\n{_short(note)}", "dim") for note in field.notes))
+
+
+def ruled_table(
+    title: str | None = None, *, caption: str | None = None, title_style: str = "bold"
+) -> ConsoleTable:
+    """Return an empty table with a rule below its head, as all commands print them."""
+    return ConsoleTable(
+        title=title,
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title_justify="left",
+        title_style=title_style,
+        caption_justify="left",
+    )
