@@ -2,7 +2,7 @@
 
 Every mean is taken over the samples before a ratio is formed, and every interval is over the samples
 (:func:`~antiphase.statistics.intervals.jackknife`, 95 %), for these weights: what other training seeds would
-give, only several models can tell. All tables have the columns ``metric, value, low, high, n``, n that of samples.
+give, only several models can tell.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,40 +15,62 @@ from antiphase.errors import UserError
 from antiphase.sensitivity.theory import amplification
 from antiphase.statistics.intervals import Estimate, Statistic, as_difference, as_share, as_size, jackknife
 
-Schema = dict[str, Any]
-Statistic = Callable[[np.ndarray], np.ndarray]
-"""A function of means over the samples, in the last axis."""
-_Rows = list[tuple[Any, ...]]
+_WHO = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
+_LAYER = {"layer": pl.Int64, "name": pl.String}
 
 
-def _floats(*names: str) -> Schema:
+def _numbers(*names: str) -> dict[str, Any]:
     return dict.fromkeys(names, pl.Float64)
 
 
-_WHO: Schema = {"model": pl.String, "attention": pl.String, "seed": pl.Int64, "sample": pl.Int64}
-_LAYER: Schema = {"layer": pl.Int64, "name": pl.String}
 ALIGNMENT_SCHEMA = (
     _WHO
     | _LAYER
     | {"head": pl.Int64, "site": pl.String, "probes": pl.Int64}
-    | _floats("lam", "first", "second", "cross", "moved", "low", "high")
+    | _numbers("lam", "first", "second", "cross", "moved", "low", "high")
 )
 LIPSCHITZ_SCHEMA = (
-    _WHO | _LAYER | dict.fromkeys(("of", "estimator", "norm", "ball"), pl.String) | _floats("eps", "value")
+    _WHO | _LAYER | dict.fromkeys(("of", "estimator", "norm", "ball"), pl.String) | _numbers("eps", "value")
 )
 DEPTH_SCHEMA = (
     _WHO
     | {"perturbation": pl.String, "eps": pl.Float64, "stage": pl.Int64, "name": pl.String}
-    | _floats("length", "gain", "lipschitz", "alpha", "positive", "negative", "moved")
+    | _numbers("length", "gain", "lipschitz", "alpha", "positive", "negative", "moved")
 )
 BRANCHES_SCHEMA = (
     _WHO
     | _LAYER
     | {"head": pl.Int64, "perturbation": pl.String}
-    | _floats("eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved")
-    | _floats("clean_correlation", "correlation", "change_correlation")
+    | _numbers("eps", "lam", "positive", "negative", "moved", "clean_positive", "clean_moved")
+    | _numbers("clean_correlation", "correlation", "change_correlation")
 )
-_ESTIMATE: Schema = {"metric": pl.String, **_floats("value", "low", "high"), "n": pl.Int64}
+_PARTS = ["first", "second", "cross", "difference", "negative", "positive", "undecided", "below"]
+_NORM: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
+_TWO_MAPS: dict[str, Statistic] = _NORM | {
+    "cosine": lambda m: m[..., 2] / np.sqrt(m[..., 0] * m[..., 1]),
+    "rho": lambda m: np.sqrt(m[..., 1] / m[..., 0]),
+    "amplification": lambda m: np.sqrt(m[..., 3] / m[..., 0]),
+    "negative": lambda m: m[..., 4],
+    "positive": lambda m: m[..., 5],
+    "undecided": lambda m: m[..., 6],
+    "below": lambda m: m[..., 7],
+}
+# first, λ²·second, difference, base
+_EXPLAINED: dict[str, Statistic] = {
+    "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
+    "relative": lambda m: 0.5 * np.log(m[..., 2] / m[..., 3]),
+    "by_gamma": lambda m: 0.5 * np.log(m[..., 0] / m[..., 3]),
+    "by_rho": lambda m: 0.5 * np.log(1 + m[..., 1] / m[..., 0]),
+    "by_cosine": lambda m: 0.5 * np.log(m[..., 2] / (m[..., 0] + m[..., 1])),
+}
+_WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
+    {"cosine": as_difference}
+    | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
+    | dict.fromkeys(("relative", "by_gamma", "by_rho", "by_cosine", "critical", "printed"), lambda any: any)
+)
+
+Block = tuple[Sequence[Any], np.ndarray, Mapping[str, Statistic]]
+"""Key of some rows, their parts (samples, parts), and the metrics as functions of the parts' means."""
 
 
 def within(metric: str) -> Callable[[Estimate], Estimate]:
@@ -60,41 +82,27 @@ def within(metric: str) -> Callable[[Estimate], Estimate]:
     return _WITHIN.get(metric, as_size)
 
 
-_ANY_NUMBER = ("relative", "by_gamma", "by_rho", "by_cosine", "critical", "printed")
-_WITHIN: dict[str, Callable[[Estimate], Estimate]] = (
-    {"cosine": as_difference}
-    | dict.fromkeys(("below", "negative", "positive", "undecided"), as_share)
-    | dict.fromkeys(_ANY_NUMBER, lambda estimate: estimate)
-)
-
-
-def estimates(values: np.ndarray, statistics: Mapping[str, Statistic], bounded: bool = True) -> _Rows:
-    """Return metric, value, low, high and n of statistics of values (samples, parts), within their range if bounded."""
-    rows: _Rows = []
-    with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
-        for metric, statistic in statistics.items():
-            one = jackknife(values, statistic)
-            one = within(metric)(one) if bounded else one
-            rows.append((metric, one.value, one.low, one.high, one.n))
-    return rows
-
-
-def table(rows: _Rows, keys: Schema) -> pl.DataFrame:
-    """Return rows of keys and :func:`estimates` as a frame."""
-    return pl.DataFrame(rows, keys | _ESTIMATE, orient="row")
-
-
-def by_group(
-    rows: pl.DataFrame, keys: Sequence[str], estimated: Callable[[pl.DataFrame], _Rows]
+def estimate_table(
+    blocks: Iterable[Block], keys: Mapping[str, Any], value: str = "value", bounded: bool = True
 ) -> pl.DataFrame:
-    """Return the estimates of each group of rows."""
-    groups = rows.group_by(keys, maintain_order=True)
-    found = [(*key, *estimate) for key, block in groups for estimate in estimated(block)]
-    return table(found, {name: rows.schema[name] for name in keys})
+    """Estimate each metric of each block, with an interval over the samples, within its range if it is ``bounded``.
+
+    Returns:
+        The columns of the schema ``keys``, then ``metric, value, low, high, n`` with ``value`` named as given.
+    """
+    rows = []
+    with np.errstate(divide="ignore", invalid="ignore"):  # a map that nothing moves has no angle: NaN
+        for key, parts, statistics in blocks:
+            for metric, statistic in statistics.items():
+                estimate = jackknife(parts, statistic)
+                estimate = within(metric)(estimate) if bounded else estimate
+                rows.append((*key, metric, estimate.value, estimate.low, estimate.high, estimate.n))
+    schema = {**keys, "metric": pl.String, **_numbers(value, "low", "high"), "n": pl.Int64}
+    return pl.DataFrame(rows, schema, orient="row")
 
 
 def alignment(rows: pl.DataFrame) -> pl.DataFrame:
-    """Estimate, for each ``model, site, layer, name`` of rows of ``ALIGNMENT_SCHEMA``:
+    """Estimate, for each model, site and layer:
 
     - ``cosine``: cosθ = Σ⟨J1, J2⟩ / √(Σ‖J1‖²·Σ‖J2‖²), sums over samples and heads; ``rho``: √(Σ‖J2‖²/Σ‖J1‖²);
     - ``amplification``: √(Σ‖J1 − λ·J2‖² / Σ‖J1‖²), as measured (Theorem 1 predicts it from the two above where
@@ -103,9 +111,18 @@ def alignment(rows: pl.DataFrame) -> pl.DataFrame:
     - ``negative``, ``positive``, ``undecided``: shares of samples and heads whose interval of cosθ over the
       probes lies below 0, above it, or on both sides; exact inner products decide them all;
     - ``norm``: ‖J_DA‖ (or ‖J‖ of standard attention), the root mean square over samples and heads.
+
+    Args:
+        rows: of ``ALIGNMENT_SCHEMA``.
+
+    Returns:
+        Columns ``model, site, layer, name, metric, value, low, high, n``, n the number of samples.
     """  # noqa: D415 (a list follows)
-    keys = ("model", "site", "layer", "name")
-    return by_group(rows, keys, lambda block: estimates(_sample_parts(block), _statistics_of(block)))
+    keys = ["model", "site", "layer", "name"]
+    groups = rows.group_by(keys, maintain_order=True)
+    return estimate_table(
+        ((key, _sample_parts(block), _statistics(block)) for key, block in groups), rows.select(keys).schema
+    )
 
 
 def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
@@ -177,26 +194,14 @@ def _sample_parts(block: pl.DataFrame) -> np.ndarray:
     return _signed(block).group_by("sample").agg(pl.mean(*_PARTS)).sort("sample").select(_PARTS).to_numpy()
 
 
-def _statistics_of(block: pl.DataFrame) -> dict[str, Statistic]:
+def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
     """Return the metrics of one model, site and layer as functions of the means of :func:`_sample_parts`."""
-    norm: dict[str, Statistic] = {"norm": lambda m: np.sqrt(m[..., 3])}
     attention = block["attention"][0]
     one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
     return _NORM if one_map else _TWO_MAPS
 
 
-# of first, λ²·second, difference, base
-_EXPLAINED: dict[str, Statistic] = {
-    "gamma": lambda m: np.sqrt(m[..., 0] / m[..., 3]),
-    "relative": lambda m: 0.5 * np.log(m[..., 2] / m[..., 3]),
-    "by_gamma": lambda m: 0.5 * np.log(m[..., 0] / m[..., 3]),
-    "by_rho": lambda m: 0.5 * np.log(1 + m[..., 1] / m[..., 0]),
-    "by_cosine": lambda m: 0.5 * np.log(m[..., 2] / (m[..., 0] + m[..., 1])),
-}
-_PAIR: Schema = {"model": pl.String, "against": pl.String, "site": pl.String, "layer": pl.Int64}
-
-
-def explanation(rows: pl.DataFrame, pairs: Iterable[tuple[str, str]]) -> pl.DataFrame:
+def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """Take a layer's relative sensitivity apart: ln(‖J_DA‖/‖J_base‖) = ln γ + ½·ln(1 + λ²ρ²) + the angle's part.
 
     With γ = ‖J1‖/‖J_base‖, root mean squares over samples and heads, the angle's part is what is left of
@@ -210,23 +215,24 @@ def explanation(rows: pl.DataFrame, pairs: Iterable[tuple[str, str]]) -> pl.Data
             is the loss's gradient, which is along another cotangent in each model.
 
     Returns:
-        Also the columns ``model, against, site, layer``; samples that both have.
+        Columns ``model, against, site, layer, metric, value, low, high, n``; samples that both have.
     """
-    found: _Rows = []
-    second = pl.col("lam") ** 2 * pl.col("second")
-    signed = _signed(rows.filter(pl.col("site") != "loss")).with_columns(lam_second=second)
-    kind = dict(rows.select("model", "attention").unique().iter_rows())
     keys = ["site", "layer", "sample"]
-    for model, against in pairs:
-        if (kind[model], kind[against]) != ("differential", "softmax"):
+    signed = _signed(rows.filter(pl.col("site") != "loss"))
+    signed = signed.with_columns(lam_second=pl.col("lam") ** 2 * pl.col("second"))
+    kind = dict(rows.select("model", "attention").unique().iter_rows())
+    blocks: list[Block] = []
+    for pair in pairs:
+        if [kind[name] for name in pair] != ["differential", "softmax"]:
             continue
-        base = signed.filter(model=against).group_by(keys).agg(base=pl.mean("first"))
-        means = signed.filter(model=model).group_by(keys).agg(pl.mean("first", "lam_second", "difference"))
-        both = means.join(base, on=keys).sort(keys)
-        for place, block in both.group_by(["site", "layer"], maintain_order=True):
-            values = block.select("first", "lam_second", "difference", "base").to_numpy()
-            found += [(model, against, *place, *one) for one in estimates(values, _EXPLAINED)]
-    return table(found, _PAIR)
+        model, base = (signed.filter(model=name).group_by(keys) for name in pair)
+        both = model.agg(pl.mean("first", "lam_second", "difference")).join(
+            base.agg(base=pl.mean("first")), on=keys
+        )
+        for place, block in both.sort(keys).group_by(["site", "layer"], maintain_order=True):
+            parts = block.select("first", "lam_second", "difference", "base").to_numpy()
+            blocks.append(((*pair, *place), parts, _EXPLAINED))
+    return estimate_table(blocks, _PAIR)
 
 
 def prediction_error(rows: pl.DataFrame) -> float:
@@ -235,7 +241,7 @@ def prediction_error(rows: pl.DataFrame) -> float:
     Row by row: amplification(λ, ρ, cosθ)·‖J1‖ against ‖J1 − λ·J2‖ of the same probes, the maps subtracted
     first. Rows of a closed form have no such measurement and are left out.
     """
-    measured = _measured(rows)
+    measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
     if measured.is_empty():
         return 0.0
     columns = ("first", "second", "cross", "lam", "moved")
@@ -244,23 +250,19 @@ def prediction_error(rows: pl.DataFrame) -> float:
     return float(np.max(np.abs(predicted / np.sqrt(moved) - 1.0)))
 
 
-def _measured(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
+def means(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
+    """Average columns over the samples of each group, with intervals over the samples.
 
-
-def means(rows: pl.DataFrame, keys: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
-    """Average columns over the samples of each group; what is null throughout is left out."""
-
-    def averaged(block: pl.DataFrame) -> _Rows:
-        values = {column: block[column].drop_nulls().to_numpy()[:, None] for column in columns}
-        return [
-            estimate
-            for column, one in values.items()
-            if len(one)
-            for estimate in estimates(one, {column: lambda m: m[..., 0]})
-        ]
-
-    return by_group(rows, keys, averaged)
+    Returns:
+        Columns ``*keys, metric, value, low, high, n``; what is null throughout is left out.
+    """
+    blocks = (
+        (key, values[:, None], {column: lambda m: m[..., 0]})
+        for key, block in rows.group_by(keys, maintain_order=True)
+        for column in columns
+        if len(values := block[column].drop_nulls().to_numpy())
+    )
+    return estimate_table(blocks, rows.select(keys).schema)
 
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
@@ -271,54 +273,13 @@ def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: of ``DEPTH_SCHEMA``.
     """
-
-    def cancelled(block: pl.DataFrame) -> _Rows:
-        squares = block.select("positive", "negative", "moved").to_numpy() ** 2
-        return estimates(squares, {"cancellation": lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1]))})
-
-    return by_group(_measured(rows), ["model", "perturbation", "eps", "stage"], cancelled)
-
-
-def layer_differences(rows: pl.DataFrame, pairs: Iterable[tuple[str, str]]) -> pl.DataFrame:
-    """Estimate how much larger each metric of :func:`alignment` is than another model's.
-
-    The interval is the jackknife's over the samples, each left out of both models at once: f(x̄) − f(ȳ) with x and y
-    of the same sample. Metrics that only one of the two models has are left out, and so is the norm along the loss's
-    gradient, which is along another cotangent in each model.
-
-    Args:
-        rows: of ``ALIGNMENT_SCHEMA``.
-        pairs: (model, against), with as many layers, measured on the same samples.
-
-    Returns:
-        Columns ``model, against, site, layer, metric, difference, low, high, n``.
-
-    Raises:
-        UserError: two models were not measured on the same samples, sites and layers.
-    """
-    found: _Rows = []
-    for model, against in pairs:
-        ours, theirs = (
-            rows.filter(model=name).partition_by(["site", "layer"], as_dict=True) for name in (model, against)
-        )
-        samples = [{place: set(one["sample"]) for place, one in side.items()} for side in (ours, theirs)]
-        if samples[0] != samples[1]:
-            raise UserError(
-                f"{model} and {against}: measured on different images, layers or sites; measure both with the same "
-                "settings"
-            )
-        for place, block in ours.items():
-            other = theirs[place]
-            values = np.concatenate([_sample_parts(block), _sample_parts(other)], axis=1)
-            one, two = _statistics_of(block), _statistics_of(other)
-            differences = {
-                metric: _difference(one[metric], two[metric])
-                for metric in one
-                if metric in two and (place[0], metric) != ("loss", "norm")
-            }
-            found += [(model, against, *place, *row) for row in estimates(values, differences, bounded=False)]
-    return table(found, _PAIR).rename({"value": "difference"})
-
-
-def _difference(one: Statistic, two: Statistic) -> Statistic:
-    return lambda m: one(m[..., : len(_PARTS)]) - two(m[..., len(_PARTS) :])
+    keys = ["model", "perturbation", "eps", "stage"]
+    measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
+    statistics: dict[str, Statistic] = {
+        "cancellation": lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1]))
+    }
+    blocks = (
+        (key, block.select("positive", "negative", "moved").to_numpy() ** 2, statistics)
+        for key, block in measured.group_by(keys, maintain_order=True)
+    )
+    return estimate_table(blocks, rows.select(keys).schema)
