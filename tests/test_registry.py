@@ -13,6 +13,7 @@ from antiphase.attacks.catalogue import find_attack
 from antiphase.errors import UserError
 from antiphase.registry import ATTACKS, find
 from antiphase.studies.cells import Attack, Given
+from tests.commands.audits import attack_options
 
 ATTACK = '''
 from antiphase.attacks import fab
@@ -55,7 +56,7 @@ def test_an_attack_is_one_file_and_one_line(brighten):
     assert (stage.name, stage.settings, stage.nearest) == ("brighten", {"steps": 3, "pull": 0.25}, True)
     assert attack_options((0.1,), attack="brighten").minimal
     with pytest.raises(UserError, match=r"'brighten' has no setting 'width': expected steps, pull"):
-        attack_options((0.1,), attack="brighten", settings={"width": 3})
+        _ = attack_options((0.1,), attack="brighten", settings={"width": 3}).ensemble
 
     model = Given(spec="specimen:vit-0")
     work = {

@@ -6,8 +6,7 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.audit.result import read_json
-from antiphase.commands.old import Kind
+from antiphase.commands.old import Kind, read_json
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
 from antiphase.reading import read_rows

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from antiphase.commands.audit.result import RUN_KEYS, read_json
+from antiphase.commands.old import read_json
+from antiphase.commands.result import RUN_KEYS
 from antiphase.evaluation.tasks import find_task
 from antiphase.files import replacing, write_text
 from antiphase.report.evaluation.figures import dot_figure, radar_figure

@@ -6,7 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.commands.audit.result import RUN_KEYS, read_json
+from antiphase.commands.old import read_json
+from antiphase.commands.result import RUN_KEYS
 from antiphase.files import write_text
 from antiphase.reading import read_rows
 from antiphase.report.figure import families
