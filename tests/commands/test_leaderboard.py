@@ -7,7 +7,7 @@ import pytest
 from antiphase.commands.audit.card import read_card, write_card
 from antiphase.commands.leaderboard.run import _TABS, _by_section, _lines, _tables, write_leaderboard
 from tests import needs
-from tests.report.test_browser import browser, open_page, requested  # noqa: F401 (browser is a fixture)
+from tests.commands.test_browser import browser, open_page, requested  # noqa: F401 (browser is a fixture)
 
 LINEUP = [("diffvit-0", "differential", 0, 2.0), ("vit-0", "softmax", 0, 1.0)]
 OTHERS = [("wide-1", "softmax", 1, 0.5), ("wide-2", "softmax", 2, 3.0)]
