@@ -74,15 +74,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Each command's module, which has it as ``COMMAND``, and the first line of its help."""
 
 
+_ELSEWHERE = {"study run": "antiphase.studies.result"}
+
+
 def find_command(name: str) -> "Command":
     """Return a command by name, such as ``"audit"``.
 
     Raises:
         UserError: there is no such command.
     """
-    if name not in COMMANDS and name != "study run":
+    if name not in COMMANDS and name not in _ELSEWHERE:
         raise UserError(f"command {name!r}: expected one of {', '.join(COMMANDS)}")
-    module = importlib.import_module(COMMANDS[name.split()[0]][0])
+    module = importlib.import_module(_ELSEWHERE.get(name) or COMMANDS[name][0])
     if hasattr(module, "COMMAND"):
         return module.COMMAND
     if name in getattr(module, "COMMANDS", {}):

@@ -21,7 +21,6 @@ KINDS: Table = {
     "train": "antiphase.api.trained:KIND",
     "train-clip": "antiphase.api.trained:KIND",
     "train-vlm": "antiphase.api.trained:KIND",
-    "study run": "antiphase.api.studied:KIND",
 }
 
 

@@ -211,7 +211,7 @@ def study(names: Any, **options: Any) -> Result:
     Raises:
         UserError: an option is not known or not valid, or a cell fails.
     """
-    from antiphase.api.studied import studied
+    from antiphase.studies.result import studied
     from antiphase.studies.run import run
 
     named = (names,) if isinstance(names, str) else names

@@ -276,7 +276,7 @@ def open_result(directory: str | Path) -> Result:
         raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
     kind = held_by(folder)
     if kind == "study run" or (folder / "cells.parquet").exists():
-        from antiphase.api.studied import open_studies
+        from antiphase.studies.result import open_studies
 
         return open_studies(folder)
     known = [name for name in COMMANDS if find_command(name).result]

@@ -4,23 +4,23 @@ import io
 import json
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
 
-from antiphase.commands.old import Kind, nothing_paired
+from antiphase.commands.command import Command
 from antiphase.commands.result import Result, read_result
 from antiphase.errors import UserError
-from antiphase.reading import read_json
 from antiphase.report.studies.figures import plot_figure
 from antiphase.report.studies.forest import forest_figure, forest_lines
 from antiphase.report.studies.site import write_site
 from antiphase.report.studies.tables import claims_csv, claims_sheets, table_sheet
 from antiphase.report.studies.wording import tally
 from antiphase.report.table import Table
-from antiphase.studies.options import PackOptions, StudyOptions
+from antiphase.studies.options import PackOptions, RunOptions, StudyOptions
 from antiphase.studies.pack import CELLS_FILE
 from antiphase.studies.plan import select
 from antiphase.studies.results import Result as Study
@@ -43,7 +43,7 @@ def studied(options: StudyOptions) -> Result:
         files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
         claims = _claims(results_of(StudyOptions(**chosen, rows=Path(name))))
     choice = json.dumps(options.model_dump(mode="json", include=set(_CHOSEN)))
-    return Result("study run", files | claims | {_CHOICE: choice.encode()}, options.place.resolve())
+    return StudyResult("study run", files | claims | {_CHOICE: choice.encode()}, options.place.resolve())
 
 
 def open_studies(folder: Path) -> Result:
@@ -84,44 +84,43 @@ def _claims(studies: Sequence[Study]) -> dict[str, bytes]:
     return {"claims.parquet": table.getvalue()}
 
 
-def _studies(folder: Path) -> list[Study]:
-    choice = read_json(folder / _CHOICE)
-    return results_of(StudyOptions(**choice, rows=folder))
+class StudyResult(Result):
+    """The finished rows of studies, packed, and what the report makes of them."""
+
+    main_table = "claims"
+    needs = (CELLS_FILE, _CHOICE)
+
+    @cached_property
+    def studies(self) -> list[Study]:
+        """What each study found."""
+        choice = self.read_json(_CHOICE)
+        with self.unpacked() as folder:
+            return results_of(StudyOptions(**choice, rows=folder))
+
+    def line(self) -> str:
+        names = ", ".join(study.name for study in self.studies[:3]) + " …" * (len(self.studies) > 3)
+        done, total = (sum(getattr(study, name) for study in self.studies) for name in ("done", "total"))
+        claims = [claim for study in self.studies for claim in study.claims]
+        counts = f"; {tally(claims)}" if claims else ""
+        return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells{counts}"
+
+    def all_tables(self) -> list[Table]:
+        tables = [table for study in self.studies if study.artefact for table in study.artefact.tables]
+        return [*claims_sheets(self.studies, [""] * len(self.studies)), *map(table_sheet, tables)]
+
+    def figure(self) -> Figure:
+        """Draw the first plot of a single study, else all claims."""
+        plots = [plot for study in self.studies if study.artefact for plot in study.artefact.plots]
+        alone = plots and len(self.studies) == 1
+        return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
+
+    def differences(self, other: Any) -> pl.DataFrame:
+        raise UserError("compare: studies compare models in their claims: see frame()")
+
+    def write_report(self, folder: Path) -> Path:
+        return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)
 
 
-def _line(result: Result) -> str:
-    with result.unpacked() as folder:
-        studies = _studies(folder)
-    names = ", ".join(study.name for study in studies[:3]) + (" …" if len(studies) > 3 else "")
-    done, total = (sum(getattr(study, name) for study in studies) for name in ("done", "total"))
-    claims = [claim for study in studies for claim in study.claims]
-    said = f"; {tally(claims)}" if claims else ""
-    return f"{names} under profile {studies[0].profile}: {done} of {total} cells{said}"
-
-
-def _sheets(folder: Path) -> list[Table]:
-    studies = _studies(folder)
-    tables = [table for study in studies if study.artefact for table in study.artefact.tables]
-    return [*claims_sheets(studies, [""] * len(studies)), *map(table_sheet, tables)]
-
-
-def _figure(folder: Path) -> Figure:
-    """Draw the first plot of a single study, else all claims."""
-    studies = _studies(folder)
-    plots = [plot for study in studies if study.artefact for plot in study.artefact.plots]
-    return plot_figure(plots[0]) if plots and len(studies) == 1 else forest_figure(forest_lines(studies))
-
-
-def _report(folder: Path) -> None:
-    write_site(_studies(folder), folder)
-
-
-KIND = Kind(
-    "claims",
-    (CELLS_FILE, _CHOICE),
-    _line,
-    _sheets,
-    _figure,
-    nothing_paired("studies compare models in their claims: see frame()"),
-    _report,
+COMMAND = Command(
+    "study run", RunOptions, "antiphase.studies.run:run", "antiphase.studies.result:StudyResult"
 )
