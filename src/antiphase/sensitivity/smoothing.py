@@ -36,7 +36,6 @@ from antiphase.progress import progress_bar
 ABSTAIN = -1
 """The prediction if the vote is too close to certify a class."""
 
-_TIMED = 3  # batches whose time says how long the run takes
 # numbers drawn at once, to fit the processor's cache, and noisy copies per batch; larger was slower
 _SIZES = {"cpu": (2**15, 64)}
 _ELSEWHERE = (2**24, 2**12)
@@ -201,26 +200,6 @@ def smooth(
         for name in ("prediction", "radius", "top", "count")
     }
     return Smoothed(copies.ids, **columns, smoothing=settings, seconds=time.monotonic() - began)
-
-
-def expected_seconds(
-    model: Classifier,
-    images: Float[Tensor, "samples channels height width"],
-    smoothing: Smoothing,
-    *,
-    count: int,
-    batch_size: int | None = None,
-) -> float:
-    """Estimate the time in which :func:`smooth` takes ``count`` images, from a few timed batches after a warm-up."""
-    with attacked(model, smoothing.precision) as oracle:
-        copies = _Copies(oracle, images, None, smoothing, batch_size)
-        rows = range(min(copies.size, copies.total))
-        copies.classes(rows)
-        began = time.perf_counter()
-        for _ in range(_TIMED):
-            copies.classes(rows)
-        seconds = (time.perf_counter() - began) / (_TIMED * len(rows))
-    return seconds * smoothing.draws * count
 
 
 def _certify(votes: Int64[Tensor, " draws"], smoothing: Smoothing) -> dict[str, Any]:
