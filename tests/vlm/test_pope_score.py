@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from antiphase.errors import UserError
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.influence import auc_values, ratio_values
-from antiphase.vlm.pope import PopeQuestion, is_parsed, join_answers, says_yes
+from antiphase.vlm.pope import is_parsed, says_yes
 from tests.reference.pope import counts_as_no
 
 ANSWERS = {  # answer: (yes, parsed)
@@ -47,15 +46,6 @@ def test_an_answer_counts_as_the_published_script_counts_it(answer):
 )
 def test_any_text_counts_as_in_the_transcription(parts):
     assert says_yes("".join(parts)) != counts_as_no("".join(parts))
-
-
-def test_answers_are_joined_by_image_and_question_whatever_their_order():
-    asked = [("a", "dog?"), ("b", "dog?"), ("a", "cat?"), ("a", "dog?")]
-    questions = [PopeQuestion("random", at, *both, yes=True) for at, both in enumerate(asked)]
-    answers = {("a", "cat?"): "1", ("b", "dog?"): "2", ("a", "dog?"): "3"}
-    assert join_answers(questions, answers) == ["3", "2", "1", "3"]
-    with pytest.raises(UserError, match="1 of 4 questions have no answer, the first is 'cat\\?' of a"):
-        join_answers(questions, {both: "yes" for both in asked if both[1] == "dog?"})
 
 
 @pytest.fixture

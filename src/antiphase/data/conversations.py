@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,20 @@ from antiphase.errors import UserError, shown
 from antiphase.files import digest
 from antiphase.reading import parse_json
 from antiphase.streams import generator, key
+
+ASK = "Is there {} in the image?"
+"""POPE's question, with a place for an object and its article.
+
+POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the published
+files say.
+"""
+
+ASK_CAPTION = "Provide a one-sentence caption for the provided image."
+"""As in the instructions of LLaVA 1.5."""
+
+_PLACE = "<image>"
+_CAPTIONS = 0.1  # share of the conversations about emoji of stage 2 that ask for the caption
+_TEXTS = 0.2  # share that has the caption in place of the image
 
 
 @validated
@@ -60,18 +74,8 @@ class Conversations(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Request:
-    """Arguments for a source.
-
-    Attributes:
-        name: the whole name.
-        path: its part after the first colon, up to a question mark.
-        settings: what follows that: ``key=value``, separated by ``&``.
-        stage: 1 for captions, 2 for instructions.
-        root: data folder.
-        seed: random seed of generated data.
-    """
+class Request(NamedTuple):
+    """What a source is asked for: its name, the path and the settings in it, the stage, the data folder, the seed."""
 
     name: str
     path: str
@@ -80,89 +84,10 @@ class Request:
     root: Path
     seed: int
 
-
-@dataclass(frozen=True)
-class Source:
-    """A source of conversations.
-
-    Attributes:
-        description: what it is, in one line.
-        load: returns the conversations of a request.
-        settings: keys that its name may have behind a question mark.
-    """
-
-    description: str
-    load: Callable[[Request], Conversations]
-    settings: tuple[str, ...] = ()
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some of the conversations of a source."""
-
-    whole: Conversations
-    positions: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __getitem__(self, position: int) -> Conversation:
-        return self.whole[self.positions[position]]
-
-    def has_image(self, position: int) -> bool:
-        return self.whole.has_image(self.positions[position])
-
-    def fingerprint(self) -> str:
-        return digest(self.whole.fingerprint(), repr(self.positions))
-
-
-def query_settings(query: str) -> dict[str, str]:
-    """Return the settings behind the question mark of a name; values are taken as they are written.
-
-    >>> query_settings("images=a+b&only=coco/")
-    {'images': 'a+b', 'only': 'coco/'}
-    """
-    parts = (part.partition("=") for part in query.split("&") if part)
-    return {name: value for name, _, value in parts}
-
-
-def file_at(path: str, root: Path) -> Path:
-    """Return a path in the working directory, or below the data folder."""
-    here = Path(path).expanduser()
-    return here if here.exists() or not (root / here).exists() else root / here
-
-
-def _llava(ask: Request) -> Conversations:
-    return llava_conversations(ask.name, file_at(ask.path, ask.root), ask.settings, ask.root)
-
-
-def _emoji(ask: Request) -> Conversations:
-    return emoji_conversations(ask.stage, ask.seed, ask.root)
-
-
-def _shards(ask: Request) -> Conversations:
-    return shard_conversations(ask.name, ask.path, ask.root)
-
-
-_SOURCES: dict[str, Source] = {
-    "emoji-objects": Source(
-        "6,000 scenes of two to four objects: captions for stage 1, balanced yes/no questions for stage 2",
-        _emoji,
-    ),
-    "llava:JSON": Source(
-        "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
-        "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
-        _llava,
-        ("images", "only"),
-    ),
-    "shards:PATTERN": Source(
-        "tar files with KEY.json, a record of LLaVA's layout, and its image KEY.jpg", _shards
-    ),
-}
-
-CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
-"""One-line description of each source of conversations."""
+    def place(self, path: str) -> Path:
+        """Return a path in the working directory, or below the data folder."""
+        here = Path(path).expanduser()
+        return here if here.exists() or not (self.root / here).exists() else self.root / here
 
 
 @validated
@@ -193,17 +118,44 @@ def load_conversations(
     settings = query_settings(query)
     for setting in settings:
         if setting not in source.settings:
-            raise UserError(
-                f"{name}: no setting {setting!r}; expected {', '.join(source.settings) or 'none'}"
-            )
-    found = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
-    if limit is None or limit >= len(found):
-        return found
-    order = torch.randperm(len(found), generator=generator(seed, "subset"))[:limit].sort().values
-    return _Part(found, tuple(order.tolist()))
+            expected = ", ".join(source.settings) or "none"
+            raise UserError(f"{name}: no setting {setting!r}; expected {expected}")
+    whole = source.load(Request(name, plain.partition(":")[2], settings, stage, data_root(root), seed))
+    if limit is None or limit >= len(whole):
+        return whole
+    order = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values
+    return _Part(whole, tuple(order.tolist()))
 
 
-_PLACE = "<image>"
+def query_settings(query: str) -> dict[str, str]:
+    """Return the settings behind the question mark of a name; values are taken as they are written.
+
+    >>> query_settings("images=a+b&only=coco/")
+    {'images': 'a+b', 'only': 'coco/'}
+    """
+    parts = (part.partition("=") for part in query.split("&") if part)
+    return {name: value for name, _, value in parts}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some of the conversations of a source."""
+
+    whole: Conversations
+    positions: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, position: int) -> Conversation:
+        return self.whole[self.positions[position]]
+
+    def has_image(self, position: int) -> bool:
+        return self.whole.has_image(self.positions[position])
+
+    def fingerprint(self) -> str:
+        return digest(self.whole.fingerprint(), repr(self.positions))
 
 
 @final
@@ -230,68 +182,58 @@ class LlavaRecords:
         file = record.get("image")
         image = None if file is None else decode_whole(self.images / file).float() / 255
         mark = "" if file is not None else _PLACE  # without an image it is a word like any other
-        said = [one["value"].replace(_PLACE, mark).strip() for one in _paired(record["conversations"])]
+        said = [part["value"].replace(_PLACE, mark).strip() for part in _answered(record["conversations"])]
         return Conversation(str(record["id"]), image, tuple(zip(said[::2], said[1::2], strict=True)))
 
     def has_image(self, position: int) -> bool:
         return "image" in self.records[position]
 
-    @cached_property
-    def _digest(self) -> str:
-        return digest(
-            "llava", *(repr(sorted(record.items(), key=lambda pair: pair[0])) for record in self.records)
-        )
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of the records, without the images' pixels."""
         return self._digest
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest("llava", *(repr(sorted(record.items())) for record in self.records))
 
-def llava_conversations(name: str, path: Path, settings: dict[str, str], root: Path) -> LlavaRecords:
-    """Read a JSON file in LLaVA's layout.
 
-    Args:
-        name: as given to ``load_conversations``.
-        path: the file.
-        settings: ``images``, the folder of the images, and perhaps ``only``, with which an image's path begins.
-        root: data folder.
+def llava_conversations(request: Request) -> LlavaRecords:
+    """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin.
 
     Raises:
         UserError: if the file, the folder or an image is missing, or a record is not in LLaVA's layout.
     """
-    if "images" not in settings:
+    name, path = request.name, request.place(request.path)
+    if "images" not in request.settings:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
-    images = file_at(settings["images"], root)
+    images = request.place(request.settings["images"])
     if not images.is_dir():
         raise UserError(f"{name}: {images}: no such folder; expected the folder of the images")
     records = read_json(path)
     if not isinstance(records, list) or not records:
         raise UserError(f"{path}: expected a list of at least one conversation; download it again")
-    if (only := settings.get("only")) is not None:
+    if (only := request.settings.get("only")) is not None:
         records = [one for one in records if isinstance(one, dict) and str(one.get("image")).startswith(only)]
         if not records:
             raise UserError(
                 f"{name}: no image of {path} begins with {only!r}; expected a folder such as coco/"
             )
-    answered = checked_records(records, path, literal=True)
-    if not answered:
+    records = _checked(records, path, literal=True)
+    if not records:
         raise UserError(f"{path}: no question has an answer; expected LLaVA's layout; download it again")
-    files = [one["image"] for one in answered if "image" in one]
+    files = [record["image"] for record in records if "image" in record]
     if absent := missing_files(images, files):
         raise UserError(
             f"{name}: {len(absent):,} of the {len(files):,} listed images are missing in {images}, the first is "
             f"{shown(absent[0])}: download them, or keep those of one folder with &only="
         )
-    return LlavaRecords(name, answered, images)
+    return LlavaRecords(name, records, images)
 
 
-def checked_records(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
-    """Check the records of a file, and return those with at least one answer.
+def _checked(records: list[Any], path: Path, *, literal: bool) -> list[dict[str, Any]]:
+    """Return the records of a file with at least one answer.
 
-    Args:
-        records: as read.
-        path: their file.
-        literal: whether ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
+    ``literal``: ``<image>`` is an ordinary word in a record without an image, as in LLaVA; or else a mistake.
 
     Raises:
         UserError: naming the first that is not in LLaVA's layout.
@@ -301,41 +243,39 @@ def checked_records(records: list[Any], path: Path, *, literal: bool) -> list[di
             raise UserError(
                 f"{path}: record {number}: {reason}; expected LLaVA's layout; correct or download it again"
             )
-    return [one for one in records if _paired(one["conversations"])]
+    return [record for record in records if _answered(record["conversations"])]
 
 
 def _fault(record: Any, literal: bool) -> str | None:
     """Return what is wrong with a record; None if nothing is."""
-    if (
-        not isinstance(record, dict)
-        or "id" not in record
-        or not isinstance(record.get("conversations"), list)
-    ):
+    parts = record.get("conversations") if isinstance(record, dict) and "id" in record else None
+    if not isinstance(parts, list):
         return "no id or no conversations"
     if not isinstance(record.get("image", ""), str):
         return f"image {shown(record['image'])} is not a path"
-    if not all(isinstance(one, dict) for one in record["conversations"]):
+    if not all(isinstance(part, dict) for part in parts):
         return "a message is not an object"
-    said = _paired(record["conversations"])
-    for place, one in enumerate(said):
-        if one.get("from") != ("human", "gpt")[place % 2]:
-            return f"message {place} is not from {('human', 'gpt')[place % 2]}"
-        if not isinstance(one.get("value"), str):
+    said = _answered(parts)
+    for place, part in enumerate(said):
+        speaker = ("human", "gpt")[place % 2]
+        if part.get("from") != speaker:
+            return f"message {place} is not from {speaker}"
+        if not isinstance(part.get("value"), str):
             return f"message {place} has no text"
-    marks = [one["value"].count(_PLACE) for one in said]
-    has = "image" in record
-    if said and marks != [int(has), *[0] * (len(said) - 1)] and (has or not literal):
+    marks = [part["value"].count(_PLACE) for part in said]
+    has_image = "image" in record
+    if said and marks != [int(has_image), *[0] * (len(said) - 1)] and (has_image or not literal):
         return f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question of a record with an image"
     return None
 
 
-def _paired(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _answered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out a first message of the model's, as LLaVA does, and a last question without an answer."""
-    kept = said[1:] if said and said[0].get("from") == "gpt" else said
-    return kept[: len(kept) // 2 * 2]
+    rest = parts[1:] if parts and parts[0].get("from") == "gpt" else parts
+    return rest[: len(rest) // 2 * 2]
 
 
-def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
+def shard_conversations(request: Request) -> LlavaRecords:
     """List conversations in tar files: KEY.json, and KEY.jpg, .png, .webp or .jpeg for one about an image.
 
     KEY.json is a record of LLaVA's JSON layout, or its ``conversations`` alone, as Megatron-LM's converter of LLaVA's
@@ -345,76 +285,55 @@ def shard_conversations(name: str, pattern: str, root: Path) -> LlavaRecords:
     Source: Megatron-LM (https://github.com/NVIDIA/Megatron-LM),
     ``examples/multimodal/convert_llava_pretrain_to_wds.py``.
 
-    Args:
-        name: as given to ``load_conversations``.
-        pattern: as for :func:`~antiphase.data.shards.find_shards`.
-        root: data folder.
-
     Raises:
         UserError: if a shard is missing, remote or damaged, or a record is not in LLaVA's layout.
     """
-    shards = find_shards(pattern, root)
+    shards = find_shards(request.path, request.root)
     remote = next((shard.place for shard in shards if not shard.local), None)
     if remote is not None:
         raise UserError(
-            f"{name}: {remote} is remote; download it, since conversations are read in random order"
+            f"{request.name}: {remote} is remote; download it, since conversations are read in random order"
         )
     paths = [Path(shard.place).resolve() for shard in shards]
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    records = [record for path in paths for record in _records(path, folder)]
+    records = [
+        record for path in paths for record in _checked(list(_members(path, folder)), path, literal=False)
+    ]
     if not records:
         raise UserError(
-            f"{name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
+            f"{request.name}: no conversations in its {len(paths)} shards; expected KEY.json with KEY.jpg"
         )
-    return LlavaRecords(name, records, folder)
+    return LlavaRecords(request.name, records, folder)
 
 
-def _records(tar: Path, folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a shard; the path of an image is relative to ``folder`` and leads into the shard."""
+def _members(tar: Path, folder: Path) -> Iterator[Any]:
+    """Yield the records of a shard; the path of an image is relative to ``folder`` and leads into the shard."""
     index = read_index(tar)
-    place = tar.relative_to(folder).as_posix()
-
-    def read() -> Iterator[Any]:
-        with tar.open("rb") as file:
-            for key, kinds in members_by_key(index).items():
+    with tar.open("rb") as file:
+        for member, kinds in members_by_key(index).items():
+            if "json" not in kinds:
+                raise UserError(f"{tar}: {member} has no .json; correct or download it again")
+            file.seek(index[kinds["json"]].offset)
+            try:
+                said = parse_json(file.read(index[kinds["json"]].size))
+            except ValueError as error:
+                raise UserError(
+                    f"{tar}: {member}.json is not valid JSON ({error}); correct or download it again"
+                ) from None
+            record = {"conversations": said} if isinstance(said, list) else said
+            if isinstance(record, dict):
+                record = {"id": member} | record
+                record.pop("image", None)
                 image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
-                if "json" not in kinds:
-                    raise UserError(f"{tar}: {key} has no .json; correct or download it again")
-                file.seek(index[kinds["json"]].offset)
-                try:
-                    said = parse_json(file.read(index[kinds["json"]].size))
-                except ValueError as error:
-                    raise UserError(
-                        f"{tar}: {key}.json is not valid JSON ({error}); correct or download it again"
-                    ) from None
-                record = {"conversations": said} if isinstance(said, list) else said
-                if isinstance(record, dict):
-                    record = {"id": key} | record
-                    record.pop("image", None)
-                    record |= {} if image is None else {"image": f"{place}/{image}"}
-                yield record
-
-    return checked_records(list(read()), tar, literal=False)
-
-
-ASK = "Is there {} in the image?"
-"""POPE's question, with a place for an object and its article.
-
-POPE's program turns every "a" of the question into "an" before a vowel ("in the imange"); this is what the published
-files say.
-"""
-
-ASK_CAPTION = "Provide a one-sentence caption for the provided image."
-"""As in the instructions of LLaVA 1.5."""
-
-_CAPTIONS = 0.1  # share of the conversations of stage 2 that ask for the caption
-_TEXTS = 0.2  # share that has the caption in place of the image
+                if image is not None:
+                    record["image"] = f"{tar.relative_to(folder).as_posix()}/{image}"
+            yield record
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class EmojiConversations:
-    """One conversation about each training scene.
+    """One conversation about each training scene of ``emoji-objects``.
 
     Stage 1: the caption. Stage 2: in a tenth, the caption is asked for; in the others, whether objects are in the
     image, some five questions, of which half are answered yes. A fifth of all conversations have the caption in place
@@ -468,12 +387,12 @@ class EmojiConversations:
     def _shares(self) -> dict[int, dict[str, float]]:
         """The share of the scenes of each theme that show an object."""
         scenes: Counter[int] = Counter()
-        shown: Counter[tuple[int, str]] = Counter()
+        shown_in: Counter[tuple[int, str]] = Counter()
         for names in self._objects:
             theme = _main_theme(names)
             scenes[theme] += 1
-            shown.update((theme, name) for name in names)
-        return {theme: {name: shown[theme, name] / scenes[theme] for name in OBJECTS} for theme in scenes}
+            shown_in.update((theme, name) for name in names)
+        return {theme: {name: shown_in[theme, name] / scenes[theme] for name in OBJECTS} for theme in scenes}
 
     def _kind(self, position: int) -> float:
         """Return a number below 1 that decides what a conversation is like; 0 in stage 1."""
@@ -485,25 +404,20 @@ class EmojiConversations:
             return []
         there, number = self._objects[position], int(self.scenes.ids[position])
         shares = self._shares[_main_theme(there)]
-        asked = []
+        turns = []
         for name in OBJECTS:
             # s = f without the object and 1 − f with it: ask with probability min(1, s/(1 − s))
             share = shares[name] if name not in there else 1 - shares[name]
             if self._uniform(number, "ask", name) * (1 - share) < share:
-                asked.append((ASK.format(with_article(name)), "Yes" if name in there else "No"))
-        return sorted(asked, key=lambda turn: self._uniform(number, "order", turn[0]))
+                turns.append((ASK.format(with_article(name)), "Yes" if name in there else "No"))
+        return sorted(turns, key=lambda turn: self._uniform(number, "order", turn[0]))
 
     def _uniform(self, number: int, *what: str) -> float:
         return (key(self.seed, "emoji questions", number, *what) % 2**53) / 2**53
 
 
 def emoji_conversations(stage: int, seed: int = 0, root: Path | None = None) -> EmojiConversations:
-    """Return the conversations about the 6,000 training scenes.
-
-    Args:
-        stage: 1 for captions, 2 for questions and captions.
-        seed: random seed of the questions.
-        root: data folder, where the rendered drawings are cached.
+    """Return the conversations about the 6,000 training scenes; drawings are cached below the data folder ``root``.
 
     Raises:
         UserError: if a package that draws the objects is missing.
@@ -515,3 +429,31 @@ def _main_theme(names: list[str]) -> int:
     """Return the theme of most of the objects, the lowest if there are several."""
     themes = Counter(map(theme_of, names))
     return min(themes, key=lambda theme: (-themes[theme], theme))
+
+
+class Source(NamedTuple):
+    """A source of conversations: a line about it, its loader, and the settings that its name may have."""
+
+    description: str
+    load: Callable[[Request], Conversations]
+    settings: tuple[str, ...] = ()
+
+
+_SOURCES: dict[str, Source] = {
+    "emoji-objects": Source(
+        "6,000 scenes of two to four objects: captions for stage 1, balanced yes/no questions for stage 2",
+        lambda request: emoji_conversations(request.stage, request.seed, request.root),
+    ),
+    "llava:JSON": Source(
+        "conversations in LLaVA's JSON layout, with ?images=DIR, such as "
+        "llava:llava_v1_5_mix665k.json?images=data; &only=coco/ keeps those with an image in that folder",
+        llava_conversations,
+        ("images", "only"),
+    ),
+    "shards:PATTERN": Source(
+        "tar files with KEY.json, a record of LLaVA's layout, and its image KEY.jpg", shard_conversations
+    ),
+}
+
+CONVERSATION_SOURCES: dict[str, str] = {name: source.description for name, source in _SOURCES.items()}
+"""One-line description of each source of conversations."""

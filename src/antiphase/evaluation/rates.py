@@ -1,4 +1,4 @@
-"""Rates, intervals and paired comparisons from one row per attacked image.
+"""Rates, intervals and paired comparisons from one row per attacked image; averages over training seeds.
 
 A row holds ``model``, ``attention`` ("softmax", "differential", "none" or "unknown"), ``seed`` (of the
 training; may be null), ``attack``, ``norm``, ``eps`` (in units of the [0, 1] pixel), ``sample`` (its id),
@@ -24,41 +24,19 @@ from antiphase.statistics.intervals import (
     proportion,
 )
 
-ROW_SCHEMA = {
-    "model": pl.String,
-    "attention": pl.String,
-    "seed": pl.Int64,
-    "attack": pl.String,
-    "norm": pl.String,
-    "eps": pl.Float64,
-    "sample": pl.Int64,
-    "label": pl.Int64,
-    "clean_prediction": pl.Int64,
-    "prediction": pl.Int64,
-    "success": pl.Boolean,
-    "felled_by": pl.String,
-    "distance": pl.Float64,
-    "forwards": pl.Int64,
-    "backwards": pl.Int64,
-    "attack_seed": pl.Int64,
-}
-COMPARISON_SCHEMA = {
-    "model": pl.String,
-    "against": pl.String,
-    "attack": pl.String,
-    "norm": pl.String,
-    "eps": pl.Float64,
-    "difference": pl.Float64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-    "p_value": pl.Float64,
-    "n": pl.Int64,
-}
-METRICS = ("asr", "asr_correct", "robust_accuracy")
-
-_CELL = ["attack", "norm", "eps"]
+_CELL = {"attack": pl.String, "norm": pl.String, "eps": pl.Float64}
 _ESTIMATE = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-_KEYS = {"model": pl.String, "attack": pl.String, "norm": pl.String, "eps": pl.Float64}
+ROW_SCHEMA = (
+    {"model": pl.String, "attention": pl.String, "seed": pl.Int64, **_CELL}
+    | dict.fromkeys(("sample", "label", "clean_prediction", "prediction"), pl.Int64)
+    | {"success": pl.Boolean, "felled_by": pl.String, "distance": pl.Float64}
+    | dict.fromkeys(("forwards", "backwards", "attack_seed"), pl.Int64)
+)
+COMPARISON_SCHEMA = (
+    {"model": pl.String, "against": pl.String, **_CELL}
+    | dict.fromkeys(("difference", "low", "high", "p_value"), pl.Float64)
+    | {"n": pl.Int64}
+)
 
 
 def rates(rows: pl.DataFrame) -> pl.DataFrame:
@@ -79,19 +57,19 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
     _refuse_repeats(rows)
     results = []
     for key, cell in _ordered(rows).group_by(["model", *_CELL], maintain_order=True):
-        correct = cell["clean_prediction"] == cell["label"]
-        flipped = cell["success"]
+        correct, broken = cell["clean_prediction"] == cell["label"], cell["success"]
         counts = {
-            "asr": (flipped.sum(), len(cell)),
-            "asr_correct": ((correct & flipped).sum(), correct.sum()),
-            "robust_accuracy": ((correct & ~flipped).sum(), len(cell)),
+            "asr": (broken.sum(), len(cell)),
+            "asr_correct": ((correct & broken).sum(), correct.sum()),
+            "robust_accuracy": ((correct & ~broken).sum(), len(cell)),
         }
-        for metric in METRICS:
-            hits, n = counts[metric]
-            if n:
-                estimate = proportion(int(hits), int(n))
-                results.append((*key, metric, estimate.value, estimate.low, estimate.high, estimate.n))
-    return pl.DataFrame(results, schema=_KEYS | {"metric": pl.String} | _ESTIMATE, orient="row")
+        results += [
+            (*key, metric, *vars(proportion(int(hits), int(n))).values())
+            for metric, (hits, n) in counts.items()
+            if n
+        ]
+    schema = {"model": pl.String, **_CELL, "metric": pl.String, **_ESTIMATE}
+    return pl.DataFrame(results, schema, orient="row")
 
 
 def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
@@ -103,9 +81,9 @@ def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
     results = []
     for (model,), cell in rows.group_by(["model"], maintain_order=True):
         images = cell.unique("sample", keep="first")
-        estimate = proportion(int((images["clean_prediction"] == images["label"]).sum()), len(images))
-        results.append((model, estimate.value, estimate.low, estimate.high, estimate.n))
-    return pl.DataFrame(results, schema={"model": pl.String} | _ESTIMATE, orient="row")
+        right = int((images["clean_prediction"] == images["label"]).sum())
+        results.append((model, *vars(proportion(right, len(images))).values()))
+    return pl.DataFrame(results, {"model": pl.String, **_ESTIMATE}, orient="row")
 
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
@@ -139,8 +117,7 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
         if name not in rows["model"]:
             known = ", ".join(rows["model"].unique(maintain_order=True))
             raise UserError(f"no rows of model {name!r}: expected one of {known}")
-    mine = rows.filter(pl.col("model") == model)
-    other = rows.filter(pl.col("model") == against)
+    mine, other = (rows.filter(model=name) for name in (model, against))
     pairs = mine.join(other, on=[*_CELL, "sample"], suffix="_against")
     if not len(pairs) == len(mine) == len(other):
         raise UserError(
@@ -148,13 +125,33 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
             "expected the same images, attacks and ε for both; attack both with the same settings"
         )
     results = []
-    for key, cell in _ordered(pairs).group_by(_CELL, maintain_order=True):
-        first, second = cell["success"].to_numpy(), cell["success_against"].to_numpy()
-        estimate = paired_difference(first, second)
-        p_value = mcnemar_exact(first, second)
-        numbers = (estimate.value, estimate.low, estimate.high, p_value, estimate.n)
+    for key, cell in _ordered(pairs).group_by([*_CELL], maintain_order=True):
+        broken = cell["success"].to_numpy(), cell["success_against"].to_numpy()
+        apart = paired_difference(*broken)
+        numbers = (apart.value, apart.low, apart.high, mcnemar_exact(*broken), apart.n)
         results.append((model, against, *key, *numbers))
-    return pl.DataFrame(results, schema=COMPARISON_SCHEMA, orient="row")
+    return pl.DataFrame(results, COMPARISON_SCHEMA, orient="row")
+
+
+def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
+    """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack.
+
+    Args:
+        comparisons: of :func:`compare`, or of :func:`family_comparisons`, whose n is the number of training seeds.
+    """
+    single = "p_value" in comparisons.columns
+    sides = ("model", "against") if single else ("family", "against_family")
+    comparisons = comparisons.with_row_index("place")
+    blocks = [comparisons.clear().with_columns(decided=pl.lit(0, pl.Int64))]
+    for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
+        numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
+        signs = decide(
+            [Estimate(*row) for row in numbers],
+            block["p_value"].to_list() if single else None,
+            seeds=1 if single else numbers[0][3],
+        )
+        blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
+    return pl.concat(blocks).sort("place").drop("place")
 
 
 def summarise_rates(
@@ -164,25 +161,29 @@ def summarise_rates(
 
     Args:
         rows: The run's rows.
-        cards: One per model, in the order of the report: ``name``, ``attention``, ``seed`` (or None) and ``lambda``,
-            the λ of each layer (mean over heads), empty without differential attention.
+        cards: of :func:`described_models`.
         pairs: (model, against) to compare.
 
     Raises:
         UserError: As ``rates`` and ``compare``, or the model of a card has no rows.
     """
     models = described_models(rows, cards)
-    compared = [compare(rows, *pair).drop("norm", "n") for pair in pairs]
+    compared = [compare(rows, *pair).drop("norm", "n").to_dicts() for pair in pairs]
     return {
         "version": 1,
         "models": models,
         "results": rates(rows).to_dicts(),
-        "comparisons": [comparison for frame in compared for comparison in frame.to_dicts()],
+        "comparisons": [comparison for block in compared for comparison in block],
     }
 
 
 def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the part ``models`` of ``summary.json``: the cards with each model's clean accuracy.
+
+    Args:
+        rows: The run's rows.
+        cards: One per model, in the order of the report: ``name``, ``attention``, ``seed`` (or None) and ``lambda``,
+            the λ of each layer (mean over heads), empty without differential attention.
 
     Raises:
         UserError: the model of a card has no rows.
@@ -192,34 +193,10 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
     if missing:
         raise UserError(f"no rows of model {missing[0]!r}: expected rows of every model that has a card")
     return [
-        {
-            "name": card["name"],
-            "attention": card["attention"],
-            "seed": card["seed"],
-            "clean_accuracy": accuracy[card["name"]],
-            "lambda": list(card["lambda"]),
-        }
+        {name: card[name] for name in ("name", "attention", "seed")}
+        | {"clean_accuracy": accuracy[card["name"]], "lambda": list(card["lambda"])}
         for card in cards
     ]
-
-
-def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
-    """Sort by model, attack, norm and ε, with models and attacks in the order of their first rows."""
-    order = [
-        pl.col(c).cast(pl.Enum(rows[c].unique(maintain_order=True))) for c in ("model", "attack", "norm")
-    ]
-    return rows.sort(*order, "eps", maintain_order=True)
-
-
-def _refuse_repeats(rows: pl.DataFrame) -> None:
-    key = ["model", *_CELL, "sample"]
-    repeated = rows.filter(rows.select(key).is_duplicated())
-    if len(repeated):
-        model, attack, _, eps, sample = repeated.select(key).row(0)
-        raise UserError(
-            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: expected one row "
-            "per model, attack, norm, ε and sample; repeat the run in an empty folder"
-        )
 
 
 def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -249,7 +226,7 @@ def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def over_seeds(
     frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
-    """Average ``column`` over each group of at least two rows, one row per seed, with Student's t interval.
+    """Average a column over each group of at least two rows, one row per seed, with Student's t interval.
 
     Args:
         frame: the rows.
@@ -260,14 +237,12 @@ def over_seeds(
     Returns:
         Columns ``*keys, value, low, high, n``, groups in the order of the rows, without smaller groups.
     """
-    means = []
-    for key, group in frame.group_by(keys, maintain_order=True):
-        if len(group) > 1:
-            mean = within(mean_over_seeds(group[column].to_list()))
-            means.append((*key, mean.value, mean.low, mean.high, mean.n))
-    schema: dict[str, Any] = {name: frame.schema[name] for name in keys}
-    numbers = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-    return pl.DataFrame(means, schema=schema | numbers, orient="row")
+    means = [
+        (*key, *vars(within(mean_over_seeds(group[column].to_list()))).values())
+        for key, group in frame.group_by(keys, maintain_order=True)
+        if len(group) > 1
+    ]
+    return pl.DataFrame(means, {**frame.select(keys).schema, **_ESTIMATE}, orient="row")
 
 
 def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
@@ -276,9 +251,8 @@ def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]])
     Returns:
         Columns ``family, attack, norm, eps, metric, value, low, high, n``.
     """
-    owner = _owner(families)
-    named = results.with_columns(family=pl.col("model").replace_strict(owner, return_dtype=pl.String))
-    return over_seeds(named, ["family", "attack", "norm", "eps", "metric"], "value", as_share)
+    named = results.with_columns(family=_family("model", families))
+    return over_seeds(named, ["family", *_CELL, "metric"], "value", as_share)
 
 
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
@@ -289,17 +263,12 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
     Returns:
         Columns ``family, against_family, attack, norm, eps, value, low, high, n``.
     """
-    owner = _owner(families)
+    keys = ["family", "against_family", *_CELL]
     pairs = comparisons.with_columns(
-        family=pl.col("model").replace_strict(owner, return_dtype=pl.String),
-        against_family=pl.col("against").replace_strict(owner, return_dtype=pl.String),
+        family=_family("model", families), against_family=_family("against", families)
     )
-    keys = ["family", "against_family", "attack", "norm", "eps"]
-    apart = pairs.filter(
-        (pl.col("model").n_unique().over(keys) == pl.len().over(keys))
-        & (pl.col("against").n_unique().over(keys) == pl.len().over(keys))
-    )
-    return over_seeds(apart, keys, "difference", as_difference)
+    unshared = [pl.col(side).n_unique().over(keys) == pl.len().over(keys) for side in ("model", "against")]
+    return over_seeds(pairs.filter(*unshared), keys, "difference", as_difference)
 
 
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
@@ -311,42 +280,38 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     Returns:
         Columns ``attack, norm, eps, image_low, image_high``.
     """
-    broken = rows.select("model", "attack", "norm", "eps", "sample", pl.col("success").cast(pl.Float64))
-    keys = ["attack", "norm", "eps", "sample"]
     signed = [
-        broken.filter(model=name).with_columns(success=sign * pl.col("success"))
+        rows.filter(model=name).select(*_CELL, "sample", signed=sign * pl.col("success").cast(pl.Float64))
         for pair in pairs
         for name, sign in zip(pair, (1.0, -1.0), strict=True)
     ]
-    images = pl.concat(signed).group_by(keys).agg(d=pl.sum("success") / len(pairs))
+    images = pl.concat(signed).group_by(*_CELL, "sample").agg(d=pl.sum("signed") / len(pairs))
     half = 1.96 * pl.std("d") / pl.len().sqrt()
-    return images.group_by(keys[:3]).agg(
+    return images.group_by(*_CELL).agg(
         image_low=(pl.mean("d") - half).clip(lower_bound=-1.0),
         image_high=(pl.mean("d") + half).clip(upper_bound=1.0),
     )
 
 
-def _owner(families: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    return {model: name for name, models in families.items() for model in models}
+def _family(column: str, families: Mapping[str, Sequence[str]]) -> pl.Expr:
+    owner = {model: name for name, models in families.items() for model in models}
+    return pl.col(column).replace_strict(owner, return_dtype=pl.String)
 
 
-def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
-    """Add a column ``decided`` to differences of ASR, each decided with those at the other ε of its attack.
+def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort by model, attack, norm and ε, with models and attacks in the order of their first rows."""
+    order = [
+        pl.col(c).cast(pl.Enum(rows[c].unique(maintain_order=True))) for c in ("model", "attack", "norm")
+    ]
+    return rows.sort(*order, "eps", maintain_order=True)
 
-    Args:
-        comparisons: of :func:`~antiphase.evaluation.rates.compare`, or of
-            :func:`~antiphase.evaluation.rates.family_comparisons`, whose n is the number of training seeds.
-    """
-    single = "p_value" in comparisons.columns
-    sides = ("model", "against") if single else ("family", "against_family")
-    comparisons = comparisons.with_row_index("place")
-    found = [comparisons.clear().with_columns(decided=pl.lit(0, pl.Int64))]
-    for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
-        numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
-        signs = decide(
-            [Estimate(*each) for each in numbers],
-            block["p_value"].to_list() if single else None,
-            seeds=1 if single else numbers[0][3],
+
+def _refuse_repeats(rows: pl.DataFrame) -> None:
+    key = rows.select("model", *_CELL, "sample")
+    repeated = key.filter(key.is_duplicated())
+    if len(repeated):
+        model, attack, _, eps, sample = repeated.row(0)
+        raise UserError(
+            f"duplicate rows of sample {sample} for {model}, {attack}, ε = {eps:g}: expected one row "
+            "per model, attack, norm, ε and sample; repeat the run in an empty folder"
         )
-        found.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
-    return pl.concat(found).sort("place").drop("place")

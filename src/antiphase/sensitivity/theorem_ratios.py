@@ -5,51 +5,43 @@ averaged over samples and heads first. θ is the angle between J1 and λ·J2, an
 hold for heads with different λ, and for a λ below 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 from jaxtyping import Float
 
-from antiphase.sensitivity.layer_estimates import within
+from antiphase.sensitivity.layer_estimates import estimate_table
 from antiphase.sensitivity.theory import (
     critical_cosine,
     printed_radius_ratio,
     radius_ratio,
     relative_sensitivity,
 )
-from antiphase.statistics.intervals import jackknife
+from antiphase.statistics.intervals import Statistic
 
 Means = Float[np.ndarray, "... parts"]
-Statistic = Callable[[Means], Float[np.ndarray, "..."]]
 LAYER_PARTS = ("first", "second", "cross", "base")
 RADIUS_PARTS = (*LAYER_PARTS, "log_margin", "log_constant")
 
 
-def _angle(m: Means) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return γ, λρ and cosθ."""
-    first, second, cross, base = (m[..., at] for at in range(4))
+def _angle(m: Means) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return γ, 1, λρ and cosθ."""
+    first, second, cross, base = (m[..., part] for part in range(4))
     with np.errstate(divide="ignore", invalid="ignore"):
         gamma, ratio = np.sqrt(first / base), np.sqrt(second / first)
         cosine = np.clip(cross / np.sqrt(first * second), -1.0, 1.0)
     moves = (first > 0) & (base > 0)  # a map that nothing moves has no place
-    return np.where(moves, gamma, np.nan), np.where(moves, ratio, np.nan), cosine
-
-
-def _predicted(m: Means) -> tuple[np.ndarray, Any, np.ndarray, Any, np.ndarray]:
-    gamma, ratio, cosine = _angle(m)
-    return np.exp(m[..., 4]), gamma, np.ones_like(ratio), ratio, cosine
+    return np.where(moves, gamma, np.nan), np.ones_like(first), np.where(moves, ratio, np.nan), cosine
 
 
 PLACES: dict[str, Statistic] = {
     "gamma": lambda m: _angle(m)[0],
-    "rho": lambda m: _angle(m)[1],
-    "cosine": lambda m: _angle(m)[2],
-    "critical": lambda m: np.asarray(critical_cosine(_angle(m)[0], np.ones_like(m[..., 0]), _angle(m)[1])),
-    "relative": lambda m: np.asarray(
-        relative_sensitivity(_angle(m)[0], np.ones_like(m[..., 0]), _angle(m)[1], _angle(m)[2])
-    ),
+    "rho": lambda m: _angle(m)[2],
+    "cosine": lambda m: _angle(m)[3],
+    "critical": lambda m: np.asarray(critical_cosine(*_angle(m)[:3])),
+    "relative": lambda m: np.asarray(relative_sensitivity(*_angle(m))),
 }
 """Of means of ``LAYER_PARTS``: γ, λρ, cosθ, the critical cosine (Theorem 3) and ‖J_DA‖ / ‖J_base‖ (Theorem 2)."""
 
@@ -57,8 +49,8 @@ RATIOS: dict[str, Statistic] = {
     "margin": lambda m: np.exp(m[..., 4]),
     "constant": lambda m: np.exp(m[..., 5]),
     "measured": lambda m: np.exp(m[..., 4] - m[..., 5]),
-    "corrected": lambda m: np.asarray(radius_ratio(*_predicted(m))),
-    "printed": lambda m: np.asarray(printed_radius_ratio(*_predicted(m))),
+    "corrected": lambda m: np.asarray(radius_ratio(np.exp(m[..., 4]), *_angle(m))),
+    "printed": lambda m: np.asarray(printed_radius_ratio(np.exp(m[..., 4]), *_angle(m))),
 }
 """Of means of ``RADIUS_PARTS``, differential / standard: Δm, L, the radius, equation (6) corrected and as printed."""
 
@@ -74,18 +66,13 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
         Columns ``layer, sample`` and ``LAYER_PARTS``: ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and ‖J_base‖²; samples that both have.
     """
     lam, keys = pl.col("lam"), ["layer", "sample"]
-    found = (
-        own.filter(site="pixels")
-        .group_by(keys)
-        .agg(
-            pl.mean("first"), second=(lam**2 * pl.col("second")).mean(), cross=(lam * pl.col("cross")).mean()
-        )
-    )
+    second, cross = (lam**2 * pl.col("second")).mean(), (lam * pl.col("cross")).mean()
+    parts = own.filter(site="pixels").group_by(keys).agg(pl.mean("first"), second=second, cross=cross)
     if base is None:
-        found = found.with_columns(base="first")
+        parts = parts.with_columns(base="first")
     else:
-        found = found.join(base.filter(site="pixels").group_by(keys).agg(base=pl.mean("first")), on=keys)
-    return found.sort(keys).select(*keys, *LAYER_PARTS)
+        parts = parts.join(base.filter(site="pixels").group_by(keys).agg(base=pl.mean("first")), on=keys)
+    return parts.sort(keys).select(*keys, *LAYER_PARTS)
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
@@ -98,13 +85,15 @@ def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFram
     Returns:
         Columns ``model, against, layer, metric`` (of ``PLACES``), ``value, low, high, n``.
     """
-    found: list[tuple[Any, ...]] = []
-    for model, twin in against.items():
-        parts = layer_parts(rows.filter(model=model), None if twin is None else rows.filter(model=twin))
-        for (layer,), block in parts.group_by("layer", maintain_order=True):
-            found += [(model, twin, layer, *each) for each in _estimated(block, LAYER_PARTS, PLACES)]
-    keys = {"model": pl.String, "against": pl.String, "layer": pl.Int64}
-    return pl.DataFrame(found, keys | _ESTIMATED, orient="row")
+    keys: dict[str, Any] = {"model": pl.String, "against": pl.String, "layer": pl.Int64}
+    blocks = (
+        ((model, twin, layer), block.select(LAYER_PARTS).to_numpy(), PLACES)
+        for model, twin in against.items()
+        for (layer,), block in layer_parts(
+            rows.filter(model=model), None if twin is None else rows.filter(model=twin)
+        ).group_by("layer", maintain_order=True)
+    )
+    return estimate_table(blocks, keys)
 
 
 def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:
@@ -120,8 +109,7 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
     """
     columns = [pl.col(name).log().alias(f"log_{name}") for name in ("margin", "lipschitz")]
     one, two = (rows.select("sample", *columns) for rows in (own, base))
-    both = one.join(two, on="sample", suffix="_base")
-    logs = both.select(
+    logs = one.join(two, on="sample", suffix="_base").select(
         "sample",
         log_margin=pl.col("log_margin") - pl.col("log_margin_base"),
         log_constant=pl.col("log_lipschitz") - pl.col("log_lipschitz_base"),
@@ -138,24 +126,8 @@ def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
     Returns:
         Columns ``layer, metric`` (of ``RATIOS``), ``value, low, high, n``.
     """
-    found = [
-        (layer, *each)
-        for (layer,), block in parts.group_by("layer", maintain_order=True)
-        for each in _estimated(block, RADIUS_PARTS, RATIOS)
-    ]
-    return pl.DataFrame(found, {"layer": pl.Int64} | _ESTIMATED, orient="row")
-
-
-_ESTIMATED = {"metric": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "n": pl.Int64}
-_FREE = ("critical", "printed")  # any number
-
-
-def _estimated(
-    block: pl.DataFrame, parts: Sequence[str], statistics: Mapping[str, Statistic]
-) -> list[tuple[str, float, float, float, int]]:
-    found = []
-    for metric, statistic in statistics.items():
-        one = jackknife(block.select(parts).to_numpy(), statistic)
-        one = one if metric in _FREE else within(metric)(one)
-        found.append((metric, one.value, one.low, one.high, one.n))
-    return found
+    blocks = (
+        (key, block.select(RADIUS_PARTS).to_numpy(), RATIOS)
+        for key, block in parts.group_by("layer", maintain_order=True)
+    )
+    return estimate_table(blocks, {"layer": pl.Int64})

@@ -1,4 +1,4 @@
-"""Models that answer questions about images in words, and their answers to many questions."""
+"""Answers of vision-language models to many questions about images, and captions scored by CIDEr."""
 
 import importlib.util
 import re
@@ -18,13 +18,17 @@ from antiphase.data.decoding import Square
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Features, Protocol, Source
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar
 
-Question = tuple[int, str]
-"""Position of an image, and what is asked about it."""
+LARGEST = 10.0
+"""CIDEr of a caption that has exactly the n-grams of each of its references."""
+
+_MISSING = "captions are scored by pycocoevalcap: pip install 'antiphase[caption]'"
+_LONGEST = 48  # tokens of a caption
+Images = Float[Tensor, "batch 3 height width"]
 
 
 class Answering(typing.Protocol):
@@ -32,12 +36,10 @@ class Answering(typing.Protocol):
 
     square: Square  # resizes and crops an image to the model's size
 
-    def generate(
-        self, images: Float[Tensor, "batch 3 height width"], questions: Sequence[str], max_new_tokens: int
-    ) -> list[str]: ...
+    def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int) -> list[str]: ...
 
     def answer(
-        self, images: Float[Tensor, "batch 3 height width"], questions: Sequence[str], max_new_tokens: int
+        self, images: Images, questions: Sequence[str], max_new_tokens: int
     ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
         """Return the answers in words, and the logits of no and yes as their first token."""
         ...
@@ -45,20 +47,10 @@ class Answering(typing.Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says to a question.
-
-    Attributes:
-        text: its answer.
-        yes: probability of yes among yes and no as the first token; NaN if that was not asked for.
-    """
+    """What a model says: its words, and the probability of yes among yes and no as the first token (NaN: not asked)."""
 
     text: str
     yes: float = float("nan")
-
-
-def with_suffix(question: str, suffix: str) -> str:
-    """Return a question with a suffix on a line of its own; an empty suffix changes nothing."""
-    return f"{question}\n{suffix}" if suffix else question
 
 
 def answers_questions(model: nn.Module) -> bool:
@@ -66,10 +58,15 @@ def answers_questions(model: nn.Module) -> bool:
     return all(hasattr(model, name) for name in ("generate", "answer"))
 
 
+def with_suffix(question: str, suffix: str) -> str:
+    """Return a question with a suffix on a line of its own; an empty suffix changes nothing."""
+    return f"{question}\n{suffix}" if suffix else question
+
+
 def answer_all(
     model: nn.Module,
     pictures: PairSet,
-    asked: Sequence[Question],
+    questions: Sequence[tuple[int, str]],
     *,
     max_new_tokens: int,
     batch_size: int,
@@ -84,7 +81,7 @@ def answer_all(
     Args:
         model: one that answers questions.
         pictures: the images.
-        asked: the questions.
+        questions: the position of an image, and what is asked about it.
         max_new_tokens: longest answer, in tokens.
         batch_size: questions at once; affects answers by rounding only.
         suffix: put behind every question, on a line of its own.
@@ -94,29 +91,23 @@ def answer_all(
     Raises:
         UserError: an image cannot be read, or a question is empty.
     """
-    answering, place = cast(Answering, model), device_of(model)
-    order = sorted(range(len(asked)), key=lambda at: (asked[at][1], asked[at][0]))
-    found: dict[int, Answer] = {}
-    with progress_bar(title, len(asked), bool(title)) as advance, torch.no_grad():
+    answering, device = cast(Answering, model), device_of(model)
+    order = sorted(range(len(questions)), key=lambda row: (questions[row][1], questions[row][0]))
+    answers: dict[int, Answer] = {}
+    with progress_bar(title, len(questions), bool(title)) as advance, torch.no_grad():
         for start in range(0, len(order), batch_size):
-            some = order[start : start + batch_size]
-            images = model_images(pictures, [asked[at][0] for at in some], answering.square).to(place)
-            questions = [with_suffix(asked[at][1], suffix) for at in some]
+            rows = order[start : start + batch_size]
+            images = model_images(pictures, [questions[row][0] for row in rows], answering.square).to(device)
+            texts = [with_suffix(questions[row][1], suffix) for row in rows]
             if first_token:
-                texts, logits = answering.answer(images, questions, max_new_tokens)
+                said, logits = answering.answer(images, texts, max_new_tokens)
                 yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
-                found |= {at: Answer(text, one) for at, text, one in zip(some, texts, yes, strict=True)}
+                answers |= zip(rows, map(Answer, said, yes), strict=True)
             else:
-                texts = answering.generate(images, questions, max_new_tokens)
-                found |= {at: Answer(text) for at, text in zip(some, texts, strict=True)}
-            advance(len(some))
-    return [found[at] for at in range(len(asked))]
-
-
-LARGEST = 10.0
-"""CIDEr of a caption that has exactly the n-grams of each of its references."""
-
-MISSING = "captions are scored by pycocoevalcap: pip install 'antiphase[caption]'"
+                said = answering.generate(images, texts, max_new_tokens)
+                answers |= zip(rows, map(Answer, said), strict=True)
+            advance(len(rows))
+    return [answers[row] for row in range(len(questions))]
 
 
 def has_cider() -> bool:
@@ -140,14 +131,14 @@ def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[
         UserError: pycocoevalcap is missing, or there are fewer than two images.
     """
     if not has_cider():
-        raise UserError(MISSING)
+        raise UserError(_MISSING)
     if len(captions) < 2:
         raise UserError(
             f"CIDEr of {len(captions)} captions: its weights need at least 2 images; raise --limit"
         )
     scorer: Any = importlib.import_module("pycocoevalcap.cider.cider_scorer").CiderScorer(n=4, sigma=6.0)
     for caption, several in zip(captions, references, strict=True):
-        scorer += (words_of(caption), [words_of(one) for one in several])
+        scorer += (words_of(caption), [words_of(reference) for reference in several])
     _, scores = scorer.compute_score()
     return [float(score) for score in scores]
 
@@ -161,27 +152,20 @@ def words_of(text: str) -> str:
     return " ".join(re.findall(r"[\w'’-]*\w", text.lower()))
 
 
-_LONGEST = 48  # tokens of a caption
-
-
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, PairSet)
-    title = f"{card_of(model).name}: captions of {pairs.name}" if store.progress else ""
-    found = answer_all(
+    answers = answer_all(
         model,
         pairs,
-        [(at, ASK_CAPTION) for at in range(len(pairs))],
+        [(position, ASK_CAPTION) for position in range(len(pairs))],
         max_new_tokens=_LONGEST,
         batch_size=store.batch_size,
-        title=title,
+        title=f"{card_of(model).name}: captions of {pairs.name}" if store.progress else "",
     )
-    scores = cider([answer.text for answer in found], pairs.captions)
-    return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=[one / LARGEST for one in scores])
-
-
-def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    return [Metric(setting, "CIDEr / 10", observed(rows, pl.col("score")))]
+    scores = cider([answer.text for answer in answers], pairs.captions)
+    shares = [score / LARGEST for score in scores]
+    return outcome_rows(setting="", seed=0, unit=pairs.ids.tolist(), score=shares)
 
 
 TASK = EvaluationTask(
@@ -193,8 +177,8 @@ TASK = EvaluationTask(
     "references of the images measured, so compare numbers on the same images only.",
     serves=lambda source: isinstance(source.test, PairSet),
     measure=_measure,
-    metrics=_metrics,
-    too_small=lambda source, protocol: None if has_cider() else MISSING,
+    metrics=lambda setting, rows, groups: [Metric(setting, "CIDEr / 10", observed(rows, pl.col("score")))],
+    too_small=lambda source, protocol: None if has_cider() else _MISSING,
     answers=True,
     default_data="emoji-objects",
     passes=50.0,

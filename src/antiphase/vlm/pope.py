@@ -1,7 +1,7 @@
-"""POPE: questions about objects in images, half of them about objects that are not there.
+"""POPE: is an object in the image? Questions, half of them about objects that are not there, and the score of answers.
 
 Source: "Evaluating Object Hallucination in Large Vision-Language Models", Li et al., EMNLP 2023 (Section 5), and
-``main.py`` and ``utils.py`` of https://github.com/RUCAIBox/POPE, whose rules :func:`pope_questions` follows.
+``main.py``, ``utils.py`` and ``evaluate.py`` of https://github.com/RUCAIBox/POPE.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import polars as pl
@@ -37,21 +37,16 @@ SAMPLINGS = ("random", "popular", "adversarial")
 """How the absent objects are chosen, in the paper's order."""
 
 IMAGES, OBJECTS = 500, 3  # of POPE: images, and objects that are there for each
+EMOJI_POPE = "emoji-pope"
 POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
-_KEYS = ("question_id", "image", "text", "label")
+NO, YES, UNPARSED = 0, 1, 2
+"""The column ``prediction``: the last says neither, which the script counts as yes."""
+_LONGEST = 16  # tokens of an answer; the script reads the first sentence
 
 
 @dataclass(frozen=True)
 class PopeQuestion:
-    """A question with its answer.
-
-    Attributes:
-        sampling: one of ``SAMPLINGS``.
-        number: the question's number within its sampling.
-        image: name of the image.
-        text: the question.
-        yes: whether "yes" is right.
-    """
+    """A question of one of ``SAMPLINGS``: its number there, the image's name, the text, and whether yes is right."""
 
     sampling: str
     number: int
@@ -63,14 +58,7 @@ class PopeQuestion:
 @final
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PopeSet:
-    """Images with questions.
-
-    Attributes:
-        name: of the set.
-        pictures: the images.
-        names: name of each image in the questions.
-        questions: of all samplings.
-    """
+    """Images with questions; ``names`` are the images' names in the questions."""
 
     name: str
     pictures: PairSet
@@ -85,60 +73,37 @@ class PopeSet:
 
     def position(self) -> dict[str, int]:
         """Return the position of each image by its name."""
-        return {name: at for at, name in enumerate(self.names)}
+        return {name: position for position, name in enumerate(self.names)}
 
     def asked(self) -> list[tuple[str, str]]:
         """Return every pair of image and question once: samplings share the questions about objects that are there."""
-        return list(dict.fromkeys((one.image, one.text) for one in self.questions))
+        return list(dict.fromkeys((question.image, question.text) for question in self.questions))
 
     def subset(self, limit: int | None) -> "PopeSet":
         """Return the questions about the first ``limit`` images."""
         if limit is None or limit >= len(self.names):
             return self
-        kept = self.names[:limit]
-        of_these = tuple(one for one in self.questions if one.image in set(kept))
-        return replace(self, pictures=self.pictures.take(range(limit)), names=kept, questions=of_these)
+        names = self.names[:limit]
+        questions = tuple(question for question in self.questions if question.image in set(names))
+        return replace(self, pictures=self.pictures.take(range(limit)), names=names, questions=questions)
 
     def followed_by(self, suffix: str) -> "PopeSet":
-        """Return the same questions with a suffix behind each, see :func:`with_suffix`."""
-        return replace(
-            self, questions=tuple(replace(one, text=with_suffix(one.text, suffix)) for one in self.questions)
-        )
+        """Return the same questions with a suffix behind each, see :func:`~antiphase.vlm.answers.with_suffix`."""
+        questions = tuple(replace(one, text=with_suffix(one.text, suffix)) for one in self.questions)
+        return replace(self, questions=questions)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of images, questions and answers."""
-        told = [
-            f"{one.sampling}\x1f{one.number}\x1f{one.image}\x1f{one.text}\x1f{one.yes}"
-            for one in self.questions
-        ]
-        return digest("pope", self.pictures.fingerprint(), *self.names, *told)
+        lines = [f"{q.sampling}\x1f{q.number}\x1f{q.image}\x1f{q.text}\x1f{q.yes}" for q in self.questions]
+        return digest("pope", self.pictures.fingerprint(), *self.names, *lines)
 
 
-EMOJI_POPE = "emoji-pope"
-
-
-def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
-    """Return POPE's three sets of questions about 500 of the 1,000 test scenes, made by POPE's rules.
-
-    Args:
-        root: data folder, where the rendered drawings are cached.
-        progress: show a progress bar on stderr during rendering.
-
-    Raises:
-        UserError: if a package that draws the objects is missing.
-    """
-    scenes = emoji_objects("test", root, progress)
-    assert scenes.objects is not None
-    labelled = {
-        f"{scenes.name}-{number}": [one.name for one in objects]
-        for number, objects in zip(scenes.ids.tolist(), scenes.objects, strict=True)
-    }
-    questions = pope_questions(labelled)
-    places = {name: at for at, name in enumerate(labelled)}
-    names = tuple(dict.fromkeys(one.image for one in questions["random"]))
-    every = tuple(one for several in questions.values() for one in several)
-    pictures = scenes.take([places[name] for name in names])
-    return PopeSet(name=EMOJI_POPE, pictures=pictures, names=names, questions=every)
+def load_questions(name: str, limit: int | None = None, progress: bool = True) -> PopeSet:
+    """Return the questions of ``pope``, ``pope:FOLDER`` or ``emoji-pope`` about at most ``limit`` images."""
+    folder = name.partition(":")[2]
+    if name == EMOJI_POPE:
+        return emoji_pope(progress=progress).subset(limit)
+    return load_pope(Path(folder).expanduser() if folder else None, name).subset(limit)
 
 
 def pope_questions(
@@ -164,43 +129,60 @@ def pope_questions(
     Raises:
         UserError: fewer images have enough objects, or too few objects are left to ask about.
     """
-    able = [name for name, own in labelled.items() if len(own) >= OBJECTS]
+    able = [name for name, objects in labelled.items() if len(objects) >= OBJECTS]
     if len(able) < images:
         raise UserError(
             f"POPE of {images} images: {len(able)} have {OBJECTS} objects or more; expected as many as are asked for"
         )
     order = torch.randperm(len(able), generator=generator(seed, "pope", "images"))[:images].tolist()
-    chosen = {able[at]: list(labelled[able[at]]) for at in order}
-    frequency = Counter(name for own in chosen.values() for name in own)
+    chosen = {able[position]: list(labelled[able[position]]) for position in order}
+    frequency = Counter(name for objects in chosen.values() for name in objects)
     together: dict[str, Counter[str]] = {name: Counter() for name in frequency}
-    for own in chosen.values():
-        for one in own:
-            together[one].update(other for other in own if other != one)
-    ranked = {
-        "random": lambda present: [],
-        "popular": lambda present: [name for name, _ in frequency.most_common()],
-        "adversarial": lambda present: [name for name, _ in together[present].most_common()],
-    }
-    every = list(frequency)
-    found: dict[str, list[PopeQuestion]] = {}
-    for sampling, candidates in ranked.items():
-        questions: list[PopeQuestion] = []
-        for image, own in chosen.items():
-            used = set(own)
-            for present in own[:OBJECTS]:
-                free = [name for name in every if name not in used]
+    for objects in chosen.values():
+        for name in objects:
+            together[name].update(other for other in objects if other != name)
+    sets: dict[str, list[PopeQuestion]] = {sampling: [] for sampling in SAMPLINGS}
+    for sampling, questions in sets.items():
+        for image, objects in chosen.items():
+            used = set(objects)
+            for present in objects[:OBJECTS]:
+                free = [name for name in frequency if name not in used]
                 if not free:
                     raise UserError(
-                        f"POPE: {image} shows all {len(every)} objects; expected some that it does not show"
+                        f"POPE: {image} shows all {len(frequency)} objects; expected some that it does not show"
                     )
-                at = key(seed, "pope", sampling, image, present) % len(free)
-                absent = next((name for name in candidates(present) if name not in used), free[at])
+                counts = {"random": Counter(), "popular": frequency, "adversarial": together[present]}[
+                    sampling
+                ]
+                drawn = free[key(seed, "pope", sampling, image, present) % len(free)]
+                absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
                 used.add(absent)
                 for name, yes in ((present, True), (absent, False)):
                     text = ASK.format(with_article(name))
                     questions.append(PopeQuestion(sampling, len(questions) + 1, image, text, yes))
-        found[sampling] = questions
-    return found
+    return sets
+
+
+def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
+    """Return POPE's three sets of questions about 500 of the 1,000 test scenes of ``emoji-objects``.
+
+    The drawings are cached below the data folder ``root``.
+
+    Raises:
+        UserError: if a package that draws the objects is missing.
+    """
+    scenes = emoji_objects("test", root, progress)
+    assert scenes.objects is not None
+    labelled = {
+        f"{scenes.name}-{number}": [one.name for one in objects]
+        for number, objects in zip(scenes.ids.tolist(), scenes.objects, strict=True)
+    }
+    sets = pope_questions(labelled)
+    names = tuple(dict.fromkeys(question.image for question in sets["random"]))
+    order = list(labelled)
+    pictures = scenes.take([order.index(name) for name in names])
+    questions = tuple(question for several in sets.values() for question in several)
+    return PopeSet(name=EMOJI_POPE, pictures=pictures, names=names, questions=questions)
 
 
 def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
@@ -219,107 +201,77 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
             line that is invalid.
     """
     place = data_root() / "pope" if folder is None else folder
-    files = {sampling: sorted(place.glob(f"*pope_{sampling}.json")) for sampling in SAMPLINGS}
-    sets = {file.name.rpartition("pope_")[0] for several in files.values() for file in several}
+    files = [
+        (sampling, file) for sampling in SAMPLINGS for file in sorted(place.glob(f"*pope_{sampling}.json"))
+    ]
+    sets = sorted({f"{file.name.rpartition('pope_')[0]}pope" for _, file in files})
     if len(sets) > 1:
-        names = ", ".join(sorted(f"{one}pope" for one in sets))
         raise UserError(
-            f"pope: {place} has files of {len(sets)} sets of questions, {names}: give a folder for each"
+            f"pope: {place} has files of {len(sets)} sets of questions, {', '.join(sets)}: give a folder for each"
         )
     if not sets:
         raise UserError(
             f"pope: no {place / 'coco_pope_random.json'}: download POPE's three files into that folder ({POPE_PAGE}), "
             "or give another folder, pope:PATH"
         )
-    questions = tuple(
-        question
-        for sampling, found in files.items()
-        for file in found
-        for question in read_pope(file, sampling)
-    )
-    told: dict[tuple[str, str], bool] = {}
-    for one in questions:
-        if told.setdefault((one.image, one.text), one.yes) != one.yes:
-            raise UserError(
-                f"{place}: {one.text!r} of {one.image} is answered yes in one file and no in another: correct it"
-            )
-    names = tuple(dict.fromkeys(question.image for question in questions))
-    root = _images(place, names)
-    pictures = FilePairs(
-        name=name,
-        split="val",
-        ids=torch.arange(len(names)),
-        captions=tuple((one,) for one in names),
-        root=root,
-        files=names,
-    )
-    return PopeSet(name=name, pictures=pictures, names=names, questions=questions)
-
-
-def read_pope(file: Path, sampling: str) -> list[PopeQuestion]:
-    """Return the questions of one of POPE's files.
-
-    Raises:
-        UserError: naming the line that is invalid, has the id of another, or asks the same of the same image with
-            another answer.
-    """
-    questions: list[PopeQuestion] = []
     answers: dict[tuple[str, str], bool] = {}
-    ids: set[int] = set()
+    questions = [question for sampling, file in files for question in _read(file, sampling, answers)]
+    names = tuple(dict.fromkeys(question.image for question in questions))
+    places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
+    root = next((one for one in places if not missing_files(one, names)), None)
+    if root is None:
+        absent = missing_files(places[-1], names)
+        raise UserError(
+            f"pope: {places[-2] / absent[0]} is missing, as are {len(absent) - 1:,} more of {len(names):,} images: "
+            f"unpack COCO's val2014 there, or put the images into {place}"
+        )
+    captions = tuple((image,) for image in names)
+    pictures = FilePairs(
+        name=name, split="val", ids=torch.arange(len(names)), captions=captions, root=root, files=names
+    )
+    return PopeSet(name=name, pictures=pictures, names=names, questions=tuple(questions))
+
+
+def _read(file: Path, sampling: str, answers: dict[tuple[str, str], bool]) -> list[PopeQuestion]:
+    """Return the questions of a file, and note the answer of each by image and text."""
+    questions: dict[int, PopeQuestion] = {}
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file} ({error}): give an existing, readable file of POPE") from error
     for number, line in enumerate(lines, 1):
+        where = f"line {number} of {file}"
         if not line.strip():
             continue
         try:
-            told = parse_json(line)
-            index, image, text, label = (told[name] for name in _KEYS)
-            if not (isinstance(index, int) and isinstance(image, str) and isinstance(text, str)):
-                raise TypeError("not of the expected types")
+            index, image, text, label = _fields(parse_json(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"line {number} of {file}: expected JSON with {', '.join(_KEYS)} ({error}): download it again"
-            ) from error
+            expected = "question_id, image, text, label"
+            raise UserError(f"{where}: expected JSON with {expected} ({error}): download it again") from error
         if label not in ("yes", "no"):
-            raise UserError(
-                f"line {number} of {file}: label {label!r}: expected yes or no: download it again"
-            )
-        if index in ids:
-            raise UserError(f"line {number} of {file}: duplicate question_id {index}: download it again")
-        ids.add(index)
+            raise UserError(f"{where}: label {label!r}: expected yes or no: download it again")
+        if index in questions:
+            raise UserError(f"{where}: duplicate question_id {index}: download it again")
         yes = label == "yes"
         if answers.setdefault((image, text), yes) != yes:
-            raise UserError(
-                f"line {number} of {file}: {text!r} of {image} is answered both yes and no: correct it"
-            )
-        questions.append(PopeQuestion(sampling, index, image, text, yes))
+            raise UserError(f"{where}: {text!r} of {image} is answered both yes and no: correct it")
+        questions[index] = PopeQuestion(sampling, index, image, text, yes)
     if not questions:
         raise UserError(f"{file} has no questions: download it again")
-    return questions
+    return list(questions.values())
 
 
-def _images(place: Path, names: tuple[str, ...]) -> Path:
-    """Return the folder of the images."""
-    places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
-    absent: list[str] = []
-    for each in places:
-        if not (absent := missing_files(each, names)):
-            return each
-    raise UserError(
-        f"pope: {places[-2] / absent[0]} is missing, as are {len(absent) - 1:,} more of {len(names):,} images: unpack "
-        f"COCO's val2014 there, or put the images into {place}"
-    )
-
-
-ANSWERS = ("no", "yes")
+def _fields(record: Any) -> tuple[int, str, str, Any]:
+    index, image, text, label = (record[name] for name in ("question_id", "image", "text", "label"))
+    if not (isinstance(index, int) and isinstance(image, str) and isinstance(text, str)):
+        raise TypeError("not of the expected types")
+    return index, image, text, label
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AskedImages(ImageSet):
-    """Pairs of an image and a question, each once; label 1 where yes is right.
+    """Pairs of an image and a question, each once, as a set of the classes no and yes; label 1 where yes is right.
 
     Attributes:
         pictures: the images, decoded on demand.
@@ -343,66 +295,46 @@ class AskedImages(ImageSet):
 
     def asked(self) -> list[str]:
         """Return the question of each pair."""
-        return [self.questions[one] for one in self.which.tolist()]
+        return [self.questions[position] for position in self.which.tolist()]
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        places = self.places[torch.as_tensor(positions)].tolist()
-        distinct = sorted(set(places))
-        at = torch.tensor([distinct.index(place) for place in places])
-        return model_images(self.pictures, distinct, self.square)[at]
+        distinct, inverse = self.places[torch.as_tensor(positions)].unique(return_inverse=True)
+        return model_images(self.pictures, distinct.tolist(), self.square)[inverse]
 
     def take(self, positions: Sequence[int] | Tensor) -> "AskedImages":
-        at = torch.as_tensor(positions)
-        return replace(
-            self,
-            ids=self.ids[at],
-            labels=self.labels[at],
-            which=self.which[at],
-            places=self.places[at],
-            samplings=tuple(self.samplings[one] for one in at.tolist()),
-        )
+        rows = torch.as_tensor(positions)
+        columns = {name: getattr(self, name)[rows] for name in ("ids", "labels", "which", "places")}
+        return replace(self, **columns, samplings=tuple(self.samplings[row] for row in rows.tolist()))
 
     def fingerprint(self) -> str:
-        told = [repr(part.tolist()) for part in (self.ids, self.labels, self.which, self.places)]
-        return digest("asked", self.pictures.fingerprint(), repr(self.square), repr(self.questions), *told)
+        columns = [repr(column.tolist()) for column in (self.ids, self.labels, self.which, self.places)]
+        square, questions = repr(self.square), repr(self.questions)
+        return digest("asked", self.pictures.fingerprint(), square, questions, *columns)
 
 
 def asked_images(pope: PopeSet, square: Square) -> AskedImages:
-    """Return every pair of image and question of a set once.
+    """Return every pair of image and question of a set once, for a model's preprocessing ``square``.
 
     The id of a pair depends on the image's name and the question alone.
-
-    Args:
-        pope: images and questions; several samplings may ask the same.
-        square: the model's preprocessing.
     """
-    samplings: dict[tuple[str, str], list[str]] = {}
-    truth: dict[tuple[str, str], bool] = {}
-    for one in pope.questions:
-        samplings.setdefault((one.image, one.text), []).append(one.sampling)
-        truth[one.image, one.text] = one.yes
-    pairs, position = pope.asked(), pope.position()
-    questions = tuple(dict.fromkeys(text for _, text in pairs))
-    number = {text: at for at, text in enumerate(questions)}
+    asking: dict[tuple[str, str], list[PopeQuestion]] = {}
+    for question in pope.questions:
+        asking.setdefault((question.image, question.text), []).append(question)
+    questions = tuple(dict.fromkeys(text for _, text in asking))
+    position, number = pope.position(), {text: place for place, text in enumerate(questions)}
     return AskedImages(
         name=pope.name,
         split="test",
-        class_names=ANSWERS,
-        ids=torch.tensor([key(image, text) & (2**53 - 1) for image, text in pairs]),
-        labels=torch.tensor([int(truth[pair]) for pair in pairs]),
+        class_names=("no", "yes"),
+        ids=torch.tensor([key(image, text) & (2**53 - 1) for image, text in asking]),
+        labels=torch.tensor([int(several[-1].yes) for several in asking.values()]),
         pictures=pope.pictures,
         square=square,
         questions=questions,
-        which=torch.tensor([number[text] for _, text in pairs]),
-        places=torch.tensor([position[image] for image, _ in pairs]),
-        samplings=tuple(tuple(samplings[pair]) for pair in pairs),
+        which=torch.tensor([number[text] for _, text in asking]),
+        places=torch.tensor([position[image] for image, _ in asking]),
+        samplings=tuple(tuple(one.sampling for one in several) for several in asking.values()),
     )
-
-
-NO, YES, UNPARSED = 0, 1, 2
-"""The column ``prediction``: the last says neither, which the script counts as yes."""
-
-_NEGATIONS = frozenset({"No", "no", "not"})
 
 
 def says_yes(answer: str) -> bool:
@@ -415,7 +347,8 @@ def says_yes(answer: str) -> bool:
     >>> [says_yes(answer) for answer in ("No, there is not.", "Yes. There is no doubt.", "NO", "")]
     [False, True, True, True]
     """
-    return not _NEGATIONS & set(_first_sentence(answer).split(" "))
+    words = answer.partition(".")[0].replace(",", "").split(" ")
+    return not {"No", "no", "not"} & set(words)
 
 
 def is_parsed(answer: str) -> bool:
@@ -426,65 +359,12 @@ def is_parsed(answer: str) -> bool:
     >>> [is_parsed(answer) for answer in ("no", "YES!", "NO", "There is a dog.")]
     [True, True, False, False]
     """
-    return not says_yes(answer) or re.search(r"\byes\b", _first_sentence(answer), re.IGNORECASE) is not None
+    sentence = answer.partition(".")[0].replace(",", "")
+    return not says_yes(answer) or re.search(r"\byes\b", sentence, re.IGNORECASE) is not None
 
 
-def join_answers(questions: Sequence[PopeQuestion], answers: Mapping[tuple[str, str], str]) -> list[str]:
-    """Return the answer to each question, found by image and text.
-
-    POPE's script pairs the lines of two files by their order, which is wrong as soon as one is sorted differently.
-
-    Args:
-        questions: in any order.
-        answers: by image and text of the question.
-
-    Raises:
-        UserError: a question has no answer.
-    """
-    missing = [one for one in questions if (one.image, one.text) not in answers]
-    if missing:
-        raise UserError(
-            f"{len(missing):,} of {len(questions):,} questions have no answer, the first is {missing[0].text!r} of "
-            f"{missing[0].image}: expected an answer for every image and question"
-        )
-    return [answers[one.image, one.text] for one in questions]
-
-
-def pope_rows(
-    sampling: str,
-    questions: Sequence[PopeQuestion],
-    answers: Sequence[str],
-    yes: Sequence[float],
-    images: Sequence[int],
-) -> pl.DataFrame:
-    """Return a row of ``ROW_SCHEMA`` for each question.
-
-    ``unit`` is the question's number, ``group`` its image, ``prediction`` one of ``NO``, ``YES`` and ``UNPARSED``.
-    ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
-    two is right, else 1 (at ½, no).
-
-    Args:
-        sampling: becomes the setting.
-        questions: of this sampling.
-        answers: in words, one for each.
-        yes: probabilities of yes.
-        images: id of each question's image.
-    """
-    said = [(YES if is_parsed(text) else UNPARSED) if says_yes(text) else NO for text in answers]
-    wrong = [int((probability > 0.5) != one.yes) for one, probability in zip(questions, yes, strict=True)]
-    return outcome_rows(
-        setting=sampling,
-        seed=0,
-        unit=[one.number for one in questions],
-        group=list(images),
-        prediction=said,
-        rank=wrong,
-        score=list(yes),
-    )
-
-
-def read_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return what rows of :func:`pope_rows` say: columns ``said_yes``, ``truth`` and ``unparsed``, of booleans."""
+def answer_columns(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return what rows of the task say: columns ``said_yes``, ``truth`` and ``unparsed``, of booleans."""
     return rows.select(
         said_yes=pl.col("prediction") != NO,
         truth=(pl.col("score").fill_nan(0.0) > 0.5) == (pl.col("rank") == 0),  # NaN > 0.5 is true in polars
@@ -500,13 +380,12 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
     model that never says yes.
 
     Args:
-        rows: as of :func:`pope_rows`.
+        rows: as the task ``pope`` measures them.
 
     Returns:
         By name: accuracy, precision, recall, F1, AUC (of the probability of yes), yes and unparsed (shares).
     """
-    told = read_rows(rows)
-    said, truth = told["said_yes"].to_numpy(), told["truth"].to_numpy()
+    said, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
     both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
     values = {"accuracy": (said == truth).astype(float)}
     if said.any():
@@ -517,54 +396,70 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
         values["F1"] = ratio_values(2 * both, yes + right)
     if truth.any() and not truth.all():
         values["AUC"] = auc_values(rows["score"].fill_nan(0.0).to_numpy(), truth)
-    return values | {"yes": yes, "unparsed": told["unparsed"].to_numpy().astype(float)}
-
-
-def _first_sentence(answer: str) -> str:
-    return answer.partition(".")[0].replace(",", "")
-
-
-_LONGEST = 16  # tokens of an answer; the script reads the first sentence
+    return values | {"yes": yes, "unparsed": unparsed.astype(float)}
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+    """Return a row for each question: ``unit`` is its number, ``group`` its image.
+
+    ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the
+    two is right, else 1 (at ½, no).
+    """
     pope = source.test
     assert isinstance(pope, PopeSet)
-    places, asked = pope.position(), pope.asked()
-    title = f"{card_of(model).name}: questions of {pope.name}" if store.progress else ""
+    position, asked = pope.position(), pope.asked()
     found = answer_all(
         model,
         pope.pictures,
-        [(places[image], text) for image, text in asked],
+        [(position[image], text) for image, text in asked],
         max_new_tokens=_LONGEST,
         batch_size=store.batch_size,
         suffix=protocol.suffix,
         first_token=True,
-        title=title,
+        title=f"{card_of(model).name}: questions of {pope.name}" if store.progress else "",
     )
     answers = dict(zip(asked, found, strict=True))
-    groups = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
-    rows = []
+    ids = dict(zip(pope.names, pope.pictures.ids.tolist(), strict=True))
+    frames = []
     for sampling in SAMPLINGS:
-        questions = [one for one in pope.questions if one.sampling == sampling]
+        questions = [question for question in pope.questions if question.sampling == sampling]
         if questions:
-            texts = join_answers(questions, {both: answer.text for both, answer in answers.items()})
-            yes = [answers[one.image, one.text].yes for one in questions]
-            rows.append(pope_rows(sampling, questions, texts, yes, [groups[one.image] for one in questions]))
-    return pl.concat(rows)
+            said = [answers[question.image, question.text] for question in questions]
+            pairs = list(zip(questions, said, strict=True))
+            frames.append(
+                outcome_rows(
+                    setting=sampling,
+                    seed=0,
+                    unit=[question.number for question in questions],
+                    group=[ids[question.image] for question in questions],
+                    prediction=[_prediction(answer.text) for answer in said],
+                    rank=[int((answer.yes > 0.5) != question.yes) for question, answer in pairs],
+                    score=[answer.yes for answer in said],
+                )
+            )
+    return pl.concat(frames)
+
+
+def _prediction(answer: str) -> int:
+    if not says_yes(answer):
+        return NO
+    return YES if is_parsed(answer) else UNPARSED
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    told = read_rows(rows)
-    among = {"precision": told["said_yes"], "recall": told["truth"], "F1": told["said_yes"] | told["truth"]}
-    found = []
+    columns = answer_columns(rows)
+    said, truth = columns["said_yes"], columns["truth"]
+    counted = {"precision": said, "recall": truth, "F1": said | truth}
+    metrics = []
     for name, values in pope_values(rows).items():
-        its = observed(rows.with_columns(value=pl.Series(values)), pl.col("value"))
-        its = its.with_columns(counted=among[name]) if name in among else its
-        found.append(Metric(setting, name, its, clustered=True, tested=name == "accuracy"))
-    return found
+        observations = observed(rows.with_columns(value=pl.Series(values)), pl.col("value"))
+        if name in counted:
+            observations = observations.with_columns(counted=counted[name])
+        metrics.append(Metric(setting, name, observations, clustered=True, tested=name == "accuracy"))
+    return metrics
 
 
+_HEADINGS = {"yes": "answers yes", "unparsed": "unparsed answers"}
 TASK = EvaluationTask(
     name="pope",
     title="POPE",
@@ -587,4 +482,3 @@ TASK = EvaluationTask(
     paper_data=("pope",),
     passes=6.0,
 )
-_HEADINGS = {"yes": "answers yes", "unparsed": "unparsed answers"}
