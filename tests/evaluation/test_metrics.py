@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from antiphase.data.mmvp import PAPER_PATTERNS, PATTERNS
 from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, Metric, difference, estimate, task_metrics
 from antiphase.evaluation.mmvp import answer_rows
@@ -150,16 +151,16 @@ def test_the_difference_of_episodes_is_over_the_same_episodes():
 
 def test_mmvp_means_are_over_patterns_and_mcnemar_over_pairs():
     random = np.random.default_rng(5)
-    patterns = np.repeat(np.arange(3), 5)
-    one, two = random.random(15) < 0.6, random.random(15) < 0.3
-    groups = {"mean of 3": [0, 1, 2], "mean of 2": [0, 2], "first": [0]}
+    patterns = np.repeat(np.arange(9), 5)
+    one, two = random.random(45) < 0.6, random.random(45) < 0.3
     first, second = (
-        named("mmvp", answer_rows(torch.tensor(right), patterns.tolist()), groups) for right in (one, two)
+        named("mmvp", answer_rows(torch.tensor(right), patterns.tolist()), PATTERNS) for right in (one, two)
     )
-    chosen = patterns != 1
-    assert estimate(first["", "mean of 2"]).value == pytest.approx(one[chosen].mean())
-    assert interval(first["", "first"]) == proportion(int(one[:5].sum()), 5)
-    apart, p = difference(first["", "mean of 2"], second["", "mean of 2"])
+    assert {name for _, name in first} == {"mean of 9", "mean of 7", *PATTERNS}
+    chosen = np.array([PATTERNS[pattern] in PAPER_PATTERNS for pattern in patterns])
+    assert estimate(first["", "mean of 7"]).value == pytest.approx(one[chosen].mean())
+    assert interval(first["", PATTERNS[0]]) == proportion(int(one[:5].sum()), 5)
+    apart, p = difference(first["", "mean of 7"], second["", "mean of 7"])
     assert apart.value == pytest.approx(one[chosen].mean() - two[chosen].mean())
     assert p == mcnemar_exact(one[chosen], two[chosen])
 

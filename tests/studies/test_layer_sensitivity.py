@@ -11,8 +11,7 @@ from antiphase.report.studies.axes import limits
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.studies.estimation import estimates
 from antiphase.studies.figures import Panel
-from antiphase.studies.papers.robustness import layer_sensitivity as study
-from antiphase.studies.papers.robustness import layer_values as layer
+from antiphase.studies.papers.robustness import layer_sensitivity as layer
 
 SEEDS, LAYERS, HEADS, IMAGES = 2, 3, 5, 7
 
@@ -124,16 +123,16 @@ def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logar
 
 @pytest.mark.parametrize(("opposed", "shared"), [(True, 1.0), (False, -1.0)])
 def test_verdicts_follow_what_the_rows_do(opposed, shared):
-    found = {claim.name: claim.verdict for claim in study.claims(rows(opposed, shared, seeds=8))}
+    found = {claim.name: claim.verdict for claim in layer.claims(rows(opposed, shared, seeds=8))}
     assert found["angle-amplifies"] == ("holds" if opposed else "contradicted")
     assert found["subtraction-cancels"] == ("holds" if shared > 0 else "contradicted")
 
 
 def test_a_layer_without_its_twin_is_left_out(made):
     alone = made | {"alignment": made["alignment"].filter(series="DiffViT")}
-    (plot,) = [plot for plot in study.draw(alone).plots if plot.name == "layer-cancellation"]
+    (plot,) = [plot for plot in layer.draw(alone).plots if plot.name == "layer-cancellation"]
     assert len(plot.panels) == 1
-    claims = {claim.name: claim.verdict for claim in study.claims(alone)}
+    claims = {claim.name: claim.verdict for claim in layer.claims(alone)}
     assert claims["gradient-above-vit"] == "not run"
 
 

@@ -85,12 +85,24 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_docstring_says_what_it_reproduces_and_how(name):
+def test_the_text_says_what_the_study_reproduces(name):
     (study,) = find_studies([name])
-    assert f"antiphase study run {name}" in study.text
     assert "The paper" in study.text
-    assert "| paper |" in study.text
     assert study.settings(profile("paper"))
+
+
+def test_trainings_and_their_cost_are_counted(store):
+    (study,) = find_studies(["figure-2a"])
+    small = profile("smoke")
+    run_cells(study.cells(small), Lab(store, progress=False))
+    words = result(study, small, store, "").settings
+    records = [store.record(cell) for cell in closure(study.cells(small), identity)]
+    minutes = sum(map(core_seconds, records)) / 60
+    assert words["trainings"].startswith("2, ")
+    assert words["measurements"].startswith("4, ")
+    shown = [float(words[name].split()[1]) for name in ("trainings", "measurements")]
+    assert sum(shown) == pytest.approx(minutes, abs=0.11)
+    assert result(study, profile("paper"), store, "").settings["trainings"] == "12"
 
 
 def test_more_seeds_are_more_cells_and_the_others_stay():

@@ -16,8 +16,7 @@ from antiphase.sensitivity.depth import branch_changes
 from antiphase.studies.cells import TrainClip, Untrained
 from antiphase.studies.estimation import estimates
 from antiphase.studies.papers.diffclip import map_correlation
-from antiphase.studies.papers.robustness import depth_values as depth
-from antiphase.studies.papers.robustness import radius_values, theory_depth, theory_radius
+from antiphase.studies.papers.robustness import theory_depth, theory_radius
 from antiphase.studies.store import identity
 
 SEEDS, IMAGES, EPS = 8, 7, (1 / 255, 4 / 255)
@@ -73,7 +72,7 @@ def paths(alpha=0.5, kept=0.3, gain=1.5, constant=4.0, deeper=1.0):
 
 def test_factors_are_geometric_means_over_the_layers():
     rows = paths()
-    found = depth.per_layer(depth.layers(rows))
+    found = theory_depth.per_layer(theory_depth.layers(rows))
     where = {"series": "DiffViT", "depth": 3, "training_seed": 1, "sample": 4}
     block = {"perturbation": "pgd", "eps": 4 / 255}
     own = found.filter(**where, perturbation="PGD, 4/255")
@@ -84,18 +83,28 @@ def test_factors_are_geometric_means_over_the_layers():
     for layer in range(3):
         heads = branches.filter(layer=layer)
         alphas.append(math.sqrt((heads["moved"] ** 2).sum() / (heads["positive"] ** 2).sum()))
-    assert math.exp(value[depth.ALPHA]) == pytest.approx(np.prod(alphas) ** (1 / 3))
-    assert math.exp(value[depth.KEPT]) == pytest.approx(0.3)
-    assert math.exp(value[depth.LIPSCHITZ]) == pytest.approx(stages["lipschitz"].product() ** (1 / 3))
-    assert value[depth.BOUND] == pytest.approx(value[depth.ALPHA] + value[depth.LIPSCHITZ])
-    assert math.exp(3 * value[depth.OBSERVED]) == pytest.approx(stages["gain"].product())
+    assert math.exp(value[theory_depth.ALPHA]) == pytest.approx(np.prod(alphas) ** (1 / 3))
+    assert math.exp(value[theory_depth.KEPT]) == pytest.approx(0.3)
+    assert math.exp(value[theory_depth.LIPSCHITZ]) == pytest.approx(stages["lipschitz"].product() ** (1 / 3))
+    assert value[theory_depth.BOUND] == pytest.approx(
+        value[theory_depth.ALPHA] + value[theory_depth.LIPSCHITZ]
+    )
+    assert math.exp(3 * value[theory_depth.OBSERVED]) == pytest.approx(stages["gain"].product())
     standard = found.filter(series="ViT")
-    assert not set(standard["quantity"]) & {depth.ALPHA, depth.KEPT}  # 1 by definition, not an estimate
-    ends = [standard.filter(quantity=each)["value"].to_list() for each in (depth.BOUND, depth.LIPSCHITZ)]
+    assert not set(standard["quantity"]) & {
+        theory_depth.ALPHA,
+        theory_depth.KEPT,
+    }  # 1 by definition, not an estimate
+    ends = [
+        standard.filter(quantity=each)["value"].to_list()
+        for each in (theory_depth.BOUND, theory_depth.LIPSCHITZ)
+    ]
     assert ends[0] == ends[1]
-    products = depth.by_stage(depth.layers(rows)).filter(**where, perturbation="PGD, 4/255", stage=3)
+    products = theory_depth.by_stage(theory_depth.layers(rows)).filter(
+        **where, perturbation="PGD, 4/255", stage=3
+    )
     whole = dict(products.select("quantity", "value").iter_rows())
-    assert whole[depth.BOUND] == pytest.approx(3 * value[depth.BOUND])
+    assert whole[theory_depth.BOUND] == pytest.approx(3 * value[theory_depth.BOUND])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +130,7 @@ def test_verdicts_follow_what_is_planted(planted, claim, verdict):
 
 def test_a_crossover_is_read_off_the_family_of_models():
     crossing, same = (
-        depth.crossovers(rows, depth.per_layer(depth.layers(rows)))
+        theory_depth.crossovers(rows, theory_depth.per_layer(theory_depth.layers(rows)))
         for rows in (paths(alpha=0.9, deeper=0.5), paths(alpha=0.9, deeper=2.0))
     )
     assert crossing["Crossover predicted by equation (5), PGD, 1/255"] == "depth 3"
@@ -153,13 +162,13 @@ def radius_rows(ratio=0.5):
 
 
 def test_the_ratio_of_radii_follows_what_is_planted():
-    found = radius_values.ratios(radius_rows(0.5))
-    means = estimates(found, ["quantity"], radius_values.VALUE, kind="number")
+    found = theory_radius.ratios(radius_rows(0.5))
+    means = estimates(found, ["quantity"], theory_radius.VALUE, kind="number")
     value = dict(means.select("quantity", "value").iter_rows())
-    assert value[radius_values.MEASURED] == pytest.approx(0.5, rel=0.05)
-    assert value[radius_values.LIPSCHITZ] == pytest.approx(2.0, rel=0.05)
-    assert value[radius_values.CORRECTED] == pytest.approx(1 / math.sqrt(1 + 0.64 + 0.8), rel=0.05)
-    assert value[radius_values.PRINTED] == pytest.approx(1 / (math.sqrt(1.64) + 0.8), rel=0.05)
+    assert value[theory_radius.MEASURED] == pytest.approx(0.5, rel=0.05)
+    assert value[theory_radius.LIPSCHITZ] == pytest.approx(2.0, rel=0.05)
+    assert value[theory_radius.CORRECTED] == pytest.approx(1 / math.sqrt(1 + 0.64 + 0.8), rel=0.05)
+    assert value[theory_radius.PRINTED] == pytest.approx(1 / (math.sqrt(1.64) + 0.8), rel=0.05)
     verdicts = {
         ratio: {claim.name: claim.verdict for claim in theory_radius.claims(radius_rows(ratio))}
         for ratio in (0.3, 2.0)
@@ -173,12 +182,12 @@ def test_the_ratio_of_radii_follows_what_is_planted():
 
 
 def test_an_attack_within_the_radius_refutes_it():
-    found = radius_values.beyond(radius_rows(1.0))  # m / L is about 0.5, CW's example at 0.4
+    found = theory_radius.beyond(radius_rows(1.0))  # m / L is about 0.5, CW's example at 0.4
     shares = dict(found.group_by("radius").agg(pl.mean("value")).iter_rows())
     assert shares == {"m / L, as printed": 1.0, "m / (√2·L)": 0.0, "m / ‖∂m/∂x‖": 1.0}
     robust = radius_rows(1.0)
     robust["attack"] = robust["attack"].with_columns(prediction=pl.lit(0))
-    assert radius_values.beyond(robust)["value"].sum() == 0
+    assert theory_radius.beyond(robust)["value"].sum() == 0
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ def show(options: StudyOptions) -> Answer:
     """
     from antiphase.studies.paper_settings import shown_settings
     from antiphase.studies.plan import describe, select
+    from antiphase.studies.results import costs
     from antiphase.studies.store import identity
 
     chosen = select(options)
@@ -68,7 +69,7 @@ def show(options: StudyOptions) -> Answer:
     for one in chosen.studies:
         plan, cells = chosen.plan(one), []
         say(f"{one.label}: {one.title} ({one.paper})\n\n{(one.text or '').strip()}\n")
-        settings = shown_settings(one, chosen.profile)
+        settings = shown_settings(one, chosen.profile) | costs(one.cells(chosen.profile), chosen.store)
         for name, value in settings.items():
             say(f"{name}: {value}")
         say()

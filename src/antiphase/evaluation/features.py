@@ -27,7 +27,7 @@ from antiphase.progress import progress_bar
 from antiphase.store import missing
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
-_VERSION = 1
+_VERSION = "1"
 
 Compute = Callable[[Sequence[range]], Iterator[Tensor]]  # from the rows of parts to the parts, in order
 
@@ -37,53 +37,38 @@ class FeatureStore:
     """A folder of features: one sub-folder for each model and data set, in files of 256 rows.
 
     What is there is read, what is not is computed and written, each part by one of the processes: a killed
-    extraction resumes at the part where it was killed.
-
-    Attributes:
-        folder: made if missing.
-        batch_size: images through the model at once; affects nothing but rounding.
-        precision: of the forward passes; float32, or bf16 where it is fast.
-        progress: whether to show a bar on stderr.
-        process: which process this is.
+    extraction resumes at the part where it was killed. Features are float32 on the CPU.
     """
 
-    folder: Path
-    batch_size: int = 256
-    precision: Precision = "float32"
-    progress: bool = True
+    folder: Path  # made if missing
+    batch_size: int = 256  # images through the model at once; affects nothing but rounding
+    precision: Precision = "float32"  # of the forward passes; bf16 where it is fast
+    progress: bool = True  # whether to show a bar on stderr
     process: Process = field(default_factory=Process)
-    _known: dict[int, tuple[nn.Module, str]] = field(default_factory=dict, repr=False)
+    _fingerprints: dict[int, tuple[nn.Module, str]] = field(default_factory=dict, repr=False)
 
     def image_features(self, model: nn.Module, data: ImageSet | PairSet) -> Float[Tensor, "n width"]:
-        """Return the features of all images before the projection, in float32 on the CPU.
+        """Return the features of all images before the projection.
 
         Raises:
             UserError: an image cannot be read, or a feature is not finite; parts that are done are kept.
         """
-        tower = image_tower(model)
-        place = device_of(model)
-        identity = digest(
-            "images",
-            str(_VERSION),
-            self._fingerprint(model),
-            content_key(data),
-            repr(tower.square),
-            self.precision,
-        )
+        tower, device = image_tower(model), device_of(model)
 
         def compute(parts: Sequence[range]) -> Iterator[Tensor]:
             batches = [self._batches(rows) for rows in parts]
             ready = in_threads(  # across the parts, so that the model need not wait between them
-                lambda some: model_images(data, some, tower.square, tower.channels),
+                lambda batch: model_images(data, batch, tower.square, tower.channels),
                 itertools.chain(*batches),
                 ahead=2,
             )
             for of_part in batches:
                 yield torch.cat(
-                    [self._forward(tower.features, next(ready).to(place), place) for _ in of_part]
+                    [self._forward(tower.features, next(ready).to(device), device) for _ in of_part]
                 )
 
-        return self._parts(identity, len(data), compute, f"{card_of(model).name}: {data.name} ({data.split})")
+        about = ("images", content_key(data), repr(tower.square), self.precision)
+        return self._stored(model, about, len(data), compute, f"{data.name} ({data.split})")
 
     def project(self, model: nn.Module, features: Float[Tensor, "n width"]) -> Float[Tensor, "n embed"]:
         """Return unit vectors in the space that is common with texts.
@@ -94,80 +79,74 @@ class FeatureStore:
         as_dual_encoder(model)
         project = image_tower(model).project
         assert project is not None
-        place = device_of(model)
+        device = device_of(model)
         with torch.no_grad():
-            parts = [F.normalize(project(part.to(place)), dim=-1).cpu() for part in features.split(_PART)]
+            parts = [F.normalize(project(part.to(device)), dim=-1).cpu() for part in features.split(_PART)]
         return torch.cat(parts)
 
     def text_vectors(self, model: nn.Module, texts: Sequence[str], title: str) -> Float[Tensor, "n embed"]:
-        """Return unit vectors of texts, in float32 on the CPU."""
-        encoder = as_dual_encoder(model)
-        place = device_of(model)
-        identity = digest("texts", str(_VERSION), self._fingerprint(model), *texts, self.precision)
+        """Return unit vectors of texts."""
+        encode, device = as_dual_encoder(model).encode_text, device_of(model)
 
-        def compute(parts: Sequence[range]) -> Iterator[Tensor]:
-            for rows in parts:
-                some = [
-                    self._forward(encoder.encode_text, [texts[row] for row in batch], place)
-                    for batch in self._batches(rows)
-                ]
-                yield F.normalize(torch.cat(some), dim=-1)
+        def vectors(rows: range) -> Tensor:
+            batches = [[texts[row] for row in batch] for batch in self._batches(rows)]
+            return F.normalize(torch.cat([self._forward(encode, batch, device) for batch in batches]), dim=-1)
 
-        return self._parts(identity, len(texts), compute, f"{card_of(model).name}: {title}")
+        about = ("texts", *texts, self.precision)
+        return self._stored(model, about, len(texts), lambda parts: map(vectors, parts), title)
 
     def class_vectors(
         self, model: nn.Module, prompts: Sequence[Sequence[str]], title: str
     ) -> Float[Tensor, "embed classes"]:
         """Return the zero-shot weights, one unit vector a column: the mean over a class's prompts, normalised."""
-        told = ["\x1f".join(texts) for texts in prompts]
-        identity = digest("classes", str(_VERSION), self._fingerprint(model), *told)
 
-        def compute(parts: Sequence[range]) -> Iterator[Tensor]:
-            for rows in parts:
-                own = [prompts[row] for row in rows]
-                yield zero_shot_classifier(model, [title] * len(own), prompts=own).weights.T.cpu()
+        def vectors(rows: range) -> Tensor:
+            texts = [prompts[row] for row in rows]
+            return zero_shot_classifier(model, [title] * len(texts), prompts=texts).weights.T.cpu()
 
-        return self._parts(identity, len(prompts), compute, f"{card_of(model).name}: {title}").T
+        about = ("classes", *map("\x1f".join, prompts))
+        return self._stored(model, about, len(prompts), lambda parts: map(vectors, parts), title).T
 
     def _batches(self, rows: range) -> list[range]:
-        return [rows[at : at + self.batch_size] for at in range(0, len(rows), self.batch_size)]
-
-    def _fingerprint(self, model: nn.Module) -> str:
-        """Return a model's fingerprint, which takes a second to make for a large one."""
-        if id(model) not in self._known:  # the model is held, so that its id stays its own
-            self._known[id(model)] = (model, fingerprint(model))
-        return self._known[id(model)][1]
+        return [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
 
     def _forward(
-        self, function: Callable[..., Tensor], inputs: Tensor | list[str], place: torch.device
+        self, function: Callable[..., Tensor], inputs: Tensor | list[str], device: torch.device
     ) -> Tensor:
-        with torch.no_grad(), autocast(place, self.precision):
+        with torch.no_grad(), autocast(device, self.precision):
             return function(inputs).float().cpu()
 
-    def _parts(self, identity: str, count: int, compute: Compute, title: str) -> Tensor:
+    def _stored(
+        self, model: nn.Module, about: Sequence[str], count: int, compute: Compute, title: str
+    ) -> Tensor:
+        """Return all rows of what the kind and the settings in ``about`` identify; compute the missing parts."""
+        if (
+            id(model) not in self._fingerprints
+        ):  # a second for a large model, which is held: its id stays its own
+            self._fingerprints[id(model)] = (model, fingerprint(model))
+        kind, *settings = about
+        identity = digest(kind, _VERSION, self._fingerprints[id(model)][1], *settings)
         folder = self.folder / digest(identity, str(_PART))[:24]
-        rows = [range(at, min(at + _PART, count)) for at in range(0, count, _PART)]
+        rows = [range(start, min(start + _PART, count)) for start in range(0, count, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]
-        parts = range(len(rows))
-        mine = self.process.share(missing(parts, lambda n: _whole(paths[n], len(rows[n])), self.process))
+
+        def whole(number: int) -> bool:
+            try:
+                return len(read_weights(paths[number])["rows"]) == len(rows[number])
+            except (UserError, KeyError):
+                return False
+
+        mine = self.process.share(missing(range(len(rows)), whole, self.process))
+        title = f"{card_of(model).name}: {title}"
         if mine:
             total = sum(len(rows[number]) for number in mine)
             with progress_bar(title, total, self.progress and self.process.first) as advance:
                 for number, part in zip(mine, compute([rows[number] for number in mine]), strict=True):
-                    _write(paths[number], part, title)
+                    if not part.isfinite().all():
+                        raise UserError(
+                            f"{title}: the model gives features that are not finite; expected a trained model"
+                        )
+                    write_tensors({"rows": part.contiguous()}, paths[number])
                     advance(len(part))
         self.process.wait()
         return torch.cat([read_weights(path)["rows"] for path in paths])
-
-
-def _whole(path: Path, count: int) -> bool:
-    try:
-        return len(read_weights(path)["rows"]) == count
-    except (UserError, KeyError):
-        return False
-
-
-def _write(path: Path, rows: Tensor, title: str) -> None:
-    if not rows.isfinite().all():
-        raise UserError(f"{title}: the model gives features that are not finite; expected a trained model")
-    write_tensors({"rows": rows.contiguous()}, path)

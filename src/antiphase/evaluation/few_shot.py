@@ -10,16 +10,9 @@ from torch import Tensor, nn
 from antiphase.arguments import Count, Seed, validated
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import (
-    EvaluationTask,
-    Features,
-    Protocol,
-    Source,
-    can_learn,
-    image_features,
-    labelled,
-)
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, can_learn, image_features, labelled
 from antiphase.modules import device_of
 from antiphase.streams import generator
 
@@ -197,7 +190,7 @@ def _images_of(
     return torch.where(places < 0, -1, positions[(first[..., None] + places).clamp(0, len(labels) - 1)])
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     place = device_of(model)
     support, queries = (
         image_features(model, labelled(data)[0], protocol, store).to(place)

@@ -11,11 +11,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from antiphase.data.expected_counts import MEAN_PER_CLASS
-from antiphase.data.mmvp import PAPER_PATTERNS
 from antiphase.registry import TASKS, find
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.intervals import (
     Estimate,
+    as_difference,
     clipped,
     jackknife,
     mean_over_groups,
@@ -77,27 +77,19 @@ def classification_rows(
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a task on a data set.
+    """One number of a task on a data set."""
 
-    Attributes:
-        setting: of the rows.
-        name: such as ``"R@5"``.
-        values: of each observation, in [0, 1]: columns seed, unit, group, value. Of a ratio, a column ``counted`` says
-            which observations are in its denominator.
-        by_group: whether every group counts alike.
-        clustered: whether the units of a group are no independent draws: the captions of an image.
-        seeds_alike: whether the same unit occurs under every seed, as an image does and an episode does not.
-        tested: whether a difference of clustered hits has an exact p, see
-            :func:`~antiphase.statistics.decisions.mcnemar_clustered`.
-    """
-
-    setting: str
-    name: str
+    setting: str  # of the rows
+    name: str  # such as "R@5"
+    # of each observation, in [0, 1]: columns seed, unit, group, value; of a ratio, a column ``counted`` says which
+    # observations are in its denominator
     values: pl.DataFrame
-    by_group: bool = False
-    clustered: bool = False
-    seeds_alike: bool = True
-    tested: bool = False
+    by_group: bool = False  # whether every group counts alike
+    clustered: bool = False  # whether the units of a group are no independent draws: the captions of an image
+    seeds_alike: bool = (
+        True  # whether the same unit occurs under every seed, as an image does and an episode not
+    )
+    tested: bool = False  # whether a difference of clustered hits has an exact p, see ``mcnemar_clustered``
 
 
 def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
@@ -120,15 +112,13 @@ def accuracy_stands_for(data: str, metric: str) -> bool:
     return metric == ("per class" if data in CLASSES_ALIKE else "top-1")
 
 
-def task_metrics(
-    task: str, rows: pl.DataFrame, groups: Mapping[str, Sequence[int]] | None = None
-) -> list[Metric]:
+def task_metrics(task: str, rows: pl.DataFrame, groups: Sequence[str] | None = None) -> list[Metric]:
     """Return the metrics that the rows of a task on one data set hold.
 
     Args:
         task: a name of :data:`~antiphase.registry.TASKS`.
         rows: of ``ROW_SCHEMA``.
-        groups: MMVP only: title and patterns of every mean over patterns.
+        groups: names of the groups that the rows number.
     """
     metrics = find(TASKS, task, "task").metrics
     by_setting = rows.group_by("setting", maintain_order=True)
@@ -137,16 +127,10 @@ def task_metrics(
 
 @dataclass(frozen=True)
 class MetricEstimate(Estimate):
-    """A metric's mean over everything, with its interval over images, captions, pairs or episodes.
+    """A metric's mean over everything, with its interval over images, captions, pairs or episodes."""
 
-    Attributes:
-        seed_sd: standard deviation over the seeds of each seed's mean; None with one seed.
-        unit_sd: standard deviation over the episodes; None for other tasks.
-        seeds: how many.
-    """
-
-    seed_sd: float | None
-    unit_sd: float | None
+    seed_sd: float | None  # standard deviation over the seeds of each seed's mean; None with one seed
+    unit_sd: float | None  # standard deviation over the episodes; None for other tasks
     seeds: int
 
 
@@ -163,7 +147,8 @@ def estimate(metric: Metric) -> MetricEstimate:
     if bool(units["value"].is_in([0.0, 1.0]).all()) and not metric.by_group and not metric.clustered:
         whole = proportion(int(units["value"].sum()), len(units))
     else:
-        whole = _cut(_mean(units, metric), 0.0)
+        whole = _mean(units, metric)
+        whole = clipped(whole, 0.0, 1.0) if np.isfinite(whole.high) else whole
     of_seeds = [_mean(block, metric).value for _, block in values.group_by("seed")]
     seed_sd = float(np.std(of_seeds, ddof=1)) if seeds > 1 else None
     unit_sd = None if metric.seeds_alike or len(values) < 2 else float(values["value"].to_numpy().std(ddof=1))
@@ -193,61 +178,41 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     if hits and not metric.by_group and not metric.clustered:
         return paired_difference(one > 0.5, two > 0.5), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
-    return _cut(_mean(_over_seeds(apart, metric), metric), -1.0), p
+    return as_difference(_mean(_over_seeds(apart, metric), metric)), p
 
 
 def summarise_tasks(
-    rows: pl.DataFrame, twins: Mapping[str, str], patterns: Mapping[str, Sequence[str]] | None = None
+    rows: pl.DataFrame, twins: Mapping[str, str], groups: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
     """Return every metric of every model (``results``), and its difference to the twin's (``differences``).
 
     Args:
         rows: of ``rows.parquet``.
         twins: name of the twin of each model that has one.
-        patterns: names of MMVP's patterns, by data set.
+        groups: names of the groups that the rows of a data set number: MMVP's patterns.
     """
     metrics: dict[tuple[str, ...], Metric] = {}
-    results, differences = [], []
     for (model, task, data), block in rows.group_by("model", "task", "data", maintain_order=True):
-        names = (patterns or {}).get(str(data))
-        for metric in task_metrics(str(task), block, None if names is None else _pattern_groups(names)):
-            key = (str(model), str(task), str(data), metric.setting, metric.name)
-            metrics[key] = metric
-            numbers = asdict(estimate(metric))
-            results.append({"model": model, **_about(key[1:]), **_bounded(numbers), **_headline(key[1:])})
+        for metric in task_metrics(str(task), block, (groups or {}).get(str(data))):
+            metrics[str(model), str(task), str(data), metric.setting, metric.name] = metric
+    results, differences = [], []
     for (model, *key), metric in metrics.items():
+        results.append(_line({"model": model}, key, asdict(estimate(metric))))
         twin = twins.get(model)
-        if twin is None or (twin, *key) not in metrics:
-            continue
-        apart, p = difference(metric, metrics[twin, *key])
-        numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
-        differences.append(
-            {"model": model, "twin": twin, **_about(key), **_bounded(numbers), **_headline(key)}
-        )
+        if twin is not None and (twin, *key) in metrics:
+            apart, p = difference(metric, metrics[twin, *key])
+            numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
+            differences.append(_line({"model": model, "twin": twin}, key, numbers))
     return {"results": results, "differences": differences}
 
 
-def _about(key: Sequence[str]) -> dict[str, str]:
-    return dict(zip(("task", "data", "setting", "metric"), key, strict=True))
-
-
-def _bounded(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return numbers that JSON can hold: null for an infinite end."""
-    return numbers | {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
-
-
-def _headline(key: Sequence[str]) -> dict[str, bool]:
-    task, data, _, metric = key
-    return {"headline": find(TASKS, task, "task").stands_for(data, metric)}
-
-
-def _pattern_groups(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return MMVP's metrics: the mean over all patterns, over the paper's where they are there, and each alone."""
-    groups = {f"mean of {len(names)}": list(range(len(names)))}
-    paper = [number for number, name in enumerate(names) if name in PAPER_PATTERNS]
-    if len(paper) == len(PAPER_PATTERNS):
-        groups[f"mean of {len(paper)}"] = paper
-    return groups | {name: [number] for number, name in enumerate(names)}
+def _line(models: dict[str, str], key: Sequence[str], numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of a summary, ready for JSON: null for an infinite end."""
+    task, data, setting, metric = key
+    finite = {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
+    headline = find(TASKS, task, "task").stands_for(data, metric)
+    about = {"task": task, "data": data, "setting": setting, "metric": metric}
+    return models | about | numbers | finite | {"headline": headline}
 
 
 def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:
@@ -277,8 +242,3 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
     if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
         whole = crossed_mean(np.full((1, draws), whole.value))
     return Estimate(whole.value, whole.low, whole.high, len(values))
-
-
-def _cut(estimate: Estimate, least: float) -> Estimate:
-    """Return an estimate whose interval stays within what a rate, or a difference of rates, can be."""
-    return clipped(estimate, least, 1.0) if np.isfinite(estimate.high) else estimate

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, validated
 from antiphase.data import FilePairs
-from antiphase.data.mmvp import MmvpSet
+from antiphase.data.mmvp import PAPER_PATTERNS, MmvpSet
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
 
 PROMPT = "a photo of "  # the authors' code; put before each statement
 
@@ -34,7 +35,7 @@ def right_pairs(
     return (first[:, 0] > 0.5) & ~(first[:, 1] > 0.5)
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, MmvpSet)
     statements = [PROMPT + text for two in pairs.statements for text in two]
@@ -58,14 +59,18 @@ def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.Da
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
+    """Return the mean over all patterns, over the paper's where they are there, and each pattern alone."""
     answers = observed(rows, pl.col("score"))
-    blocks = {
-        title: (answers.filter(pl.col("group").is_in(list(patterns))), len(patterns) > 1)
-        for title, patterns in (groups or {"mean": rows["group"].unique().to_list()}).items()
-    }
+    if groups is None:
+        return [Metric(setting, "mean", answers, by_group=rows["group"].n_unique() > 1)]
+    paper = [number for number, name in enumerate(groups) if name in PAPER_PATTERNS]
+    means = [list(range(len(groups))), *([paper] if len(paper) == len(PAPER_PATTERNS) else [])]
+    chosen = {f"mean of {len(patterns)}": patterns for patterns in means}
+    chosen |= {name: [number] for number, name in enumerate(groups)}
+    blocks = [(title, answers.filter(pl.col("group").is_in(chosen[title]))) for title in chosen]
     return [
-        Metric(setting, title, block, by_group=several)
-        for title, (block, several) in blocks.items()
+        Metric(setting, title, block, by_group=len(chosen[title]) > 1)
+        for title, block in blocks
         if len(block)
     ]
 

@@ -18,10 +18,10 @@ from antiphase.arguments import Count, Positive, Seed, validated
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.expected_counts import PROBE_SETS
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
 from antiphase.evaluation.tasks import (
     EvaluationTask,
-    Features,
     Objective,
     Protocol,
     QuestionSet,
@@ -248,7 +248,7 @@ def _check(features: Tensor, labels: Tensor, num_classes: int) -> None:
         raise UserError(f"labels {low} to {high}: expected 0 to {num_classes - 1}; number the classes from 0")
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     place = device_of(model)
 
     def features(data: ImageSet | PairSet | QuestionSet | None) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,9 @@ from antiphase.arguments import FINITE, validated
 from antiphase.data import PairSet
 from antiphase.data.expected_counts import RETRIEVAL_SETS
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import Captions, EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import Captions, EvaluationTask, Groups, Protocol, Source
 from antiphase.modules import device_of
 
 _HELD = 2**26  # similarities at a time: 256 MB in float32
@@ -96,7 +97,7 @@ def retrieval_rows(
     return pl.concat([by_caption, by_image])
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, PairSet)
     texts, owners = chosen_captions(pairs, protocol.captions)

@@ -12,6 +12,7 @@ from antiphase.arguments import NOT_EMPTY, validated
 from antiphase.data.expected_counts import IMAGENET_SETS
 from antiphase.data.imagenets import class_words
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import (
     Metric,
     accuracies,
@@ -19,15 +20,7 @@ from antiphase.evaluation.metrics import (
     classification_rows,
     observed,
 )
-from antiphase.evaluation.tasks import (
-    EvaluationTask,
-    Features,
-    Groups,
-    Protocol,
-    Source,
-    has_labels,
-    labelled,
-)
+from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source, has_labels, labelled
 from antiphase.files import digest
 
 OWN = "own"
@@ -118,7 +111,7 @@ def _ensembles(source: Source, protocol: Protocol) -> dict[str, tuple[tuple[str,
     return {name: class_prompts(name, test.class_names, test.prompts) for name in names}
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     test, labels = labelled(source.test)
     images = store.project(model, store.image_features(model, test))
     return pl.concat(

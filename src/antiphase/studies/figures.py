@@ -1,12 +1,15 @@
 """The figures and tables of a study, as data frames of estimates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 from jaxtyping import Float, UInt8
+
+from antiphase.budgets import eps_label
 
 ESTIMATES: dict[str, Any] = {
     "value": pl.Float64,
@@ -20,6 +23,9 @@ ESTIMATES: dict[str, Any] = {
 BY_SEED = "by_seed"
 """Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
 
+
+IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)
+"""Budgets in words."""
 
 INTERVALS = "95 % intervals"
 """What stands in the brackets of most tables."""
@@ -129,3 +135,81 @@ class Artefact:
     tables: Sequence[Table] = ()
     galleries: Sequence[Gallery] = ()
     notes: Sequence[str] = field(default=())
+
+
+def panels(
+    estimates: pl.DataFrame,
+    title: str,
+    x: str | pl.Expr,
+    labels: tuple[str, str],
+    *,
+    paper: pl.DataFrame | None = None,
+    **style: Any,
+) -> tuple[Panel, ...]:
+    """Return a panel for each combination of the columns that the title names.
+
+    Args:
+        estimates: columns ``series``, ``ESTIMATES``, optionally ``BY_SEED``, and those of the title and of ``x``.
+        title: title with columns in braces, such as ``"PGD, {data}"``.
+        x: position on the horizontal axis.
+        labels: labels of both axes.
+        paper: the paper's numbers, columns ``series``, ``x``, ``value`` and some of the title's.
+        **style: other fields of :class:`Panel`.
+    """
+    shown = []
+    for words, chosen, block in _groups(estimates, title):
+        kept = [BY_SEED] if BY_SEED in block.columns else []
+        place = (pl.col(x) if isinstance(x, str) else x).cast(pl.Float64)
+        points = block.select("series", *ESTIMATES, *kept, x=place)
+        theirs = (
+            None if paper is None else paper.filter(**{k: v for k, v in chosen.items() if k in paper.columns})
+        )
+        if theirs is not None:
+            theirs = None if theirs.is_empty() else theirs.select("series", "x", "value")
+        shown.append(Panel(words, *labels, points, paper=theirs, **style))
+    return tuple(shown)
+
+
+def tables(
+    estimates: pl.DataFrame,
+    title: str,
+    name: str,
+    row: str | pl.Expr,
+    column: str | pl.Expr,
+    *,
+    index: str = "model",
+    paper: pl.DataFrame | None = None,
+    **style: Any,
+) -> list[Table]:
+    """Return a table of estimates for each combination of the columns that the title names, as in :func:`panels`.
+
+    Args:
+        estimates: columns ``ESTIMATES`` and those of title, rows and columns.
+        title: title with columns in braces.
+        name: name of the CSV with columns in braces.
+        row: name of an estimate's row.
+        column: name of its column.
+        index: name of the first column.
+        paper: the paper's numbers by ``column`` and others of the columns or ``row``.
+        **style: other fields of :class:`Table`.
+    """
+    shown = []
+    for words, chosen, block in _groups(estimates, title):
+        row, column = (pl.col(one) if isinstance(one, str) else one for one in (row, column))
+        cells = block.with_columns(row=row, column=column)
+        if paper is None:
+            cells = cells.with_columns(paper=pl.lit(None, pl.Float64))
+        else:
+            theirs = paper.drop("sd", "x", strict=False).rename({"value": "paper"})
+            cells = cells.join(theirs, on=theirs.drop("paper").columns, how="left", maintain_order="left")
+        cells = cells.select(*ESTIMATES, "row", "column", "paper")
+        shown.append(Table(name.format(**chosen).replace(" ", "-"), words, index, cells, **style))
+    return shown
+
+
+def _groups(frame: pl.DataFrame, title: str) -> Iterator[tuple[str, dict[str, Any], pl.DataFrame]]:
+    """Yield title, chosen values and rows of each combination of the columns in the title's braces."""
+    keys = [key for _, key, _, _ in Formatter().parse(title) if key]
+    for values, block in frame.group_by(keys, maintain_order=True) if keys else [((), frame)]:
+        chosen = dict(zip(keys, values, strict=True))
+        yield title.format(**chosen), chosen, block

@@ -25,9 +25,8 @@ def known_studies() -> dict[str, Study]:
     found = []
     for package in (papers, own):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            study = getattr(importlib.import_module(module.name), "study", None)
-            if isinstance(study, Study):
-                found.append(study)
+            values = vars(importlib.import_module(module.name)).values()
+            found += [value for value in values if isinstance(value, Study)]
     found.sort(key=lambda study: (study.paper != "robustness", study.paper, _order(study.label)))
     return {study.name: study for study in found}
 

@@ -136,11 +136,32 @@ def result(study: Study, profile: Profile, store: Reader, command: str, partial:
         len(cells),
         Artefact(notes=[reason]) if reason else artefact,
         claims,
-        {**shown_settings(study, profile), **({"warnings": "; ".join(warnings)} if warnings else {})},
+        {
+            **shown_settings(study, profile),
+            **costs(cells, store),
+            **({"warnings": "; ".join(warnings)} if warnings else {}),
+        },
         {name: ", ".join(sorted(each)) for name, each in sorted(versions.items())},
         sorted({record["hardware"] for record in records}),
         sum(record["seconds"] for record in records),
     )
+
+
+def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
+    """Return the numbers of trainings and of measurements, and the core-minutes that those on record took."""
+    every = closure(cells, identity)
+    measured = {identity(cell) for cell in cells}
+    kinds = {
+        "trainings": [cell for cell in every if identity(cell) not in measured],
+        "measurements": list(cells),
+    }
+    words = {}
+    for name, some in kinds.items():
+        seconds = [core_seconds(record) for cell in some if (record := store.record(cell)) is not None]
+        minutes = f", {sum(seconds) / 60:,.1f} core-minutes" if seconds else ""
+        part = f" ({len(seconds):,} of them)" if 0 < len(seconds) < len(some) else ""
+        words[name] = f"{len(some):,}{minutes}{part}"
+    return words
 
 
 def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:

@@ -17,8 +17,9 @@ from antiphase.data.conversations import ASK_CAPTION
 from antiphase.data.decoding import Square
 from antiphase.data.pairs import model_images
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Features, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source
 from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.progress import progress_bar
@@ -152,7 +153,7 @@ def words_of(text: str) -> str:
     return " ".join(re.findall(r"[\w'’-]*\w", text.lower()))
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs = source.test
     assert isinstance(pairs, PairSet)
     answers = answer_all(

@@ -24,8 +24,9 @@ from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet
 from antiphase.data.pairs import FilePairs, PairSet, model_images
 from antiphase.errors import UserError
+from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
-from antiphase.evaluation.tasks import EvaluationTask, Features, Groups, Protocol, Source
+from antiphase.evaluation.tasks import EvaluationTask, Groups, Protocol, Source
 from antiphase.files import digest
 from antiphase.models.card import card_of
 from antiphase.reading import parse_json
@@ -399,7 +400,7 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
     return values | {"yes": yes, "unparsed": unparsed.astype(float)}
 
 
-def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Features) -> pl.DataFrame:
+def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     """Return a row for each question: ``unit`` is its number, ``group`` its image.
 
     ``score`` is the probability of yes as the first token, among yes and no; ``rank`` is 0 if the more probable of the

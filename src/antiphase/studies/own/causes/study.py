@@ -29,6 +29,7 @@ import numpy as np
 
 from antiphase.budgets import eps_label
 from antiphase.statistics.intervals import Estimate
+from antiphase.studies.checks import each_data
 from antiphase.studies.claims import NOT_IN_PAPER, Check, Claim
 from antiphase.studies.own.causes.models import (
     BARE,
@@ -54,7 +55,6 @@ from antiphase.studies.own.causes.parts import (
     mean_of,
 )
 from antiphase.studies.papers.robustness.bench import settings
-from antiphase.studies.papers.robustness.show import each_data
 from antiphase.studies.spec import RowsByTable, Study
 
 _SMALL = EPS[:3]

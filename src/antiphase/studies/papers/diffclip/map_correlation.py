@@ -30,11 +30,10 @@ from antiphase.budgets import eps_label
 from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, over
-from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot
+from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, tables
 from antiphase.studies.papers.diffclip.bench import bench
 from antiphase.studies.papers.diffclip.bench import settings as bench_settings
 from antiphase.studies.papers.diffclip.released import listed, released
-from antiphase.studies.papers.robustness.show import table_of
 from antiphase.studies.scale import IN_SHORT
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
@@ -127,19 +126,21 @@ def draw(rows: RowsByTable) -> Artefact:
         "and of the changes that the perturbation makes, layer by layer of the image tower. Where they correlate, the "
         f"subtraction cancels a part of the perturbation. Bands: 95 % over {over(found)}."
     )
-    tables = [
-        table_of(
+    row, layer = pl.format("{}, {}", "series", "input"), pl.format("layer {}", pl.col("layer") + 1)
+    listed = [
+        table
+        for quantity in (MAPS, CHANGES)
+        for table in tables(
             found.filter(quantity=quantity),
-            pl.format("{}, {}", "series", "input"),
-            pl.format("layer {}", pl.col("layer") + 1),
-            f"map-correlation-{quantity}",
             f"Correlation of {titles[quantity]} by layer",
+            f"map-correlation-{quantity}",
+            row,
+            layer,
             percent=False,
             digits=3,
         )
-        for quantity in (MAPS, CHANGES)
     ]
-    return Artefact([Plot("map-correlation", caption, tuple(panels))], tables)
+    return Artefact([Plot("map-correlation", caption, tuple(panels))], listed)
 
 
 def claims(rows: RowsByTable) -> list[Claim]:

@@ -1,30 +1,20 @@
-"""Lipschitz estimates of the attention maps, layer by layer, beside λ.
-
-The paper (Section 5.3, Figure 4): "In all settings, DA-equipped models exhibit significantly higher Lipschitz estimates
-than baselines, with maxima at layers using larger λ. Interestingly, later layers often display lower sensitivity than
-earlier ones"; "the wider spread of values in DA models highlights their more variable sensitivity across layers". The
-numbers are only drawn. Its estimator is the sampled maximum, see :mod:`~.figure_3d`; the claims are tested with it and
-with power iteration. The steepest layer is that of each model and image, and the spread is the standard deviation over
-the layers of a model, for each image. The paper does not say at which images the CLIPs are measured; here ImageNet's.
-
-The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
-
-| profile | models | cost |
-|---|---|---|
-| paper | 60, CIFAR-10 and CIFAR-100, and the released CLIP and DiffCLIP | not run |
-| laptop | those of Figure 3(d); 16 CLIPs, OpenMoji | not run at this size |
-
-antiphase study run figure-4 --profile laptop
-"""
+"""Figure 4: Lipschitz estimates of the attention maps, layer by layer, beside λ."""
 
 import polars as pl
 
+from antiphase.studies.checks import apart, each_data
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import SAMPLE, SEED, estimates, mean, over
-from antiphase.studies.figures import Artefact, Panel, Plot, Table
-from antiphase.studies.papers.robustness.bench import all_cells, bench, twins
-from antiphase.studies.papers.robustness.clip_bench import clip_models, clip_settings, sense_clip
-from antiphase.studies.papers.robustness.figure_3d import (
+from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean, over
+from antiphase.studies.figures import BY_SEED, Artefact, Plot, panels, tables
+from antiphase.studies.papers.robustness.bench import (
+    all_cells,
+    bench,
+    clip_models,
+    twins,
+    vit_and_clip_settings,
+)
+from antiphase.studies.papers.robustness.figure_3 import (
+    DEPTH,
     ESTIMATORS,
     PAPERS,
     STEEPEST,
@@ -32,8 +22,7 @@ from antiphase.studies.papers.robustness.figure_3d import (
     in_order,
     of_maps,
 )
-from antiphase.studies.papers.robustness.layer_values import lambdas
-from antiphase.studies.papers.robustness.show import against, apart, each_data, table_of
+from antiphase.studies.papers.robustness.layer_sensitivity import LAYER_NAME, lambdas
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 MODEL = ["data", "series", "depth", SEED]
@@ -42,69 +31,41 @@ MODEL = ["data", "series", "depth", SEED]
 def cells(profile: Profile) -> list[Cell]:
     """The cells of Figure 3(d) and the same of the CLIPs' image towers; alignment for λ, as in Figure 5."""
     own = bench(profile)
+    both = [*twins(profile, None), *clip_models(profile)]
+    differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
     return all_cells(
-        [own.sense_of(model, "lipschitz") for model in twins(profile, own.depths)],
-        [sense_clip(profile, model, "lipschitz") for model in clip_models(profile)],
-        [own.sense_of(model, "alignment") for model in twins(profile, own.depths, ["diffvit"])],
-        [sense_clip(profile, model, "alignment") for model in clip_models(profile, ["diffclip"])],
+        [own.sense_of(model, "lipschitz") for model in both],
+        [own.sense_of(model, "alignment") for model in differential],
     )
 
 
 def draw(rows: RowsByTable) -> Artefact:
-    """The estimates over the layers for each depth and estimator, and λ over the layers."""
+    """Draw the estimates over the layers for each depth and estimator, and λ over the layers."""
     maps = in_order(of_maps(rows))
-    found = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, kind="size")
-    of_data = (found.filter(data=name) for name in found["data"].unique(maintain_order=True))
-    found = pl.concat([block.sort("depth", "layer", maintain_order=True) for block in of_data])
-    panels, tables = [], []
-    for (data, depth, estimator), block in found.group_by(
-        ["data", "depth", "estimator"], maintain_order=True
-    ):
-        where = f"{data}, depth {depth}"
-        points = block.select("series", "value", "low", "high", "n", "seeds", x=pl.col("layer") + 1.0)
-        if block["layer"].n_unique() > 1:
-            panels.append(Panel(f"{where}, {estimator}", "layer", "Lipschitz estimate", points))
-        layer = pl.format("layer {}", pl.col("layer") + 1)
-        key = f"layers-{data}-{depth}-{estimator}".replace(" ", "-")
-        tables.append(
-            table_of(
-                block,
-                pl.col("series"),
-                layer,
-                key,
-                f"Lipschitz estimate by layer, {where}, {estimator}",
-                percent=False,
-                digits=4,
-            )
-        )
+    means = estimates(maps, ["data", "depth", "estimator", "series", "layer"], VALUE, kind="size").drop(
+        BY_SEED
+    )
+    of_data = (means.filter(data=name) for name in means["data"].unique(maintain_order=True))
+    means = pl.concat([block.sort("depth", "layer", maintain_order=True) for block in of_data])
+    several = means.filter(pl.col("layer").n_unique().over("data", "depth", "estimator") > 1)
+    where, number = "{data}, depth {depth}, {estimator}", pl.col("layer") + 1
+    drawn = panels(several, where, number, ("layer", "Lipschitz estimate"))
+    title, name = f"Lipschitz estimate by layer, {where}", "layers-{data}-{depth}-{estimator}"
+    listed = tables(means, title, name, "series", LAYER_NAME, percent=False, digits=4)
     caption = (
         "Local Lipschitz estimates of each layer's attention map with respect to the pixels. The paper's estimator is "
-        f"the sampled maximum. Bands: 95 % over {over(found)}."
+        f"the sampled maximum. Bands: 95 % over {over(means)}."
     )
-    plots = [Plot("figure-4", caption, tuple(panels), columns=len(ESTIMATORS))] if panels else []
-    lam, table = _lambda(rows["alignment"])
-    return Artefact([*plots, lam], [*tables, table])
-
-
-def _lambda(aligned: pl.DataFrame) -> tuple[Plot, Table]:
-    """Return λ over the layers, a panel for each data set and a line for each depth, and the same as a table."""
-    found = lambdas(aligned).sort("data", "depth", "layer", maintain_order=True)
-    found = found.with_columns(name=pl.format("depth {}", "depth"))
-    panels = [
-        Panel(
-            f"λ, {data}",
-            "layer",
-            "λ",
-            block.select("value", "low", "high", "n", "seeds", series="name", x=pl.col("layer") + 1.0),
-        )
-        for (data,), block in found.group_by("data", maintain_order=True)
-    ]
+    plots = [Plot("figure-4", caption, drawn, columns=len(ESTIMATORS))] if drawn else []
+    lam = lambdas(rows["alignment"]).sort("data", "depth", "layer", maintain_order=True).drop(BY_SEED)
+    lam = lam.with_columns(series=DEPTH)
     caption = (
         "λ of differential attention, the mean over heads. The same for every image; bands: 95 % over seeds."
     )
-    row, layer = pl.format("{}, {}", "data", "name"), pl.format("layer {}", pl.col("layer") + 1)
-    table = table_of(found, row, layer, "lambda-by-layer", "λ by layer", percent=False, digits=3)
-    return Plot("figure-4-lambda", caption, tuple(panels)), table
+    plots.append(Plot("figure-4-lambda", caption, panels(lam, "λ, {data}", number, ("layer", "λ"))))
+    row, style = pl.format("{}, {}", "data", "series"), {"percent": False, "digits": 3}
+    listed += tables(lam, "λ by layer", "lambda-by-layer", row, LAYER_NAME, **style)
+    return Artefact(plots, listed)
 
 
 def spread(maps: pl.DataFrame) -> pl.DataFrame:
@@ -121,28 +82,27 @@ def excess(maps: pl.DataFrame, aligned: pl.DataFrame) -> pl.DataFrame:
     """
     lam = aligned.group_by(*MODEL, "layer", maintain_order=True).agg(pl.mean("lam"))
     joined = maps.join(lam, on=[*MODEL, "layer"], nulls_equal=True, maintain_order="left")
-    at = pl.col("lam").sort_by("value", "layer").last()
-    return joined.group_by(*MODEL, SAMPLE, maintain_order=True).agg(value=at - pl.col("lam").mean())
+    steepest = pl.col("lam").sort_by("value", "layer").last()
+    return joined.group_by(*MODEL, SAMPLE, maintain_order=True).agg(value=steepest - pl.col("lam").mean())
 
 
 def claims(rows: RowsByTable) -> list[Claim]:
     """Claim that differential attention is steeper, most so where λ is large, and more spread over the layers."""
-    return each_data(of_maps(rows), lambda maps: _claims(maps, rows["alignment"]))
-
-
-def _claims(maps: pl.DataFrame, aligned: pl.DataFrame) -> list[Claim]:
-    tested = (
-        (PAPERS, "", "Section 5.3, Figure 4"),
-        (STEEPEST, "-truly", "Section 5.3, with an estimator near the supremum"),
+    tested = {
+        PAPERS: ("", "Section 5.3, Figure 4"),
+        STEEPEST: ("-truly", "Section 5.3, with an estimator near the supremum"),
+    }
+    return each_data(
+        of_maps(rows),
+        lambda maps: [
+            claim
+            for estimator, named in tested.items()
+            for claim in _claims(maps.filter(estimator=estimator), rows["alignment"], estimator, *named)
+        ],
     )
-    return [
-        claim
-        for estimator, suffix, source in tested
-        for claim in _claims_by(maps.filter(estimator=estimator), aligned, estimator, suffix, source)
-    ]
 
 
-def _claims_by(
+def _claims(
     maps: pl.DataFrame, aligned: pl.DataFrame, estimator: str, suffix: str, source: str
 ) -> list[Claim]:
     spreads, differential = spread(maps), maps.filter(pl.col("series").is_in(["DiffViT", "DiffCLIP"]))
@@ -151,12 +111,10 @@ def _claims_by(
     for (series, depth), own in differential.group_by("series", "depth", maintain_order=True):
         base, words = str(series).removeprefix("Diff"), f", depth {depth}" if series == "DiffViT" else ""
         where = pl.col("depth").eq_missing(pl.lit(depth, pl.Int64))
-        pair = (str(series), base)
-        steeper.append(
-            Check(f"L({series}) − L({base}){words}", against(maps.filter(where), *pair, VALUE), "")
-        )
+        pair = ({"series": series}, {"series": base}, VALUE)
+        steeper.append(Check(f"L({series}) − L({base}){words}", difference(maps.filter(where), *pair), ""))
         if own["layer"].n_unique() > 1:
-            wide = against(spreads.filter(where), *pair, VALUE)
+            wide = difference(spreads.filter(where), *pair)
             wider.append(Check(f"spread(L, {series}) − spread(L, {base}){words}", wide, ""))
             most = mean(excesses.filter(where, series=series), {}, VALUE)
             larger.append(Check(f"λ(steepest layer of {series}) − mean λ{words}", most, ""))
@@ -169,7 +127,7 @@ def _claims_by(
         "da-is-more-spread": ("With differential attention the estimates spread more over the layers", wider),
         "later-layers-are-calmer": (
             "In the deepest DiffViT the last layer is less sensitive than the first",
-            _calmer(differential),
+            _calmer(differential.filter(series="DiffViT")),
         ),
     }
     return [
@@ -179,23 +137,32 @@ def _claims_by(
     ]
 
 
-def _calmer(differential: pl.DataFrame) -> list[Check]:
-    vits = differential.filter(series="DiffViT")
+def _calmer(vits: pl.DataFrame) -> list[Check]:
     if vits.is_empty():
         return []
     deep = vits.filter(depth=vits["depth"].max())
     last = int(deep["layer"].max() or 0)  # type: ignore[arg-type]
-    return [Check(f"L(layer 1) − L(layer {last + 1})", apart(deep, "layer", 0, last, VALUE, {}), "")]
+    return apart(deep, "layer", 0, last, VALUE, f"L(layer 1) − L(layer {last + 1})")
 
 
-study = Study(
+FIGURE_4 = Study(
     "figure-4",
     "robustness",
     "Figure 4",
     "Lipschitz estimates by layer",
-    __doc__,
+    """Lipschitz estimates of the attention maps, layer by layer, beside λ.
+
+The paper (Section 5.3, Figure 4): "In all settings, DA-equipped models exhibit significantly higher Lipschitz estimates
+than baselines, with maxima at layers using larger λ. Interestingly, later layers often display lower sensitivity than
+earlier ones"; "the wider spread of values in DA models highlights their more variable sensitivity across layers". The
+numbers are only drawn. Its estimator is the sampled maximum, see Figure 3(d); the claims are tested with it and with
+power iteration. The steepest layer is that of each model and image, and the spread is the standard deviation over the
+layers of a model, for each image. The paper does not say at which images the CLIPs are measured; here ImageNet's.
+
+The hub name of the released CLIP is inferred and unverified; ``--baseline FILE`` replaces it.
+""",
     cells,
     draw,
     claims,
-    clip_settings,
+    vit_and_clip_settings,
 )
