@@ -35,7 +35,7 @@ from antiphase.studies.run import run_cells
 from antiphase.studies.spec import profile
 from antiphase.studies.store import Store, described, identity
 from antiphase.training import loop
-from antiphase.training.clip_recipe import make_clip_recipe
+from antiphase.training.recipe import make_clip_recipe
 
 SMALL = {
     "vision": {"dim": 24, "depth": 1, "num_heads": 2, "patch_size": 16},
