@@ -1,6 +1,6 @@
 """The headline of an evaluation reads every difference on its page."""
 
-from antiphase.report.evaluation.headline import headline
+from antiphase.commands.evaluate.result import headline
 
 
 def summary(*differences):
